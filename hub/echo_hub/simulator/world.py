@@ -19,6 +19,7 @@ import numpy as np
 
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
+    ActionSettled,
     AnnounceVersion,
     BeginStep,
     CheckingCredited,
@@ -46,9 +47,11 @@ from echo_hub.core.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    SettingRecorded,
     StandingRecorded,
     StepPlanned,
     StepTrained,
+    TellOperator,
     TellStandby,
     TrainStep,
     TrustDecided,
@@ -275,5 +278,8 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     CheckRecorded: World._ignore,
     StandingRecorded: World._ignore,
     TrustDecided: World._ignore,
+    SettingRecorded: World._ignore,
+    ActionSettled: World._ignore,  # There is no operator.
+    TellOperator: World._ignore,
 }
 """What becomes of each effect; a test holds it equal to Effect."""

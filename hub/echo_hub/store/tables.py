@@ -403,6 +403,7 @@ events = Table(
     Column("text", Text, nullable=False),
     Column("data", JSON, nullable=False),
     Index("ix_events_kind", "kind", "number"),
+    Index("ix_events_subject", "subject", "number"),
 )
 
 actions = Table(
@@ -414,7 +415,7 @@ actions = Table(
     Column("who", String(128), nullable=False),
     Column("action", String(32), nullable=False),
     Column("request", JSON, nullable=False),
-    Column("undoes", BigInteger),
+    Column("undoes", BigInteger, index=True),
     Column("outcome", String(8), nullable=False),
     Column("settled_at", Double),
     Column("before", JSON(none_as_null=True)),

@@ -14,8 +14,11 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.event import listen, remove
 
+from echo_hub.actions.records import Actor
+from echo_hub.actions.requests import Ban, MakeInvite, MakeToken, Pardon, Pause, RevokeInvite, RevokeToken, Unban
 from echo_hub.core.effects import (
     RECORDS,
+    ActionSettled,
     CheckingCredited,
     CheckRecorded,
     CostAccrued,
@@ -25,6 +28,7 @@ from echo_hub.core.effects import (
     RolloutsDropped,
     RolloutsEvaluated,
     ScoreRecorded,
+    SettingRecorded,
     StandingRecorded,
     TrustDecided,
 )
@@ -32,13 +36,17 @@ from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store import browsing
+from echo_hub.store.actions import ActionBooks
 from echo_hub.store.browsing import NEWEST
+from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
-from echo_shared.books import Evaluation, EvaluationKind, Invite
-from echo_shared.messages import Checked, DropReason, Fetched, Way
+from echo_shared.books import Evaluation, EvaluationKind, EventFilter, Invite, RunEvent
+from echo_shared.credit_books import BoardQuery
+from echo_shared.messages import Checked, DropReason, Fetched, TeamWanted, Way
 from echo_shared.rollout_books import RolloutFilter
+from echo_shared.run_credit import NodeCredit, RunCredit
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320
@@ -74,8 +82,29 @@ WHOLE: Final = {
     ("num_invites", "invites"): "a row a person who was invited: their number",
     ("revoke_invite", "invites"): "a row a person who was invited",
     ("revoke_invite", "nodes"): "a row a node: an operator's command, now and then",
+    ("board", "teams"): "a row a team: it ranks every team",
+    ("board", "runs_elsewhere"): "a row a run of other hubs: whether there is one",
+    ("team", "teams"): "a row a team: it ranks every team",
+    ("own_team", "teams"): "a row a team: it ranks every team",
+    ("own_team", None): "PostgreSQL counts teams by an index",
+    ("change_team", "teams"): "a row a team: their number",
+    ("change_team", None): "PostgreSQL counts teams by an index",
+    ("known_hubs", "runs_elsewhere"): "a row a run of other hubs: a command, now and then",
+    ("note", "invites"): "a row a person who was invited",
+    ("note", "nodes"): "a row a node: an operator's action, now and then",
+    ("note", "api_tokens"): "a row a token of an operator's",
+    ("tokens", "api_tokens"): "a row a token of an operator's",
+    ("num_tokens", "api_tokens"): "a row a token of an operator's: their number",
+    ("settings", "live_settings"): "a row a setting",
+    ("begin", "live_settings"): "a row a setting",
 }
 """Who may read which table as a whole: none of these grows with rollouts, leases, fetches or steps."""
+
+WHOLE_RUN: Final = {"step_shares": "a node's page shows the steps of the whole run"}
+"""What grows with the run, by its meaning."""
+
+PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
+"""Indexes of few rows of their tables."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +116,7 @@ class Filled:
     records: Any
 
     def fill(self) -> None:
-        store = Store.open(self.url)
+        store = Store.open(self.url, events_kept=FEW)
         for node_id in "abc":
             self._join(store, node_id)
         done = range(1, self.steps + 1)
@@ -95,6 +124,12 @@ class Filled:
         store.record_distribution([self._arrival(node_id, step) for step in done for node_id in "abc"], 1.0)
         for version in done[::10]:
             self._evaluate(store, version)
+        store.apply([], 1.0, events=[_event() for _ in done])
+        books = ActionBooks(store)
+        for _ in done:
+            books.note(Pause(), Actor(via="cli", who="ada"), now=1.0)
+        for action in books.wanted():
+            books.settle(ActionSettled(number=action.number, done=True), now=1.0)
         store.prune(self.steps - 2)
         store.close()
 
@@ -152,7 +187,75 @@ class Filled:
             "rollout_group": lambda: store.rollout_group(newest - 1),
             "batch_rewards": lambda: store.batch_rewards(newest),
             "kept_totals": store.kept_totals,
+            "events": lambda: self._find_events(store),
+            **self._credit_calls(CreditStore(store.engine)),
+            **self._action_calls(ActionBooks(store)),
         }
+
+    def _credit_calls(self, store: CreditStore) -> Mapping[str, Callable[[], object]]:
+        run = {"run_id": "r", "run_name": "R", "hub_key": bytes(32)}
+        elsewhere = RunCredit(
+            run_id="s",
+            run_name="S",
+            hub_key=bytes(32).hex(),
+            issued_at="2026-01-01T00:00:00Z",
+            nodes=(NodeCredit(node_id="a", node_name="a", rollouts=1, tokens=2),),
+        )
+        return {
+            "change_team": lambda: [
+                store.change_team("a", TeamWanted(action=action, name="A team"), now=2.0)
+                for action in ("create", "leave", "create", "join", "show")
+            ],
+            "board": lambda: [
+                store.board(wanted, now=2.0)
+                for wanted in (BoardQuery(), BoardQuery(kind="team"), BoardQuery(search="a", team="A team"))
+            ],
+            "credited_node": lambda: store.credited_node("a", now=2.0),
+            "step_shares": lambda: store.step_shares("a", width=10),
+            "public_receipt": lambda: store.public_receipt(self.steps, 0),
+            "team": lambda: store.team("A team", now=2.0),
+            "own_team": lambda: store.own_team("a", now=2.0),
+            "run_credit": lambda: store.run_credit(**run, now=2.0),
+            "known_hubs": store.known_hubs,
+            "take_in_credit": lambda: store.take_in_credit(elsewhere, now=2.0),
+            "remove_team": lambda: store.remove_team("A team"),
+        }
+
+    def _action_calls(self, books: ActionBooks) -> Mapping[str, Callable[[], object]]:
+        by = Actor(via="cli", who="ada")
+        requests = (
+            Pause(),
+            Ban(node="a"),
+            Unban(node="a"),
+            Pardon(node="a"),
+            MakeInvite(name="Bo"),
+            RevokeInvite(name="Bo"),
+            MakeToken(name="Bo"),
+            RevokeToken(name="Bo"),
+        )
+        return {
+            "note": lambda: [books.note(request, by, now=2.0) for request in requests],
+            "settle": lambda: books.settle(ActionSettled(number=1, done=True), now=2.0),
+            "find": lambda: books.find(1),
+            "wanted": books.wanted,
+            "log": lambda: (books.log(limit=3), books.log(limit=3, before=self.steps)),
+            "was_undone": lambda: books.was_undone(1),
+            "tokens": books.tokens,
+            "num_tokens": books.num_tokens,
+            "settings": books.settings,
+            "begin": lambda: books.begin({"learning_rate": 0.5}),
+        }
+
+    @staticmethod
+    def _find_events(store: Store) -> None:
+        for wanted in (
+            EventFilter(),
+            EventFilter(kind="node_joined"),
+            EventFilter(severity="error"),
+            EventFilter(subject="a"),
+            EventFilter(before=9),
+        ):
+            store.events(wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
         """By each index, and with conditions that have none."""
@@ -189,10 +292,12 @@ class Filled:
             StandingRecorded(row=StandingRow(node_id="a", num_verified=3)),
             CheckingCredited(node_id="a", num_tokens=9),
             TrustDecided(node_id="a", decision=Decision.PARDONED, reason="", decided_at=1.0),
+            SettingRecorded(setting="max_staleness", stored=3),
+            ActionSettled(number=1, done=True),
         ]
         records = [*self.records.one_step(self.steps + 1, lease_id=lease, group_id=group), *turns]
         assert {type(record) for record in records} == set(RECORDS)
-        store.apply(records, now=1.0)
+        store.apply(records, now=1.0, events=[_event()])
 
     @staticmethod
     def _join(store: Store, node_id: str) -> None:
@@ -232,6 +337,10 @@ class Filled:
         )
 
 
+def _event() -> RunEvent:
+    return RunEvent(at=1.0, kind="node_joined", subject="a", text="a has joined")
+
+
 @contextmanager
 def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tuple[str, str, Any]]]:
     """Carries out each call; what it asked the database for: the call's name, the statement, one set of parameters."""
@@ -258,14 +367,15 @@ def stops_early(sql: str) -> bool:
 
 def walks_all(node: Mapping[str, Any]) -> bool:
     """A node of PostgreSQL's plan that reads a whole table, or a whole index of all its rows."""
-    partial = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
-    whole_index = "Index Cond" not in node and node.get("Index Name") not in {None, *partial}
+    whole_index = "Index Cond" not in node and node.get("Index Name") not in {None, *PARTIAL}
     return node["Node Type"] == "Seq Scan" or whole_index
 
 
 def test_every_public_method_is_tried(tmp_path: Path, records: Any) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
-    public = {name for name in vars(Store) if not name.startswith("_")} - {"open", "close"}
+    of_each = [{name for name in vars(kind) if not name.startswith("_")} for kind in (Store, CreditStore, ActionBooks)]
+    public = set().union(*of_each) - {"open", "close"}
+    assert len(public) == sum(map(len, of_each)) - 2, "of each name there is one"
     assert set(Filled(url="", steps=1, records=records).calls(store)) == public
     assert AT_OPENING | {name for name, _ in WHOLE} <= public
     assert {table for _, table in WHOLE if table} <= metadata.tables.keys()
@@ -282,11 +392,13 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
             if name in AT_OPENING or stops_early(sql):
                 continue
             for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given):
-                table = re.match(r"SCAN (\w+)", row.detail)
-                if table and table[1] in metadata.tables and (name, table[1]) not in WHOLE:
+                table = re.match(r"SCAN (\w+)(?: USING INDEX (\w+))?", row.detail)
+                if table is None or table[1] not in metadata.tables or table[2] in PARTIAL:
+                    continue
+                if (name, table[1]) not in WHOLE:
                     scans.add(f"{name}: {row.detail}: {' '.join(sql.split())}")
     assert {name for name, _, _ in heard} == run.calls(store).keys(), "every method asks for something"
-    assert scans == set()
+    assert not scans, "\n".join(sorted(scans))
     engine.dispose()
     store.close()
 
@@ -312,7 +424,7 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
                 nodes += node.get("Plans", [])
                 if walks_all(node) and (name, node.get("Relation Name")) not in WHOLE:
                     scans.add(f"{name}: {node['Node Type']} on {node.get('Relation Name')}: {' '.join(sql.split())}")
-    assert scans == set()
+    assert not scans, "\n".join(sorted(scans))
     store.close()
     engine.dispose()
 
@@ -328,7 +440,7 @@ def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
         run.fill()
         costs[steps] = _instructions(run)
     grown = {name: (few, costs[MANY][name]) for name, few in costs[FEW].items() if costs[MANY][name] > 1.5 * few}
-    assert {name: cost for name, cost in grown.items() if name not in AT_OPENING} == {}
+    assert {name: cost for name, cost in grown.items() if name not in AT_OPENING | WHOLE_RUN.keys()} == {}
 
 
 def _instructions(run: Filled) -> Counter[str]:

@@ -23,3 +23,4 @@ def upgrade() -> None:
         sa.Column("data", sa.JSON, nullable=False),
     )
     op.create_index("ix_events_kind", "events", ["kind", "number"])
+    op.create_index("ix_events_subject", "events", ["subject", "number"])

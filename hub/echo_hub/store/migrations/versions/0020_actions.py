@@ -29,6 +29,7 @@ def upgrade() -> None:
     )
     wanted = sa.text("outcome = 'wanted'")
     op.create_index("ix_actions_wanted", "actions", ["number"], sqlite_where=wanted, postgresql_where=wanted)
+    op.create_index("ix_actions_undoes", "actions", ["undoes"])
     op.create_table(
         "live_settings",
         sa.Column("name", sa.String(32), primary_key=True),
