@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from echo_node.condition import described
+from echo_node.config import NodeConfig
 from echo_node.core.arrival import arrival
 from echo_node.core.manners import Hold
 from echo_node.core.troubles import Trouble
@@ -46,6 +47,20 @@ class About:
     cost_per_hour: float = 0.0
     power_watts: float = 0.0
     started_at: float = field(default_factory=time.time)
+
+    @classmethod
+    def of(cls, config: NodeConfig, *, me: Identity, joining: Joining, chooser: EngineChooser) -> Self:
+        """As its settings have it."""
+        return cls(me=me, name="", joining=joining, chooser=chooser).with_settings(config)
+
+    def with_settings(self, config: NodeConfig) -> Self:
+        """The same node after its settings have changed."""
+        return replace(
+            self,
+            name=config.name or f"node-{self.me.node_id[:8]}",
+            cost_per_hour=config.cost_per_hour,
+            power_watts=config.power_watts,
+        )
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
         """For the hub."""

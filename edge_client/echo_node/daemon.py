@@ -115,14 +115,7 @@ class Daemon:
         self._run = CurrentRun(joining, self._troubles, self._open_shell)
         self._engines = EngineMaker(paths=paths, config=lambda: self._config, run_id=lambda: self._run.run_id)
         self._chooser = EngineChooser(self._engines.look, on_change=self._introduce, probe_s=probe_s)
-        self._about = About(
-            me=me,
-            name=_name(config, me),
-            joining=joining,
-            chooser=self._chooser,
-            cost_per_hour=config.cost_per_hour,
-            power_watts=config.power_watts,
-        )
+        self._about = About.of(config, me=me, joining=joining, chooser=self._chooser)
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
         self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
@@ -456,13 +449,7 @@ class Daemon:
         if changed.engine:
             await self._inbox.put(EngineOutdated())
         if changed.introduction:
-            config, me = self._config, self._about.me
-            self._about = replace(
-                self._about,
-                name=_name(config, me),
-                cost_per_hour=config.cost_per_hour,
-                power_watts=config.power_watts,
-            )
+            self._about = self._about.with_settings(self._config)
             await self._introduce()
 
 
@@ -485,10 +472,6 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
 FOR_THE_CLIENT: Final = (Challenge, Refused, Piece, Team)
 """What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once. Of
 teams a command alone is told, which asks; here the session's state table refuses them."""
-
-
-def _name(config: NodeConfig, me: Identity) -> str:
-    return config.name or f"node-{me.node_id[:8]}"
 
 
 async def _notify(notice: Notice | None) -> None:
