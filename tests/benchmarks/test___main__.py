@@ -75,6 +75,7 @@ def test_the_help_names_every_benchmark() -> None:
     assert [name for name in names() if name not in result.stdout] == []
 
 
+@pytest.mark.slow
 def test_interrupted_it_writes_what_it_has(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks", "simulate", "--only", "10 nodes", "--only", "1,000 nodes"]

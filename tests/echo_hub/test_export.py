@@ -72,6 +72,7 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
         export_adapter(run, tmp_path / "file" / "out", policy_version=None)
 
 
+@pytest.mark.slow
 async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
     """One step at an absurd learning rate ruins the base's additions, so that the two versions must differ."""
     directory = RunDirectory(tmp_path / "run")

@@ -125,6 +125,7 @@ async def test_a_metered_network_is_not_used_at_all(hub: Any, node: Node) -> Non
         assert hub.handshakes == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows stops no process by a signal")
 async def test_a_node_that_stood_still_for_a_while_connects_again_by_itself(hub: Any, site: Site) -> None:
     running = await site.start("echo_node", "join", hub.url, "--data-dir", site.root / "node", "--backend", "llama_cpp")

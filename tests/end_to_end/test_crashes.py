@@ -63,6 +63,7 @@ async def kill_between_checkpoint_and_commit(hub: Any, run: Path, database: sqli
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:

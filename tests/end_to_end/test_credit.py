@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from echo_shared.identity import fingerprint
 
@@ -18,6 +19,7 @@ async def node(site: Any, home: Path, *arguments: str) -> Any:
     return json.loads(said)
 
 
+@pytest.mark.slow
 async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until: Any) -> None:
     about = {"description": "Sums <b>for</b> all.", "contact": "ada@example.org"}
     run = await site.make_run(training={"steps": 400}, about=about)

@@ -65,6 +65,7 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     assert f"{report['accuracy_after']:.1%}" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["Dashboard", "trained"])
 async def test_ctrl_c_leaves_nothing_behind(site: Any, until: Any, operator: Any, moment: str) -> None:
     run = site.root / "demo"

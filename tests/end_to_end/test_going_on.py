@@ -106,6 +106,7 @@ def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any,
     engine.close()
 
 
+@pytest.mark.slow
 async def test_a_killed_nodes_completions_are_gone_on_with(
     site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def trained(database: sqlite3.Connection) -> list[tuple[int, int, list[tuple[str
     ]
 
 
+@pytest.mark.slow
 async def test_a_run_trains_on_completions_of_several_versions(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_an_invite_for_one_node_admits_one_until_it_is_revoked(site: Any) -> None:
     run = await site.make_run(server={"join": "invite"})
     hub, url = await site.hub(run)

@@ -103,6 +103,7 @@ async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
     assert {reason for (reason,) in dropped} <= {"no_advantage", "stale", "run_ended"}
 
 
+@pytest.mark.slow
 async def test_async_mode_plays_episodes(site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]) -> None:
     run = await finished_run(site, until, "async", steps=3)
     check_what_was_trained(run)

@@ -65,6 +65,7 @@ def consumed(database: sqlite3.Connection) -> list[tuple[int, int, int, bytes, f
     ).fetchall()
 
 
+@pytest.mark.slow
 async def test_what_the_scorer_fails_on_is_drawn_again_the_same_by_hub_and_node(
     site: Any,
     until: Any,

@@ -18,6 +18,7 @@ def trained_in(listed: Any) -> list[str]:
     return [row["rollout_id"] for row in listed["receipts"] if row["hub"]["state"] == "trained"]
 
 
+@pytest.mark.slow
 async def test_the_books_agree_and_the_hub_certifies_what_is_in_them(site: Any, until: Any) -> None:
     run = await site.make_run(training={"steps": 200})
     hub, url = await site.hub(run)

@@ -82,6 +82,7 @@ async def talkative(site: Any, log: Path, module: str, *arguments: str | Path) -
     return await site.program(sys.executable, "-u", "-c", TALKATIVE, log, module, *arguments)
 
 
+@pytest.mark.slow
 async def test_secrets_are_nowhere_but_in_files_of_their_owner(site: Any, until: Any, operator: Any) -> None:
     root: Path = site.root
     os.umask(0o022)

@@ -98,6 +98,7 @@ async def test_a_node_in_a_container_beside_the_hub_uses_the_swarm(
     await node.kill()
 
 
+@pytest.mark.slow
 async def test_the_swarm_takes_over_when_memory_goes_under_the_nodes_feet(
     site: Any, until: Any, operator: Any, books: Callable[[Path], sqlite3.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def requests(hub: Hub, who: bytes) -> Iterator[bytes]:
         yield b"GET " + target + b" HTTP/1.1\r\n" + host + b"\r\n\r\n"
 
 
+@pytest.mark.slow
 async def test_no_route_fails_whatever_a_stranger_or_the_operator_asks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

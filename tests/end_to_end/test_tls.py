@@ -15,6 +15,7 @@ from tests.echo_hub.net.certificates import Authority
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_a_node_joins_by_tls_works_and_outlives_a_renewal(
     site: Any, until: Any, books: Any, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_after_leave_and_join_the_node_says_what_the_hub_says(site: Any, operator: Any, until: Any) -> None:
     run = await site.make_run(training={"steps": 400})
     _, url = await site.hub(run)

@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
     run = await site.make_run(training={"steps": 60})
     _, url = await site.hub(run)

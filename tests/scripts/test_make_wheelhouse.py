@@ -149,6 +149,7 @@ def test_a_hub_s_wheelhouse_is_for_the_python_that_makes_it(script: ModuleType) 
     assert done.returncode == 2 and "3.1" in done.stderr and script.THIS_PYTHON in done.stderr
 
 
+@pytest.mark.slow
 def test_the_own_wheel_holds_the_three_packages_and_leaves_the_checkout_alone(
     script: ModuleType, tmp_path: Path
 ) -> None:

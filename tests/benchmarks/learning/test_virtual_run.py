@@ -15,6 +15,7 @@ def small(case: Case) -> list[Point]:
     return run(replace(case, **SMALL), seed=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_staleness_is_what_the_case_says_and_every_case_trains_as_much() -> None:
     colocated = small(cases.COLOCATED)

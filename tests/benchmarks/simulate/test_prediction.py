@@ -110,6 +110,7 @@ def both(scenario: Scenario) -> tuple[float, float]:
     return predicted, simulate(scenario, lambda: 0.0).utilisation
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(fleets)
 def test_random_fleets_are_as_busy_as_predicted(scenario: Scenario) -> None:

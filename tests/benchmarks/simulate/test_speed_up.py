@@ -34,6 +34,7 @@ def test_a_dispatch_has_no_speed_up_over_itself(monkeypatch: pytest.MonkeyPatch)
     assert (row["speed_up"], row["speed_up_spread"], row["speed_up_lengths"]) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_who_knows_lengths_ends_steps_sooner() -> None:
     """Where it asks whoever comes first for the longest, it gains a twentieth."""
     seconds = {Unaware: 0.0, Coordinator: 0.0}

@@ -16,6 +16,7 @@ ON_HUB = ("protocol, captured handshake", "protocol, nested frames", "protocol, 
 ON_NODE = ("on a node, unsigned manifest", "on a node, adapter of NaN")
 
 
+@pytest.mark.slow
 def test_attacks_are_noticed_and_the_hub_goes_on(tmp_path: Path) -> None:
     progress = Progress(attacking.plan(), [*ON_HUB, *ON_NODE])
     rows = {row["case"]: row for row in attacking.measure(tmp_path, progress, seed=0)}

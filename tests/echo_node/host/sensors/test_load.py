@@ -59,6 +59,7 @@ def test_another_program_counts_by_what_it_computes_and_one_s_own_do_not() -> No
     assert 0.7 * had < added < 1.3 * had
 
 
+@pytest.mark.slow
 @linux
 def test_what_gives_way_by_itself_does_not_count() -> None:
     with spinning(19) as pid:
