@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 async def node(site: Any, home: Path, *arguments: str) -> Any:
     """What `echo-node ... --json` prints."""
