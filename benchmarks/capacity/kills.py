@@ -30,9 +30,9 @@ from benchmarks.capacity.paced_engine import DRAWN, TOKEN_S
 from benchmarks.progress import Planned, Progress
 from echo_hub.config.file import load_config
 from echo_hub.hub import Hub
-from echo_hub.main import make_run
 from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_shared.books import NodeTotals
 from echo_shared.messages import ReceiptState
 

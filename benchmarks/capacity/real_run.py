@@ -22,8 +22,8 @@ from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_l
 from benchmarks.processes import RunFailed, hub_process, node_process
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_hub.views.pace import Pace, read_pace, read_steps
 from echo_shared.books import StepRecord

@@ -16,8 +16,8 @@ import psutil
 from benchmarks.pages.books import fill
 from benchmarks.processes import RunFailed, hub_process, node_process
 from echo_hub.config.file import load_config
-from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8

@@ -21,8 +21,8 @@ from benchmarks.processes import RunFailed, hub_process, node_process
 from benchmarks.progress import Planned, Progress
 from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE
 from echo_hub.config.file import load_config
-from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 
 STEPS: Final = 60
 ENDS_AFTER_S: Final = 400.0

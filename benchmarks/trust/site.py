@@ -19,8 +19,8 @@ from benchmarks.processes import RunFailed, hub_process, node_process
 from benchmarks.trust.bystander import Bystander, opened
 from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE
 from echo_hub.config.file import load_config
-from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_shared.messages.fields import printable
 
 LOOK_S: Final = 0.05

@@ -65,6 +65,7 @@ from echo_hub.resources import Resources
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.scorer import Scorer
+from echo_hub.sibling_runs import SiblingRuns
 from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
@@ -115,6 +116,9 @@ class Hub:
         self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
         self._sinks = chosen_sinks(
             config, directory.root, self.run_id, opened.store.store, codec=opened.codec, problems=opened.problems
+        )
+        self._siblings = SiblingRuns(
+            directory, opened.store, run_id=self.run_id, hub_key=self.key, changed=self._changes.notify
         )
         self.pages = self._make_pages()
         self.operation = self._make_operation()
@@ -252,6 +256,7 @@ class Hub:
                 store=store,
                 versions=VersionViews(store, self.directory),
                 evaluations=EvaluationViews(store),
+                siblings=lambda: self._siblings.views,
             ),
             nodes=self._nodes.live,
             moment=self._moment,
@@ -350,6 +355,7 @@ class Hub:
                     self._housekeeping.watch_pardons(report),
                     self._desk.run(),
                     self._totals.run(),
+                    self._siblings.run(self.server.shared_url),
                     self.operation.run(),
                     *(sink.run(self._changes) for sink in self._sinks),
                 ):

@@ -27,17 +27,16 @@ from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
-from echo_hub.config.sections import HubConfig
 from echo_hub.credit_commands import credit, team
 from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.log_commands import alert_test, events, log
 from echo_hub.new_task_command import new_task
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run, port_beside
 from echo_hub.try_task_command import try_task
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.files import write_private
 from echo_shared.identity import fingerprint
 
 if TYPE_CHECKING:
@@ -86,10 +85,17 @@ def init(
     steps: StepsOption = None,
     mode: ModeOption = None,
     seed: SeedOption = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Make it a run of the hub whose run this is: it takes that hub's key."),
+    ] = None,
 ) -> None:
     """Make a run directory: a commented config.toml and the hub's key."""
     directory = RunDirectory(run_directory)
-    make_run(directory, load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed)))
+    if beside is not None and port is None:
+        port = port_beside(RunDirectory(beside))
+    config = load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed))
+    make_run(directory, config, beside=None if beside is None else RunDirectory(beside))
     key = key_file.load(directory.key).public_key
     typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
     typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
@@ -386,24 +392,6 @@ def simulate(
 def version() -> None:
     """Print the software's version."""
     typer.echo(f"echo-swarm {echo_shared.__version__}")
-
-
-def make_run(directory: RunDirectory, config: HubConfig) -> None:
-    """Writes config.toml (last) and hub.key. Raises ConfigError when there is a run already."""
-    if directory.config.exists():
-        raise ConfigError(
-            "There is a run in this directory already.",
-            got=str(directory.config),
-            do="Serve it, or name another directory.",
-        )
-    try:
-        directory.root.mkdir(parents=True, exist_ok=True)
-        key_file.load_or_create(directory.key)
-        write_private(directory.config, render_config(config).encode())  # Invitations may come to stand in it.
-    except OSError as error:
-        raise ConfigError(
-            "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."
-        ) from error
 
 
 def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:

@@ -15,8 +15,9 @@ from echo_hub.actions.requests import TABLE
 from echo_hub.config.file import load_config
 from echo_hub.core.effects import ActionSettled
 from echo_hub.dashboard.access.api_tokens import hash_of
-from echo_hub.main import app, make_run
+from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.actions import ActionBooks
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError

@@ -6,8 +6,8 @@ import pytest
 
 from echo_hub.beside_hub import store_of, when
 from echo_hub.config.sections import HubConfig
-from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 

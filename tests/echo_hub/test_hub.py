@@ -10,10 +10,10 @@ import aiohttp
 import pytest
 
 from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
-from echo_hub.main import make_run
 from echo_hub.opening import open_hub
 from echo_hub.operation.log_lines import path_of
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError

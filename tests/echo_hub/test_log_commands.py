@@ -16,10 +16,11 @@ from typer.testing import CliRunner, Result
 from echo_hub.config.file import load_config
 from echo_hub.config.operation_sections import LogConfig
 from echo_hub.log_commands import log
-from echo_hub.main import app, make_run
+from echo_hub.main import app
 from echo_hub.operation import webhook as webhook_module
 from echo_hub.operation.log_lines import logged_to_file, path_of
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_shared.books import RunEvent, Severity
 from echo_shared.errors import ConfigError

@@ -30,7 +30,7 @@ from echo_shared.identity import fingerprint
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
-    "init": {"--port", "--host", "--steps", "--mode", "--seed"},
+    "init": {"--port", "--host", "--steps", "--mode", "--seed", "--beside"},
     "serve": {"--host", "--port", "--steps", "--dry-run"},
     "demo": {"--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
     "export": {"--version"},

@@ -13,9 +13,9 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.access.guard import PUBLIC
 from echo_hub.dashboard.headers import SECURITY_HEADERS
 from echo_hub.hub import Hub
-from echo_hub.main import make_run
 from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 
 
 @pytest.fixture

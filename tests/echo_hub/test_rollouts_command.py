@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_hub.config.file import load_config
-from echo_hub.main import app, make_run
+from echo_hub.main import app
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 from tests.echo_hub.written_rollouts import NODE, REWARDS, TEXTS, write_rollouts

@@ -73,3 +73,21 @@ async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until:
         (row,) = (await answer.json())["leaderboard"]
     assert (row["name"], row["rollouts"]) == ("volunteer", 0)
     assert row["elsewhere_rollouts"] == earned["nodes"][0]["rollouts"] > 0
+
+
+@pytest.mark.slow
+async def test_two_runs_of_one_hub_know_each_other(site: Any, until: Any) -> None:
+    first = await site.make_run("first", training={"steps": 400}, run={"name": "first"})
+    _, url = await site.hub(first)
+    await site.node(url, "volunteer")
+    await until(url, lambda view: view["trained_step"] >= 1)
+    second = await site.make_run("second", "--beside", str(first), run={"name": "second"})
+    _, other_url = await site.hub(second)
+    view = await until(other_url, lambda view: view["siblings"])
+    assert [(one["name"], one["address"]) for one in view["siblings"]] == [("first", url)]
+    async with aiohttp.ClientSession() as stranger:
+        async with stranger.get(f"{other_url}/api/v1/leaderboard") as answer:
+            (row,) = (await answer.json())["leaderboard"]
+        assert (row["name"], row["rollouts"]) == ("volunteer", 0) and row["elsewhere_rollouts"] > 0
+        async with stranger.get(f"{other_url}/leaderboard") as answer:
+            assert f'<a href="{url}/leaderboard"><bdi>first</bdi></a>' in await answer.text()

@@ -190,6 +190,18 @@ class TrustView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiblingView:
+    """Another run of this hub."""
+
+    run_id: str
+    name: str
+    address: str
+    """Where people reach it; empty = it has not been served since it was made."""
+    trained_step: int
+    steps_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """The run at one moment, `as_of`; every age on the pages is counted from it."""
 
@@ -270,6 +282,8 @@ class RunView:
     cost: CostView | None = None
     """None while no node costs anything, and none has."""
     trust: TrustView = field(default_factory=TrustView)
+    siblings: tuple[SiblingView, ...] = ()
+    """Other runs of this hub, by name."""
 
     @property
     def broken(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,7 +11,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import CostView, RunState, RunView, TrustView
+from echo_hub.dashboard.model import CostView, RunState, RunView, SiblingView, TrustView
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.operation.state import health_of
 from echo_hub.store.store import Store
@@ -83,6 +83,7 @@ class RunViews:
         store: Store,
         versions: VersionViews,
         evaluations: EvaluationViews,
+        siblings: Callable[[], tuple[SiblingView, ...]] = tuple,
     ) -> None:
         self._config = config
         self._run_id = run_id
@@ -90,6 +91,7 @@ class RunViews:
         self._store = store
         self._versions = versions
         self._evaluations = evaluations
+        self._siblings = siblings
         self._capacity = CapacityViews(store=store, started_at=started_at)
 
     def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
@@ -149,6 +151,7 @@ class RunViews:
             uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(self._store.events(EventFilter(), EVENTS_KEPT)),
             capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
+            siblings=self._siblings(),
         )
 
     def _cost(self, config: HubConfig, status: CoordinatorStatus, trained: int) -> CostView | None:

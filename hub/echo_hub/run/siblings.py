@@ -1,0 +1,30 @@
+"""The runs of one hub: run directories that lie side by side and hold the same key."""
+
+from __future__ import annotations
+
+from echo_hub.run.directory import RunDirectory
+from echo_shared import key_file
+from echo_shared.errors import ConfigError, StorageError
+
+
+def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
+    """The other runs of the hub whose run this is, by name. What cannot be read is not one of them."""
+    own = key_file.load(directory.key).public_key
+    here = directory.root.resolve()
+    try:
+        others = sorted(path for path in here.parent.iterdir() if path != here)
+        found = [RunDirectory(path) for path in others if (path / "config.toml").is_file()]
+    except OSError as error:
+        raise StorageError(
+            "The directory of this hub's runs cannot be read.",
+            got=str(error),
+            do="Let the hub's user read it, or serve the run from a directory of its own.",
+        ) from error
+    return [run for run in found if _key_of(run) == own]
+
+
+def _key_of(run: RunDirectory) -> bytes | None:
+    try:
+        return key_file.load(run.key).public_key
+    except ConfigError:
+        return None

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from echo_hub.config.file import load_config
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run, port_beside
+from echo_hub.run.siblings import siblings_of
+from echo_shared import key_file
+from echo_shared.errors import ConfigError
+
+
+def made(path: Path, *, port: int = 8710, beside: RunDirectory | None = None) -> RunDirectory:
+    make_run(run := RunDirectory(path), load_config(None, {"server": {"port": port}}), beside=beside)
+    return run
+
+
+def test_a_run_beside_another_has_its_hubs_key_and_a_port_of_its_own(tmp_path: Path) -> None:
+    first, stranger = made(tmp_path / "first"), made(tmp_path / "stranger", port=9000)
+    assert port_beside(first) == 8711
+    second = made(tmp_path / "second", port=8711, beside=first)
+    assert key_file.load(second.key).public_key == key_file.load(first.key).public_key
+    assert stat.S_IMODE(second.key.stat().st_mode) == 0o600
+    assert port_beside(first) == port_beside(second) == 8712 and port_beside(stranger) == 9001
+    assert [run.root.name for run in siblings_of(first)] == ["second"]
+    assert siblings_of(stranger) == []
+
+
+def test_where_one_run_takes_any_port_all_do(tmp_path: Path) -> None:
+    assert port_beside(made(tmp_path / "first", port=0)) == 0
+
+
+def test_runs_of_one_hub_lie_side_by_side(tmp_path: Path) -> None:
+    first = made(tmp_path / "first")
+    with pytest.raises(ConfigError, match=rf"(?s)side by side.*Name it {tmp_path}/second"):
+        made(tmp_path / "deeper" / "second", beside=first)
+    assert not (tmp_path / "deeper").exists(), "nothing is left of what is not made"
+    with pytest.raises(ConfigError, match="not a run directory"):
+        port_beside(RunDirectory(tmp_path / "nowhere"))
+
+
+def test_a_key_that_is_there_is_never_replaced(tmp_path: Path) -> None:
+    first, other = made(tmp_path / "first"), made(tmp_path / "other")
+    key = other.key.read_bytes()
+    other.config.unlink()
+    with pytest.raises(ConfigError, match="another hub's key"):
+        made(other.root, beside=first)
+    assert other.key.read_bytes() == key
