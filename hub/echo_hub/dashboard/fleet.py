@@ -41,7 +41,7 @@ _PLACE: Final = {state: place for place, state in enumerate(STATES)}
 _RANK: Final = {standing: rank for rank, standing in enumerate(STANDINGS)}
 _WHILE: Final = {
     "preparing": "its engine is not up yet",
-    "fetching": "until it has the newest version",
+    "fetching": "the newest version",
     "paused": "as its owner's settings have it",
     "draining": "it leaves once it has finished",
 }
@@ -116,7 +116,9 @@ COLUMNS: Final[tuple[Column[NodeView], ...]] = (
         descending=True,
         css="number wide",
     ),
-    Column(key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number wide"),
+    Column(
+        key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number roomy"
+    ),
 )
 
 
@@ -205,21 +207,24 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
         return False
     if not wanted.search:
         return True
-    looked_for = wanted.search.casefold()
-    if totals.node_id.startswith(looked_for):
-        return True
-    return any(looked_for in text.casefold() for text in (totals.name, totals.device, totals.backend, totals.invite))
+    looked_for = wanted.search.casefold()  # Of one line: none is found across two texts.
+    texts = f"{totals.name}\n{totals.device}\n{totals.backend}\n{totals.invite}"
+    return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
 
 
 def foremost(nodes: Iterable[NodeView]) -> list[NodeView]:
     """A few that an operator wants to see: those that the hub mistrusts, then the fastest; of all, those that are there
     before the others."""
+    here, away = list[NodeView](), list[NodeView]()
+    for node in nodes:
+        (here if node.connected else away).append(node)
+    first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
+    return first + heapq.nsmallest(FOREMOST_SHOWN - len(first), away, key=_mistrust_and_speed)
 
-    def order(node: NodeView) -> tuple[bool, bool, float, float, str]:
-        trusted = standing_of(node) not in STANDINGS[:2]
-        return not node.connected, trusted, -node.tokens_per_s, -node.totals.last_seen, node.totals.node_id
 
-    return heapq.nsmallest(FOREMOST_SHOWN, nodes, key=order)
+def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
+    trusted = standing_of(node) not in STANDINGS[:2]
+    return trusted, -node.tokens_per_s, -node.totals.last_seen, node.totals.node_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +256,14 @@ class Kinds:
 
 def kinds(nodes: Sequence[NodeView]) -> Kinds:
     """Of all nodes, whatever is asked for."""
-    by_state = Counter(map(state_of, nodes))
-    by_standing = Counter(map(standing_of, nodes))
-    engines = Counter((node.totals.backend, node.precision) for node in nodes)
+    by_state, by_standing = Counter[str](), Counter[str]()
+    engines = Counter[tuple[str, str]]()
+    has_costs = False
+    for (state, standing, engine, precision, costs), number in Counter(map(_kinds_of, nodes)).items():
+        by_state[state] += number
+        by_standing[standing] += number
+        engines[engine, precision] += number
+        has_costs = has_costs or costs
     listed = engines.most_common(KINDS_SHOWN)
     return Kinds(
         number=len(nodes),
@@ -271,8 +281,14 @@ def kinds(nodes: Sequence[NodeView]) -> Kinds:
         num_other_engines=len(engines) - len(listed),
         all_engines=_choices((engine, number) for (engine, _), number in engines.items()),
         all_precisions=_choices((precision, number) for (_, precision), number in engines.items()),
-        has_costs=any(node.totals.cost or node.totals.cost_per_hour or node.costs_per_hour for node in nodes),
+        has_costs=has_costs,
     )
+
+
+def _kinds_of(node: NodeView) -> tuple[str, str, str, str, bool]:
+    totals = node.totals
+    costs = totals.cost > 0 or totals.cost_per_hour > 0 or node.costs_per_hour > 0
+    return state_of(node), standing_of(node), totals.backend, node.precision, costs
 
 
 def _kind(name: str, number: int, **asked: str) -> Kind:
