@@ -64,6 +64,8 @@ class LiveNode:
     capacity: int = 0
     policy_version: int | None = None
     tokens_per_s: float = 0.0
+    precision: str = ""
+    """Of its engine's weights; empty = not known, or no engine is up."""
     cost_per_hour: float = 0.0
     """What it costs while it is active, its power included where that is counted."""
     standby: str = ""
@@ -194,6 +196,7 @@ class ConnectedNodes:
                 live.activity, live.capacity = message.activity, message.capacity
                 live.policy_version = message.policy_version
                 live.tokens_per_s = min(message.tokens_per_s, SHOWN_TOKENS_PER_S)
+                live.precision = message.precision
                 await self._report(
                     NodeReported(
                         node_id=node_id,

@@ -153,6 +153,8 @@ class NodeTotals:
     failed_checks: int = 0
     last_checked: float | None = None
     """None = never."""
+    precision: str = ""
+    """Of its engine's weights when it was last checked, as it said; empty = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

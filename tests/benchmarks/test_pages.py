@@ -19,6 +19,7 @@ def test_faults_are_counted_by_element_and_said_by_rule() -> None:
 def test_pages_that_differ_in_ids_are_one() -> None:
     assert shape("/rollouts/17?colour=version") == shape("/rollouts/18") == "/rollouts/*"
     assert shape("/nodes/0a1b2c3d4e") == "/nodes/*"
+    assert shape("/fleet/009e3779b10000000000") == "/fleet/*" != shape("/fleet?state=away")
     assert shape("/leaderboard?node=1") == "/leaderboard" != shape("/")
 
 

@@ -211,7 +211,8 @@ async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
     live = hub.nodes.live["a"]
     assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
-    await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308}))
+    await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308, "precision": "bf16"}))
+    assert live.precision == "bf16"
     assert live.tokens_per_s == 1e9, "sums of such claims are numbers still"
 
 

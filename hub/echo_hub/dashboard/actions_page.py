@@ -19,6 +19,7 @@ from echo_hub.actions.requests import TABLE, Request, WrongRequestError, request
 from echo_hub.dashboard.access.guard import FORM_TOKEN, Guard, actor_of
 from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.actions_api import STATUS, answer
+from echo_hub.dashboard.formats import path_part
 from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
 
@@ -96,16 +97,18 @@ class ActionsRoom:
             except WrongRequestError as error:
                 return await self._page(request, refusal=str(error), status=400)
             return await self._page(request, asked=(action, given))
-        return await self._told(request, action, self._desk.act(action, given, actor_of(request)))
+        node = str(given.get("node", "")) if action in OF_NODES else ""
+        answered = self._desk.act(action, given, actor_of(request))
+        return await self._told(request, answered, then=f"/fleet/{path_part(node)}" if node else "/actions")
 
     async def undo(self, request: web.Request) -> web.Response:
         """POST /actions/undo/{number}"""
         number = whole_number(request.match_info["number"])
         if number is None:
             return json_response({"error": "There is no such action."}, status=404)
-        return await self._told(request, "undo", self._desk.undo(number, actor_of(request)))
+        return await self._told(request, self._desk.undo(number, actor_of(request)), then="/actions")
 
-    async def _told(self, request: web.Request, action: str, answered: Any) -> web.Response:
+    async def _told(self, request: web.Request, answered: Any, *, then: str) -> web.Response:
         try:
             told: Answered = await answered
         except (WrongRequestError, ForbiddenError, NoSuchActionError) as error:
@@ -114,7 +117,7 @@ class ActionsRoom:
             return await self._page(request, refusal=told.record.detail, status=STATUS[Outcome.REFUSED])
         if told.secret:
             return await self._page(request, told=told)
-        return see_other("/#nodes" if action in OF_NODES else "/actions")
+        return see_other(then)
 
     async def _page(
         self,

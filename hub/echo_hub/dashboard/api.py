@@ -1,8 +1,10 @@
 """The machine-readable room, /api/v1/: the views of `model` as JSON, and a stream that says when to read them again.
 
 GET /api/v1/run             one object: `RunView`
-GET /api/v1/nodes           {"nodes": [`NodeView`, ...]}: those that are connected, and of the others at most the 10,000
-                            foremost; all that ever came: echo-hub nodes
+GET /api/v1/nodes           {"nodes": [`NodeView`, ...], "found": F}: those that are connected, and of the others the
+                            10,000 foremost; all that ever came: echo-hub nodes. `q`, `state`, `standing`, `engine`,
+                            `precision`, `sort` and `after` as on the page /fleet; F fit, and `limit` of them are told
+GET /api/v1/nodes/ID        one of them in full: see `fleet_node_page`
 GET /api/v1/steps?since=N   {"steps": [`StepRecord`, ...]}, the first 1,000 steps after N in order; N is 0 if left out.
                             Full answers have a sequel: ask again with N = the last step, until one has fewer
 GET /api/v1/curves          {"width": W, "points": [...]}, all steps in 600 points at most: see `curves`
@@ -35,8 +37,9 @@ from aiohttp import web
 from aiohttp_sse import sse_response
 
 from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.fleet import WrongFleetQueryError, find_nodes, fleet_query
 from echo_hub.dashboard.model import PagesSource, Readiness
-from echo_hub.dashboard.responses import json_response, whole_number
+from echo_hub.dashboard.responses import MAX_NUMBER, json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
@@ -53,8 +56,16 @@ class Api:
     async def run(self, _request: web.Request) -> web.Response:
         return json_response((await self._snapshots.get()).run)
 
-    async def nodes(self, _request: web.Request) -> web.Response:
-        return json_response({"nodes": (await self._snapshots.get()).nodes})
+    async def nodes(self, request: web.Request) -> web.Response:
+        limit = whole_number(request.query.get("limit", str(MAX_NUMBER)))
+        if not limit:
+            return json_response({"error": "limit must be a number of nodes: 1, 2, ..."}, status=400)
+        try:
+            wanted = fleet_query(request.query, limit=limit)
+        except WrongFleetQueryError as error:
+            return json_response({"error": str(error)}, status=400)
+        part = find_nodes((await self._snapshots.get()).nodes, wanted)
+        return json_response({"nodes": part.nodes, "found": part.num_found})
 
     async def steps(self, request: web.Request) -> web.Response:
         since = whole_number(request.query.get("since", "0"))

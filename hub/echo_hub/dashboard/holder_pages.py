@@ -11,7 +11,7 @@ from urllib.parse import quote
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.access.guard import Visits
+from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.address import addressed
 from echo_hub.dashboard.board import BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
@@ -33,13 +33,13 @@ class HolderPages:
         snapshots: Snapshots,
         board: BoardSource,
         curves: CurvesRoom,
-        visits: Visits,
+        guard: Guard,
         templates: jinja2.Environment,
     ) -> None:
         self._snapshots = snapshots
         self._board = board
         self._curves = curves
-        self._visits = visits
+        self._guard = guard
         self._template = templates.get_template("holder.html")
         self._missing = templates.get_template("holder_missing.html")
         self._pictures = Pictures()
@@ -59,7 +59,7 @@ class HolderPages:
         """GET /nodes/{node}, GET /teams/{team}"""
         kind = _kind_of(request.match_info)
         snapshot, found = await self._snapshots.get(), await self._find(request.match_info)
-        address = self._visits.address(request) or snapshot.run.address
+        address = self._guard.visits.address(request) or snapshot.run.address
         about = {"room": "leaderboard", "kind": kind, "run": addressed(snapshot.run, address), "address": address}
         if found is None:
             return html_response(self._missing.render(about), status=404)
@@ -70,6 +70,7 @@ class HolderPages:
             about,
             holder=holder,
             standing=standing,
+            fleet_id=holder_id if kind == "node" and self._guard.is_operator(request) else "",
             path=_path(kind, standing.node or standing.name),
             members=members,
             num_ranked=(await self._board.board(BoardQuery(kind=kind, limit=1))).num_ranked,

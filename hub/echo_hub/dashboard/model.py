@@ -24,6 +24,7 @@ from echo_shared.books import (
     VersionRecord,
 )
 from echo_shared.health import Health, HubState
+from echo_shared.node_books import NodeRecord
 
 _PUBLIC_DIGITS: Final = 10
 
@@ -331,13 +332,15 @@ class NodeView:
     totals: NodeTotals = field(metadata=FLAT)
     connected: bool
     activity: str
-    """As it last reported: preparing, waiting, fetching, sampling, draining."""
+    """As it last reported: preparing, waiting, fetching, sampling, paused, draining; empty = it is away."""
     policy_version: int | None
     """Newest it can sample from."""
     capacity: int
     in_flight: int
     """Rollouts leased to it and not yet received."""
     tokens_per_s: float
+    precision: str = ""
+    """Of its engine's weights, as it says, or said when it was last checked; empty = not known."""
     costs_per_hour: float = 0.0
     """What it costs while it is active, in US dollars, its power included where the hub counts that."""
     standby: str = ""
@@ -399,6 +402,10 @@ class PagesSource(Protocol):
         ...
 
     async def nodes(self) -> tuple[NodeView, ...]: ...
+
+    async def node(self, node_id: str) -> NodeRecord | None:
+        """By its whole id; None: no node of this id ever joined or was leased to."""
+        ...
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""

@@ -17,18 +17,21 @@ from pydantic import TypeAdapter
 import echo_shared
 from echo_hub.actions.records import ActionRecord, ApiToken
 from echo_hub.actions.requests import TABLE, summary
+from echo_hub.dashboard.fleet import COLUMNS, NOT_SAID, STANDINGS, STATES
 from echo_hub.dashboard.model import NodeView, RunView
 from echo_hub.dashboard.responses import json_response
 from echo_hub.dashboard.work_curve import WorkCurve
 from echo_shared.books import RunEvent, StepRecord
 from echo_shared.credit_books import BOARD_ORDERS, CreditDay, PublicReceipt, RunElsewhere, Standing
-from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage
+from echo_shared.node_books import CheckEvidence, NodeOutcome, TrustDecision
+from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
 
 VERSION: Final = "3.1.0"
 _REF: Final = "#/components/schemas/{model}"
 ANSWERS: Final = (
     *(RunView, NodeView, StepRecord, RunEvent, RolloutsPage, GroupView, ActionRecord, ApiToken),
     *(Standing, CreditDay, RunElsewhere, WorkCurve, PublicReceipt),
+    *(NodeOutcome, CheckEvidence, TrustDecision, RolloutSummary),
 )
 SECRETS: Final = {"ApiToken": ("token_hash",)}
 """Fields that no answer has."""
@@ -110,7 +113,7 @@ def _reads() -> dict[str, Any]:
     before = _query("before", "Of smaller numbers than this.", _WHOLE)
     return {
         "/api/v1/run": _get("The run now.", _ref(RunView)),
-        "/api/v1/nodes": _get("Nodes: those that are connected, and the foremost others.", _list("nodes", NodeView)),
+        **_nodes(),
         "/api/v1/steps": _get(
             "The first 1,000 steps after one, in order.",
             _list("steps", StepRecord),
@@ -134,6 +137,32 @@ def _reads() -> dict[str, Any]:
         "/api/v1/rollouts/{group}": _get("One prompt, and all that was drawn of it.", _ref(GroupView), _path("group")),
         "/api/v1/actions": _get("What operators did, the newest 100 first.", _list("actions", ActionRecord), before),
         "/api/v1/tokens": _get("Tokens of scripts; takes one of scope admin.", _list("tokens", ApiToken)),
+    }
+
+
+def _nodes() -> dict[str, Any]:
+    text = {"type": "string"}
+    of_fleet = (
+        _query("q", "A part of the name, engine, device or invite's name, or the start of the id.", text),
+        _query("state", "Those that do this.", {"enum": list(STATES)}),
+        _query("standing", "Those that the hub thinks this of.", {"enum": list(STANDINGS)}),
+        _query("engine", f"{NOT_SAID} = not known.", text),
+        _query("precision", f"{NOT_SAID} = not known.", text),
+        _query("sort", "", {"enum": [f"{turn}{column.key}" for column in COLUMNS for turn in ("", "-")]}),
+        _query("after", "So many are left out at the front.", _WHOLE),
+        _query("limit", "So many at most; all, if it is left out.", {"type": "integer", "minimum": 1}),
+    )
+    lists = {"outcomes": NodeOutcome, "decisions": TrustDecision, "checked": RolloutSummary, "rollouts": RolloutSummary}
+    one = {
+        "node": _ref(NodeView),
+        "public_key": text,
+        "shown": {"anyOf": [_ref(CheckEvidence), {"type": "null"}]},
+        **{name: {"type": "array", "items": _ref(kind)} for name, kind in lists.items()},
+    }
+    listed = _object({"nodes": {"type": "array", "items": _ref(NodeView)}, "found": _WHOLE})
+    return {
+        "/api/v1/nodes": _get("Nodes: those that are connected, and the foremost others.", listed, *of_fleet),
+        "/api/v1/nodes/{node}": _get("All that is known of one node.", _object(one), _path("node", text)),
     }
 
 

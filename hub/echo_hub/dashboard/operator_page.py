@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from aiohttp import web
 
 from echo_hub.dashboard import charts
 from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.fleet import foremost, kinds
+from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
-from echo_hub.dashboard.model import CapacityView, EvaluationView, NodeView, PagesSource, RunState, RunView
+from echo_hub.dashboard.model import CapacityView, EvaluationView, PagesSource, RunState, RunView
 from echo_hub.dashboard.snapshots import Snapshot
-from echo_hub.dashboard.tables import Column, headings, known_sort, sort_rows
 from echo_shared import step_figures
 from echo_shared.books import StepRecord
 
@@ -25,42 +25,12 @@ VERSIONS_SHOWN: Final = 8
 EVENTS_SHOWN: Final = 12
 EVALUATIONS_SHOWN: Final = 8
 TICKS_SHOWN: Final = 60
-NODES_SHOWN: Final = 100
 CHARTS: Final = {
     "reward": charts.REWARD,
     "staleness": charts.STALENESS,
     "speed": charts.SPEED,
     "spread": charts.SPREAD,
 }
-
-STANDINGS: Final = {"quarantined": 0, "suspect": 1, "new": 2, "proven": 3}
-"""The order in which an operator wants to see them."""
-
-NODE_COLUMNS: Final[tuple[Column[NodeView], ...]] = (
-    Column(key="name", title="Node", order=lambda node: (node.totals.name.casefold(), node.totals.node_id)),
-    Column(key="activity", title="Doing", order=lambda node: (not node.connected, node.activity)),
-    Column(
-        key="version",
-        title="Version",
-        order=lambda node: -1 if node.policy_version is None else node.policy_version,
-        descending=True,
-        css="number wide",
-    ),
-    Column(key="speed", title="Tokens/s", order=lambda node: node.tokens_per_s, descending=True, css="number"),
-    Column(key="held", title="Holds", order=lambda node: node.in_flight, descending=True, css="number wide"),
-    Column(
-        key="received", title="Received", order=lambda node: node.totals.received, descending=True, css="number wide"
-    ),
-    Column(key="trained", title="Trained", order=lambda node: node.trained, descending=True, css="number"),
-    Column(key="dropped", title="Dropped", order=lambda node: node.totals.dropped, descending=True, css="number wide"),
-    Column(
-        key="standing",
-        title="Checked",
-        order=lambda node: (STANDINGS.get(node.totals.standing, len(STANDINGS)), -node.totals.checks),
-        css="number wide",
-    ),
-    Column(key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number wide"),
-)
 
 
 IDLE: Final = {
@@ -90,36 +60,25 @@ class OperatorPage:
     def __init__(self, source: PagesSource, live: LivePages, guard: Guard, templates: jinja2.Environment) -> None:
         self._source = source
         self._live = live
-        self._guard = guard
-        self._form_token_slot = secrets.token_hex()
-        """Stands for the token of whoever looks, and nobody can know it."""
+        self._forms = FormTokens(guard)
         self._template = templates.get_template("operator.html")
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /"""
-        sort = known_sort(NODE_COLUMNS, request.query.get("sort", ""))
-        session = self._guard.session(request)  # None for a script, which needs no forms.
 
         async def render(snapshot: Snapshot) -> str:
             recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
-            return self._render(snapshot, recent, sort)
+            return self._render(snapshot, recent)
 
-        def personal(text: str) -> str:
-            return text.replace(self._form_token_slot, session.form_token() if session else "")
-
-        look = Look(key=("operator", sort), render=render, personal=personal, has_curves=True)
+        look = Look(key=("operator",), render=render, personal=self._forms.personal(request), has_curves=True)
         return await self._live.answer(request, look)
 
-    def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], sort: str) -> str:
+    def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord]) -> str:
         run = snapshot.run
-        by_default = sorted(
-            snapshot.nodes, key=lambda node: (not node.connected, -node.tokens_per_s, node.totals.node_id)
-        )
-        nodes = sort_rows(by_default, NODE_COLUMNS, sort)
-        connected = [node for node in nodes if node.connected]
+        connected = [node for node in snapshot.nodes if node.connected]
         return self._template.render(
             room="operator",
-            form_token=self._form_token_slot,
+            form_token=self._forms.slot,
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
             remaining_s=remaining_s(run, recent),
@@ -133,10 +92,9 @@ class OperatorPage:
             versions=run.versions[:VERSIONS_SHOWN],
             nodes_by_version=Counter(node.policy_version for node in connected),
             events=run.events[:EVENTS_SHOWN],
-            nodes=nodes[:NODES_SHOWN],
-            num_nodes=max(len(nodes), run.nodes_known),
-            node_headings=headings(NODE_COLUMNS, sort, kept={}, anchor="nodes"),
-            activities=Counter(node.activity for node in connected).most_common(),
+            nodes=foremost(snapshot.nodes),
+            node_kinds=kinds(snapshot.nodes),
+            num_nodes=max(len(snapshot.nodes), run.nodes_known),
             num_connected=len(connected),
             tokens_per_s=sum(node.tokens_per_s for node in connected),
         )

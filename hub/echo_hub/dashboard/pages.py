@@ -16,6 +16,8 @@ from echo_hub.dashboard.api import Api, EventStream
 from echo_hub.dashboard.assets import Assets
 from echo_hub.dashboard.board import AboutView, BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
+from echo_hub.dashboard.fleet_node_page import FleetNodePage
+from echo_hub.dashboard.fleet_page import FleetPage
 from echo_hub.dashboard.holder_pages import HolderPages
 from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.live import LivePages
@@ -62,11 +64,13 @@ def routes(
         web.post("/logout", login.log_out),
         *_actions(desk, ActionsRoom(desk, snapshots, guard, templates)),
         *LeaderboardPage(live, snapshots, board, guard.visits, templates, about=told).routes,
-        *HolderPages(snapshots, board, curves, guard.visits, templates).routes,
+        *HolderPages(snapshots, board, curves, guard, templates).routes,
         *PublicRooms(snapshots, board, guard.visits, templates, about=told).routes,
         web.get("/api/v1/openapi.json", serve_openapi),
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
+        web.get("/fleet", FleetPage(live, snapshots, guard, templates).serve),
+        *FleetNodePage(source, live, snapshots, guard, templates).routes,
         web.get("/api/v1/steps", api.steps),
         web.get("/api/v1/curves", curves.serve),
         web.get("/api/v1/events", EventStream(snapshots, viewers, heartbeat_s=heartbeat_s).serve, allow_head=False),

@@ -7,6 +7,7 @@ import jinja2
 from echo_hub.dashboard import formats
 from echo_hub.dashboard.actions import buttons
 from echo_hub.dashboard.assets import Assets
+from echo_hub.dashboard.fleet import standing_of, state_of, why_idle
 
 
 def environment(assets: Assets) -> jinja2.Environment:
@@ -37,6 +38,7 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.visible,
     ):
         env.filters[function.__name__] = function
-    env.globals["buttons"] = buttons
+    for of_node in (buttons, standing_of, state_of, why_idle):
+        env.globals[of_node.__name__] = of_node
     env.globals["asset"] = assets.address
     return env

@@ -24,6 +24,8 @@ from echo_shared.rollout_books import RolloutFilter, RolloutSummary
 
 LOOKED_AT: Final = 20_000
 """Rollouts that one answer tries its conditions on."""
+LOOKED_BACK: Final = 2_000
+"""Of one node's rollouts, for its page."""
 NEWEST: Final = (2**62, 0)
 """Before it are all rollouts."""
 
@@ -137,6 +139,19 @@ def find_rollouts(connection: Connection, wanted: RolloutFilter, before: Key, li
         last = connection.execute(by_index.offset(LOOKED_AT - 1).limit(1)).one_or_none()
     found = _summaries(connection, rows[:limit])
     return Found(rollouts=found, before=None if last is None else (last.lease_id, last.at))
+
+
+def newest_of_node(
+    connection: Connection, node_id: str, limit: int
+) -> tuple[tuple[RolloutSummary, ...], tuple[RolloutSummary, ...]]:
+    """At most `limit` of the rollouts that were leased to a node last, and of those of its `LOOKED_BACK` newest that
+    were checked, the newest first."""
+    candidates = _before([rollouts.c.node_id == node_id], NEWEST).limit(LOOKED_BACK)
+    newest = connection.execute(candidates.limit(limit)).all()
+    among = candidates.subquery()
+    order = (among.c.lease_id.desc(), among.c["at"].desc())
+    were_checked = select(among).where(among.c.checked != Checked.NO).order_by(*order).limit(limit)
+    return _summaries(connection, newest), _summaries(connection, connection.execute(were_checked).all())
 
 
 def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, StoredTokens]:

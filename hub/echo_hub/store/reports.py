@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Column, Connection, Row, Select, distinct, func, select
 
 from echo_hub.core.spread.holdings import quantile
+from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.store.tables import (
     checking,
     costs,
@@ -54,6 +55,7 @@ _KNOWN: Final = select(nodes, invites.c.name.label("invite")).outerjoin(
 _JUDGED: Final = select(
     trust.c.node_id,
     trust.c.state,
+    trust.c.numerics,
     trust.c.reason,
     trust.c.since,
     trust.c.num_verified,
@@ -129,6 +131,7 @@ def read_leaderboard(
                 checks=standing.num_checked if standing else 0,
                 failed_checks=standing.num_failed if standing else 0,
                 last_checked=standing.checked_at if standing else None,
+                precision=NumericsClass(*standing.numerics).precision if standing else "",
             )
         )
     return sorted(rows, key=lambda row: (-row.share, row.name, row.node_id))

@@ -24,6 +24,7 @@ from echo_hub.store.database import check_migrated, check_undamaged, connect, mi
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
+from echo_hub.store.node_records import read_node_record
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, steps, versions
@@ -43,6 +44,7 @@ from echo_shared.books import (
 )
 from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
+from echo_shared.node_books import NodeRecord
 from echo_shared.rollout_books import RolloutFilter
 
 
@@ -371,6 +373,11 @@ class Store:
         """All that was ever leased of a group; None: nothing."""
         with open_to_read(self.engine) as connection:
             return browsing.read_group(connection, group_id)
+
+    def node_record(self, node_id: str) -> NodeRecord | None:
+        """All that is known of one node; None: it never joined, and nothing was ever leased to it."""
+        with open_to_read(self.engine) as connection:
+            return read_node_record(connection, node_id)
 
     def batch_rewards(self, step: int) -> list[BatchReward]:
         """The ends of all episodes of a step's batch."""

@@ -17,6 +17,7 @@ class ConnectedNode(Protocol):
     capacity: int
     policy_version: int | None
     tokens_per_s: float
+    precision: str
     cost_per_hour: float
     standby: str
     affordable: bool
@@ -37,6 +38,7 @@ def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int)
         capacity=said.capacity if said else 0,
         in_flight=in_flight,
         tokens_per_s=said.tokens_per_s if said else 0.0,
+        precision=(said.precision if said else "") or totals.precision,
         costs_per_hour=said.cost_per_hour if said else 0.0,
         standby=said.standby if said else "",
     )

@@ -15,6 +15,7 @@ from echo_hub.views.rate import Rate
 from echo_hub.views.run import Moment, RunViews, health
 from echo_shared.books import EventFilter, RunEvent, StepRecord
 from echo_shared.health import Health
+from echo_shared.node_books import NodeRecord
 
 
 class HubPages:
@@ -53,6 +54,9 @@ class HubPages:
     async def nodes(self) -> tuple[NodeView, ...]:
         leased, connected = self._moment().status.leased_by_node, dict(self._nodes)
         return await asyncio.to_thread(self._all_nodes.views, connected, leased)
+
+    async def node(self, node_id: str) -> NodeRecord | None:
+        return await asyncio.to_thread(self._store.node_record, node_id)
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))

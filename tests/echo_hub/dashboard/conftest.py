@@ -49,6 +49,8 @@ from echo_shared.books import (
 )
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
 from echo_shared.health import Health, HubState
+from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
+from echo_shared.rollout_books import RolloutSummary
 from echo_shared.step_figures import STEP_FIGURES
 
 STARTED = 1_780_000_000.0
@@ -166,8 +168,70 @@ def node_view(number: int, totals: NodeTotals, *, policy_version: int | None = N
         capacity=64,
         in_flight=0 if away else 40 + number % 20,
         tokens_per_s=420.0 / (1 + number % 13),
+        precision=("q4_k_m", "bf16", "")[number % 3],
         costs_per_hour=0.4 * (number % 3 == 1),
         standby="" if number % 3 != 1 else "cheaper nodes suffice. They return enough.",
+    )
+
+
+def rollout_summary(node: NodeView, number: int, *, checked: str) -> RolloutSummary:
+    return RolloutSummary(
+        rollout_id=f"{900 - number}-{number % 8}",
+        group_id=300 - number,
+        index=number % 8,
+        turn=0,
+        step=None if checked == "failed" else 36,
+        evaluation="",
+        node_id=node.totals.node_id,
+        node_name=node.totals.name,
+        policy_version=35,
+        state="dropped" if checked == "failed" else "trained",
+        drop_reason="forged" if checked == "failed" else None,
+        detail="",
+        checked=checked,
+        reward=0.5,
+        num_tokens=6,
+        leased_at=STARTED + 100 - number,
+        received_at=STARTED + 101,
+        scored_at=STARTED + 102,
+        final_at=STARTED + 103,
+        not_kept="",
+    )
+
+
+def token_classes(*counts: int) -> tuple[TokenClass, ...]:
+    edges = (0.001, 0.05, 0.2, 0.5, 1.0, None)
+    return tuple(TokenClass(edge=edge, tokens=count) for edge, count in zip(edges, counts, strict=True))
+
+
+def node_record(node: NodeView) -> NodeRecord:
+    """Of a node in quarantine, with why."""
+    evidence = CheckEvidence(
+        draws=token_classes(900, 41, 3, 0, 0, 7),
+        claims=token_classes(880, 60, 4, 0, 0, 7),
+        mismatch_kl=0.0021,
+        bias=-0.013,
+    )
+    is_condemned = node.totals.standing == "quarantined"
+    condemned = TrustDecision(
+        number=3,
+        decided_at=STARTED + 90,
+        decision="quarantined",
+        reason=node.totals.standing_reason,
+        rollout_id="900-0",
+        evidence=evidence,
+    )
+    return NodeRecord(
+        totals=node.totals,
+        public_key="ab" * 32,
+        outcomes=(
+            NodeOutcome(outcome="trained", rollouts=90, received=90, tokens=540),
+            NodeOutcome(outcome="expired", rollouts=10, received=0, tokens=0),
+        ),
+        shown=None if is_condemned else evidence,
+        decisions=(condemned,) if is_condemned else (),
+        checked=(rollout_summary(node, 0, checked="failed" if is_condemned else "passed"),),
+        rollouts=tuple(rollout_summary(node, number, checked="no") for number in range(1, 4)),
     )
 
 
@@ -334,6 +398,10 @@ class ScriptedSource:
             )
             for i, name in enumerate(self.names)
         )
+
+    async def node(self, node_id: str) -> NodeRecord | None:
+        found = [view for view in await self.nodes() if view.totals.node_id == node_id]
+        return node_record(found[0]) if found else None
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))

@@ -100,7 +100,7 @@ async def test_a_nodes_button_is_asked_about_by_the_hub_where_no_script_did(
     node = (await source.nodes())[0].totals.node_id
     status, page = await browser.post("/actions/ban", node=node, confirmed="")
     assert status == 200 and node in page and 'id="confirm"' in page
-    assert await browser.post("/actions/ban", node=node, confirmed="yes") == (303, "/#nodes")
+    assert await browser.post("/actions/ban", node=node, confirmed="yes") == (303, f"/fleet/{node}")
     assert [record.action for record in await desk.log(limit=5, before=None)] == ["ban"]
 
 

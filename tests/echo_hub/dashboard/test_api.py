@@ -55,7 +55,7 @@ SCHEMA = {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
         *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
         *("first_seen", "banned_at", "invite", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
-        *("costs_per_hour", "standby"),
+        *("costs_per_hour", "standby", "precision"),
         *("standing", "standing_reason", "standing_since", "verified_in_a_row", "checks", "failed_checks"),
         *("last_checked", "others_checked", "others_checked_tokens"),
         *("cost_per_hour", "power_watts", "cost", "active_s"),
@@ -109,7 +109,7 @@ async def test_the_fields_are_the_promised_ones(hub: ClientSession) -> None:
         assert set(run[name][0]) == SCHEMA[name]
     for name in ("nodes", "steps", "leaderboard"):
         answer = await get(hub, f"/api/v1/{name}")
-        assert set(answer) == ({name, "found"} if name == "leaderboard" else {name})
+        assert set(answer) == ({name} if name == "steps" else {name, "found"})
         assert set(answer[name][0]) == SCHEMA[name]
 
 
@@ -120,6 +120,23 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     board = (await get(hub, "/api/v1/leaderboard"))["leaderboard"]
     assert [row["rank"] for row in board] == [1, 2]
     assert [node["name"] for node in (await get(hub, "/api/v1/nodes"))["nodes"]] == list(source.names)
+
+
+async def test_nodes_are_filtered_sorted_and_cut_when_asked(open_hub: Any, make_source: Any) -> None:
+    hub = await open_hub(make_source(names=("b", "c", "a", "d"), step=5))
+
+    async def names(query: str) -> tuple[list[str], int]:
+        answer = await get(hub, f"/api/v1/nodes{query}")
+        return [node["name"] for node in answer["nodes"]], answer["found"]
+
+    assert await names("") == (["b", "c", "a", "d"], 4), "all, in the order of the books, as ever"
+    assert await names("?sort=name&limit=2") == (["a", "b"], 4)
+    assert await names("?sort=name&limit=2&after=2") == (["c", "d"], 4)
+    assert await names("?engine=torch&sort=-name") == (["d", "c"], 2)
+    assert await names("?standing=quarantined") == (["a"], 1)
+    for wrong in ("state=drunk", "standing=lovely", "after=-1", "limit=0", "limit=x"):
+        async with hub.get(f"/api/v1/nodes?{wrong}") as response:
+            assert response.status == 400 and wrong.partition("=")[0] in (await response.json())["error"]
 
 
 async def test_steps_are_those_after_the_given_one(hub: ClientSession) -> None:

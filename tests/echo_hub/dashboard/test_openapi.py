@@ -46,6 +46,15 @@ async def test_answers_are_as_described(hub: ClientSession, desk: Any, path: str
     validator(described["content"]["application/json"]["schema"]).validate(told)
 
 
+async def test_a_node_in_full_is_as_described(hub: ClientSession, source: Any) -> None:
+    described = document()["paths"]["/api/v1/nodes/{node}"]["get"]["responses"]
+    for node_id, status in (((await source.nodes())[0].totals.node_id, 200), ("nobody", 404)):
+        async with hub.get(f"/api/v1/nodes/{node_id}") as answer:
+            assert answer.status == status
+            schema = described[str(status)]["content"]["application/json"]["schema"]
+            validator(schema).validate(await answer.json())
+
+
 async def test_what_an_action_answers_is_as_described(hub: ClientSession) -> None:
     for action, body in (("max_staleness", {"value": 3}), ("evaluate", {}), ("ban", {"node": "x"}), ("ban", {})):
         async with hub.post(f"/api/v1/actions/{action}", json=body) as answer:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from echo_hub.dashboard.fleet import FOREMOST_SHOWN
 from echo_hub.dashboard.model import DisseminationView, RunState
 from echo_hub.dashboard.operator_page import (
     EVALUATIONS_SHOWN,
     IDLE,
-    NODES_SHOWN,
     TICKS_SHOWN,
     accounting_segments,
     learner_time_segments,
@@ -104,54 +104,16 @@ async def test_numbers_that_do_not_add_up_are_shown_as_such(open_hub: Any, sourc
     assert "leased ≠" in text
 
 
-async def test_nodes_sort_by_address(open_hub: Any, make_source: Any) -> None:
-    hub = await open_hub(make_source(names=("b", "c", "a"), step=5))
-
-    async def order(path: str) -> list[str]:
-        return re.findall(r'<span class="name"><bdi>(.)</bdi>', await page(hub, path))
-
-    assert await order("/?sort=name") == ["a", "b", "c"]
-    assert await order("/?sort=-name") == ["c", "b", "a"]
-    assert await order("/?sort=nonsense") == await order("/")
-    assert 'aria-sort="ascending"' in await page(hub, "/?sort=name")
-
-
-async def test_who_is_banned_is_shown_as_such(open_hub: Any, source: Any) -> None:
-    nodes = source.nodes
-
-    async def with_one_banned() -> Any:
-        first, second = await nodes()
-        return replace(first, connected=False, totals=replace(first.totals, banned_at=1.0)), second
-
-    source.nodes = with_one_banned
-    assert '<span class="activity away">banned</span>' in await page(await open_hub(source))
-
-
-async def test_whose_invite_a_node_came_by_is_the_operators_to_see(open_hub: Any, source: Any) -> None:
-    nodes = source.nodes
-
-    async def with_one_invited() -> Any:
-        first, second = await nodes()
-        return replace(first, totals=replace(first.totals, invite="Ada <b>")), second
-
-    source.nodes = with_one_invited
-    hub = await open_hub(source)
-    assert (await page(hub)).count("by the invite for <bdi>Ada &lt;b&gt;</bdi>") == 1
-    for public in ("/leaderboard", "/api/v1/leaderboard"):
-        async with hub.get(public) as answer:
-            assert answer.status == 200 and "Ada" not in await answer.text()
-
-
-async def test_a_hundred_nodes_are_all_there(open_hub: Any, make_source: Any) -> None:
-    text = await page(await open_hub(make_source(names=tuple(f"n{i}" for i in range(NODES_SHOWN)), step=9)))
-    assert text.count('class="who"') == NODES_SHOWN
-    assert "11 away" in text
-
-
-async def test_a_very_large_fleet_is_cut_and_says_so(open_hub: Any, make_source: Any) -> None:
-    text = await page(await open_hub(make_source(names=tuple(f"n{i}" for i in range(NODES_SHOWN + 1)), step=9)))
-    assert text.count('class="who"') == NODES_SHOWN
-    assert f"{NODES_SHOWN} of {NODES_SHOWN + 1} shown" in text
+async def test_of_the_nodes_the_page_has_those_to_look_at_and_how_many_there_are(
+    open_hub: Any, make_source: Any
+) -> None:
+    hub = await open_hub(make_source(names=tuple(f"n{i}" for i in range(30)), step=9))
+    text = await page(hub)
+    section = text[text.index('id="nodes"') :]
+    shown = re.findall(r'<a class="name"[^>]*><bdi>(n\d+)</bdi>', section)
+    assert len(shown) == FOREMOST_SHOWN and set(shown[:6]) == {"n2", "n6", "n10", "n14", "n18", "n22"}
+    assert '<a class="activity away" href="/fleet?state=away">3 away</a>' in section
+    assert '<a href="/fleet">All nodes</a>' in section and "/actions/" not in section
 
 
 async def test_the_segments_cover_the_whole_bar(source: Any) -> None:

@@ -13,7 +13,7 @@ from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.curves import MOST_POINTS
 from echo_hub.dashboard.headers import SECURITY_HEADERS
 
-PAGES = ("/", "/leaderboard")
+PAGES = ("/", "/fleet", "/leaderboard")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMIUM_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
@@ -149,15 +149,17 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     views = [node.totals for node in await source.nodes()]
     nodes = {totals.node_id: totals.name for totals in views}
     node_id = next(key for key, name in nodes.items() if name.startswith("<script>"))
+    await page.get_by_role("link", name="Fleet").click()
     button = page.locator(f"#ban-{node_id}")
     await button.click()
     assert await done() == []
     await button.click()
-    await expect(page).to_have_url(f"{origin}/#nodes")
+    await expect(page).to_have_url(f"{origin}/fleet/{node_id}")
     assert await done() == [("ban", node_id)]
     question = "It is disconnected and not let in again, and the run gets a new key."
     assert asked == [f'Ban <script>alert("owned")</script>? {question}'] * 2
 
+    await page.goto(f"{origin}/fleet")
     offered = await page.locator("[id^=pardon-]").evaluate_all("(all) => all.map((one) => one.id)")
     quarantined = [totals.node_id for totals in views if totals.standing == "quarantined"]
     assert sorted(offered) == sorted(f"pardon-{node_id}" for node_id in quarantined)
@@ -165,7 +167,7 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     await button.click()
     assert len(await done()) == 1
     await button.click()
-    await expect(page).to_have_url(f"{origin}/#nodes")
+    await expect(page).to_have_url(f"{origin}/fleet/{quarantined[0]}")
     assert await done() == [("pardon", quarantined[0]), ("ban", node_id)]
     assert asked[2:] == [asked[2]] * 2
     assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? It begins anew")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from echo_hub.core.effects import SendLease
@@ -22,6 +23,16 @@ def test_who_is_connected_is_seen_now() -> None:
 def test_a_node_that_is_away_may_still_owe_rollouts() -> None:
     view = node_view(totals("a"), None, in_flight=3)
     assert (view.connected, view.activity, view.capacity, view.in_flight) == (False, "", 0, 3)
+
+
+def test_what_a_node_says_of_its_precision_goes_before_what_it_said_at_its_last_check() -> None:
+    class Said:
+        activity, capacity, policy_version, tokens_per_s, precision = "sampling", 4, 1, 2.5, "bf16"
+        cost_per_hour, standby, affordable = 0.0, "", True
+
+    known = replace(totals("a"), precision="q8_0")
+    assert node_view(known, Said(), in_flight=0).precision == "bf16"
+    assert node_view(known, None, in_flight=0).precision == "q8_0"
 
 
 async def test_work_under_way(hub: Any) -> None:

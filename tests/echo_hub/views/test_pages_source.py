@@ -41,6 +41,15 @@ async def test_a_whole_run(hub: Any) -> None:
     assert await hub.pages.steps(1) == steps[1:]
 
 
+async def test_a_node_is_known_in_full_by_its_whole_id(hub: Any) -> None:
+    await hub.join("a")
+    await hub.train_to_the_end()
+    record = await hub.pages.node("a")
+    assert (record.totals.name, record.totals.trained_rollouts) == ("a's laptop", 8)
+    assert (record.outcomes[0].outcome, record.outcomes[0].rollouts) == ("trained", 8)
+    assert await hub.pages.node("") is None
+
+
 async def test_rollouts_are_counted_from_the_hubs_start(hub: Any) -> None:
     await hub.join("a")
     await hub.train_to_the_end()

@@ -1,6 +1,6 @@
 // Asks before a button does what cannot be undone at once. Without this script the hub asks.
 "use strict";
-document.getElementById("act").addEventListener("submit", (event) => {
+document.getElementById("act")?.addEventListener("submit", (event) => {
   if (!confirm(event.submitter.dataset.question)) event.preventDefault();
   else document.getElementById("confirmed").value = "yes";
 });

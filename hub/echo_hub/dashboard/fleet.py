@@ -1,0 +1,313 @@
+"""The fleet as an operator looks through it: which nodes, in which order, and how many there are of each kind.
+
+All of it is done on a snapshot's nodes, of which there are ten thousand and those that are connected at most. Engines,
+devices, precisions and names are what nodes say of themselves: there may be as many of each as there are nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlencode
+
+from echo_hub.dashboard.model import NodeView, RunState, RunView
+from echo_hub.dashboard.responses import whole_number
+from echo_hub.dashboard.tables import Column, known_sort, sort_rows
+
+NODES_SHOWN: Final = 100
+FOREMOST_SHOWN: Final = 10
+KINDS_SHOWN: Final = 8
+"""Of engines with their precisions, in the summary."""
+CHOICES_SHOWN: Final = 40
+"""Of engines, and of precisions, to choose from."""
+MOST_ASKED: Final = 128
+"""Characters of what is asked for."""
+
+STATES: Final = (
+    *("sampling", "fetching", "preparing", "waiting", "standing_by", "paused", "draining", "away", "banned"),
+)
+UNCHECKED: Final = "unchecked"
+STANDINGS: Final = ("quarantined", "suspect", "new", "proven", UNCHECKED)
+"""The order in which an operator wants to see them."""
+FASTEST: Final = "speed"
+"""The column that the page is sorted by."""
+NOT_SAID: Final = "-"
+"""In an address: the nodes of which it is not known."""
+
+_PLACE: Final = {state: place for place, state in enumerate(STATES)}
+_RANK: Final = {standing: rank for rank, standing in enumerate(STANDINGS)}
+_WHILE: Final = {
+    "preparing": "its engine is not up yet",
+    "fetching": "the newest version",
+    "paused": "as its owner's settings have it",
+    "draining": "it leaves once it has finished",
+}
+
+
+class WrongFleetQueryError(ValueError):
+    """What of a query cannot be, as the page says it."""
+
+
+def state_of(node: NodeView) -> str:
+    """One of `STATES`: what it does, unless it was told that it gets no work, or is not there."""
+    if node.banned:
+        return "banned"
+    if not node.connected:
+        return "away"
+    return "standing_by" if node.standby else node.activity
+
+
+def standing_of(node: NodeView) -> str:
+    """One of `STANDINGS`."""
+    return node.totals.standing or UNCHECKED
+
+
+def why_idle(node: NodeView, run: RunView) -> str:
+    """Why a connected node does not draw, in a few words; empty where it does."""
+    if node.standby:
+        return node.standby
+    if node.activity != "waiting":
+        return _WHILE.get(node.activity, "")
+    if run.state is RunState.FINISHED:
+        return "the run is finished"
+    if run.leasing != "open":
+        return f"leasing is {run.leasing}"
+    return "nothing is leased to it" if node.capacity else "it takes no work now"
+
+
+COLUMNS: Final[tuple[Column[NodeView], ...]] = (
+    Column(key="name", title="Node", order=lambda node: (node.totals.name.casefold(), node.totals.node_id)),
+    Column(key="state", title="Doing", order=lambda node: (_PLACE.get(state_of(node), len(_PLACE)), node.standby)),
+    Column(key="engine", title="Engine", order=lambda node: (node.totals.backend, node.totals.device), css="wide"),
+    Column(key="precision", title="Precision", order=lambda node: node.precision, css="wide"),
+    Column(
+        key="version",
+        title="Version",
+        order=lambda node: -1 if node.policy_version is None else node.policy_version,
+        descending=True,
+        css="number wide",
+    ),
+    Column(
+        key=FASTEST,
+        title="Tokens/s",
+        order=lambda node: (node.connected, node.tokens_per_s, node.totals.last_seen),
+        descending=True,
+        css="number",
+    ),
+    Column(key="held", title="Holds", order=lambda node: node.in_flight, descending=True, css="number wide"),
+    Column(
+        key="received", title="Received", order=lambda node: node.totals.received, descending=True, css="number roomy"
+    ),
+    Column(key="trained", title="Trained", order=lambda node: node.trained, descending=True, css="number"),
+    Column(key="dropped", title="Dropped", order=lambda node: node.totals.dropped, descending=True, css="number roomy"),
+    Column(
+        key="standing",
+        title="Standing",
+        order=lambda node: (_RANK.get(standing_of(node), len(_RANK)), -node.totals.failed_checks, -node.totals.checks),
+        css="wide",
+    ),
+    Column(
+        key="cost",
+        title="Cost",
+        order=lambda node: (node.totals.cost, node.totals.cost_per_hour),
+        descending=True,
+        css="number wide",
+    ),
+    Column(
+        key="seen", title="Last seen", order=lambda node: node.totals.last_seen, descending=True, css="number roomy"
+    ),
+)
+
+
+def columns(*, has_costs: bool) -> tuple[Column[NodeView], ...]:
+    """What nodes cost has one where any does."""
+    return tuple(column for column in COLUMNS if has_costs or column.key != "cost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetQuery:
+    """Which nodes are asked for: those that fit all of it. "" asks for nothing."""
+
+    sort: str = ""
+    """A column's key, "-" before it turns its order round; empty: in the order that they are given in."""
+    search: str = ""
+    """In the name, the engine, the device or the name of the invite, whatever the case; or the start of the id."""
+    state: str = ""
+    standing: str = ""
+    engine: str = ""
+    precision: str = ""
+    after: int = 0
+    """So many are left out at the front."""
+    limit: int = NODES_SHOWN
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The fields of an address that ask for these nodes in this order."""
+        fields = {"q": self.search, "state": self.state, "standing": self.standing, "engine": self.engine}
+        fields |= {"precision": self.precision, "sort": self.sort}
+        return {name: value for name, value in fields.items() if value}
+
+    @property
+    def is_narrow(self) -> bool:
+        """It does not ask for all nodes."""
+        return bool(self.asked.keys() - {"sort"})
+
+
+def fleet_query(query: Mapping[str, str], *, limit: int = NODES_SHOWN) -> FleetQuery:
+    """What an address asks for. Raises WrongFleetQueryError."""
+    given = {
+        name: " ".join(query.get(name, "").split())[:MOST_ASKED]
+        for name in ("q", "state", "standing", "engine", "precision", "after")
+    }
+    for name, known in (("state", STATES), ("standing", STANDINGS)):
+        if given[name] and given[name] not in known:
+            raise WrongFleetQueryError(f"{name} must be one of: {', '.join(known)}; not {given[name][:40]!r}")
+    after = whole_number(given["after"] or "0")
+    if after is None:
+        raise WrongFleetQueryError("after must be a number of nodes: 0, 1, 2, ...")
+    return FleetQuery(
+        sort=known_sort(COLUMNS, query.get("sort", "")),
+        search=given["q"],
+        state=given["state"],
+        standing=given["standing"],
+        engine=given["engine"],
+        precision=given["precision"],
+        after=after,
+        limit=limit,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPart:
+    """A page of the nodes that were asked for."""
+
+    nodes: Sequence[NodeView]
+    num_found: int
+
+
+def find_nodes(nodes: Iterable[NodeView], wanted: FleetQuery) -> FleetPart:
+    """Those that fit, sorted, and cut."""
+    found = [node for node in nodes if _fits(node, wanted)] if wanted.is_narrow else nodes
+    ordered = sort_rows(found, COLUMNS, wanted.sort)
+    return FleetPart(nodes=ordered[wanted.after : wanted.after + wanted.limit], num_found=len(ordered))
+
+
+def _fits(node: NodeView, wanted: FleetQuery) -> bool:
+    totals = node.totals
+    if wanted.state and state_of(node) != wanted.state:
+        return False
+    if wanted.standing and standing_of(node) != wanted.standing:
+        return False
+    if wanted.engine and (totals.backend or NOT_SAID) != wanted.engine:
+        return False
+    if wanted.precision and (node.precision or NOT_SAID) != wanted.precision:
+        return False
+    if not wanted.search:
+        return True
+    looked_for = wanted.search.casefold()  # Of one line: none is found across two texts.
+    texts = f"{totals.name}\n{totals.device}\n{totals.backend}\n{totals.invite}"
+    return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
+
+
+def foremost(nodes: Iterable[NodeView]) -> list[NodeView]:
+    """A few that an operator wants to see: those that the hub mistrusts, then the fastest; of all, those that are there
+    before the others."""
+    here, away = list[NodeView](), list[NodeView]()
+    for node in nodes:
+        (here if node.connected else away).append(node)
+    first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
+    return first + heapq.nsmallest(FOREMOST_SHOWN - len(first), away, key=_mistrust_and_speed)
+
+
+def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
+    trusted = standing_of(node) not in STANDINGS[:2]
+    return trusted, -node.tokens_per_s, -node.totals.last_seen, node.totals.node_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Nodes that have something in common, and the address at which they are listed."""
+
+    name: str
+    number: int
+    href: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """How many nodes there are of each kind, and how many all in all."""
+
+    number: int
+    states: tuple[Kind, ...]
+    """In the order of `STATES`; of those that there are."""
+    standings: tuple[Kind, ...]
+    engines: tuple[Kind, ...]
+    """With their precisions, those of the most nodes; not all."""
+    num_other_engines: int
+    """Kinds that are not listed."""
+    all_engines: tuple[str, ...]
+    """To choose from; without their precisions, and not all."""
+    all_precisions: tuple[str, ...]
+    has_costs: bool
+
+
+def kinds(nodes: Sequence[NodeView]) -> Kinds:
+    """Of all nodes, whatever is asked for."""
+    by_state, by_standing = Counter[str](), Counter[str]()
+    engines = Counter[tuple[str, str]]()
+    has_costs = False
+    for (state, standing, engine, precision, costs), number in Counter(map(_kinds_of, nodes)).items():
+        by_state[state] += number
+        by_standing[standing] += number
+        engines[engine, precision] += number
+        has_costs = has_costs or costs
+    listed = engines.most_common(KINDS_SHOWN)
+    return Kinds(
+        number=len(nodes),
+        states=tuple(_kind(state, by_state[state], state=state) for state in STATES if by_state[state]),
+        standings=tuple(_kind(one, by_standing[one], standing=one) for one in STANDINGS if by_standing[one]),
+        engines=tuple(
+            _kind(
+                " ".join(filter(None, (engine, precision))),
+                number,
+                engine=engine or NOT_SAID,
+                precision=precision or NOT_SAID,
+            )
+            for (engine, precision), number in listed
+        ),
+        num_other_engines=len(engines) - len(listed),
+        all_engines=_choices((engine, number) for (engine, _), number in engines.items()),
+        all_precisions=_choices((precision, number) for (_, precision), number in engines.items()),
+        has_costs=has_costs,
+    )
+
+
+def _kinds_of(node: NodeView) -> tuple[str, str, str, str, bool]:
+    totals = node.totals
+    costs = totals.cost > 0 or totals.cost_per_hour > 0 or node.costs_per_hour > 0
+    return state_of(node), standing_of(node), totals.backend, node.precision, costs
+
+
+def _kind(name: str, number: int, **asked: str) -> Kind:
+    return Kind(name=name, number=number, href=f"/fleet?{urlencode(asked)}")
+
+
+def _choices(counted: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    totals: Counter[str] = Counter()
+    for name, number in counted:
+        totals[name or NOT_SAID] += number
+    return tuple(sorted(name for name, _ in totals.most_common(CHOICES_SHOWN)))
+
+
+def page_links(wanted: FleetQuery, part: FleetPart) -> tuple[str, str]:
+    """Addresses of the page before this one and of the one behind it; empty where there is none."""
+
+    def link(after: int) -> str:
+        return f"?{urlencode({**wanted.asked, **({'after': after} if after else {})})}#table"
+
+    behind = wanted.after + len(part.nodes)
+    before = link(max(wanted.after - wanted.limit, 0)) if wanted.after else ""
+    return before, link(behind) if part.nodes and behind < part.num_found else ""

@@ -1,0 +1,99 @@
+"""The operator's page of one node, `/fleet/ID`: what it says of itself, does and has done, what is thought of it and
+why, and what can be done about it. As JSON: /api/v1/nodes/ID.
+
+`/nodes/ID` is the public one, with what counted and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.forms import FormTokens
+from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.model import NodeView, PagesSource, public_id
+from echo_hub.dashboard.responses import html_response, json_response
+from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_shared.books import EventFilter
+from echo_shared.node_books import NodeRecord
+
+EVENTS_SHOWN: Final = 20
+MOST_ID: Final = 64
+_IN_JSON: Final = ("public_key", "outcomes", "shown", "decisions", "checked", "rollouts")
+"""Of a `NodeRecord`."""
+
+
+class FleetNodePage:
+    def __init__(
+        self,
+        source: PagesSource,
+        live: LivePages,
+        snapshots: Snapshots,
+        guard: Guard,
+        templates: jinja2.Environment,
+    ) -> None:
+        self._source = source
+        self._live = live
+        self._snapshots = snapshots
+        self._forms = FormTokens(guard)
+        self._template = templates.get_template("fleet_node.html")
+        self._missing = templates.get_template("fleet_missing.html")
+
+    @property
+    def routes(self) -> list[web.AbstractRouteDef]:
+        return [web.get("/fleet/{node}", self.serve), web.get("/api/v1/nodes/{node}", self.serve_json)]
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """GET /fleet/{node}"""
+        node_id, personal = request.match_info["node"], self._forms.personal(request)
+        if await self._record(node_id) is None:
+            run = (await self._snapshots.get()).run
+            text = self._missing.render(room="nodes", run=run, node_id=node_id, form_token=self._forms.slot)
+            return html_response(personal(text), status=404)
+
+        async def render(snapshot: Snapshot) -> str:
+            record = await self._record(node_id)
+            if record is None:
+                raise web.HTTPNotFound
+            events = await self._source.events(EventFilter(subject=node_id), EVENTS_SHOWN)
+            return self._template.render(
+                room="nodes",
+                form_token=self._forms.slot,
+                run=snapshot.run,
+                node=_view(snapshot, record),
+                record=record,
+                events=events,
+                public_id=public_id(node_id),
+            )
+
+        return await self._live.answer(request, Look(key=("fleet node", node_id), render=render, personal=personal))
+
+    async def serve_json(self, request: web.Request) -> web.Response:
+        """GET /api/v1/nodes/{node}: {"node": `NodeView`, and what else a `NodeRecord` has}"""
+        record = await self._record(request.match_info["node"])
+        if record is None:
+            return json_response({"error": "there is no node of this id"}, status=404)
+        view = _view(await self._snapshots.get(), record)
+        return json_response({"node": view, **{name: getattr(record, name) for name in _IN_JSON}})
+
+    async def _record(self, node_id: str) -> NodeRecord | None:
+        is_possible = len(node_id) <= MOST_ID and "\0" not in node_id  # PostgreSQL takes no NUL.
+        return await self._source.node(node_id) if is_possible else None
+
+
+def _view(snapshot: Snapshot, record: NodeRecord) -> NodeView:
+    """As the others are shown; of one that is beyond those that the pages list, what the books say."""
+    known = next((node for node in snapshot.nodes if node.totals.node_id == record.totals.node_id), None)
+    return known or NodeView(
+        totals=record.totals,
+        connected=False,
+        activity="",
+        policy_version=None,
+        capacity=0,
+        in_flight=0,
+        tokens_per_s=0.0,
+        precision=record.totals.precision,
+    )

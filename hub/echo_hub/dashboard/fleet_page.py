@@ -1,0 +1,79 @@
+"""The operator's room for the fleet, `/fleet`: nodes by what they do, are and have done, a page of them at a time.
+
+The first page of what a filter asks for lives; of what is searched for, and of pages behind the first, there are as
+many as anybody likes, and they stand still.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jinja2
+from aiohttp import web
+
+from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.fleet import (
+    FASTEST,
+    STANDINGS,
+    STATES,
+    FleetQuery,
+    WrongFleetQueryError,
+    columns,
+    find_nodes,
+    fleet_query,
+    kinds,
+    page_links,
+)
+from echo_hub.dashboard.forms import FormTokens
+from echo_hub.dashboard.live import LivePages, Look
+from echo_hub.dashboard.responses import html_response
+from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_hub.dashboard.tables import headings
+
+
+class FleetPage:
+    def __init__(self, live: LivePages, snapshots: Snapshots, guard: Guard, templates: jinja2.Environment) -> None:
+        self._live = live
+        self._snapshots = snapshots
+        self._forms = FormTokens(guard)
+        self._template = templates.get_template("fleet.html")
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """GET /fleet?q=SEARCH&state=S&standing=S&engine=E&precision=P&sort=KEY&after=NODES"""
+        personal = self._forms.personal(request)
+        try:
+            asked = fleet_query(request.query)
+        except WrongFleetQueryError as error:
+            text = self._render(await self._snapshots.get(), FleetQuery(sort=FASTEST), wrong=str(error))
+            return html_response(personal(text), status=400)
+        wanted = replace(asked, sort=asked.sort or FASTEST)
+        if wanted.search or wanted.after:
+            return html_response(personal(self._render(await self._snapshots.get(), wanted)))
+
+        async def render(snapshot: Snapshot) -> str:
+            return self._render(snapshot, wanted)
+
+        key = ("fleet", *(f"{name}={value}" for name, value in wanted.asked.items()))
+        return await self._live.answer(request, Look(key=key, render=render, personal=personal))
+
+    def _render(self, snapshot: Snapshot, wanted: FleetQuery, *, wrong: str = "") -> str:
+        part, all_kinds = find_nodes(snapshot.nodes, wanted), kinds(snapshot.nodes)
+        before, behind = page_links(wanted, part)
+        shown = columns(has_costs=all_kinds.has_costs)
+        kept = {name: value for name, value in wanted.asked.items() if name != "sort"}
+        return self._template.render(
+            room="nodes",
+            form_token=self._forms.slot,
+            run=snapshot.run,
+            part=part,
+            kinds=all_kinds,
+            num_known=max(all_kinds.number, snapshot.run.nodes_known),
+            wanted=wanted,
+            wrong=wrong,
+            before=before,
+            behind=behind,
+            columns=[column.key for column in shown],
+            headings=headings(shown, wanted.sort, kept=kept, anchor="table"),
+            states=STATES,
+            standings=STANDINGS,
+        )
