@@ -62,6 +62,7 @@ WHOLE: Final = {
     ("leaderboard", "checking"): "a row a node: it shows every node",
     ("leaderboard", "trust"): "a row a node: it shows every node",
     ("leaderboard", "invites"): "a row a person who was invited: it shows whose invite each node came by",
+    ("node_record", "tallies"): "a row a node and outcome: what its share is of",
     ("num_nodes", "nodes"): "a row a node: their number",
     ("num_nodes", "tallies"): "a row a node and outcome: the nodes' number",
     ("num_nodes", None): "PostgreSQL counts by an index, and names no table for that",
@@ -188,6 +189,7 @@ class Filled:
             "batch_rewards": lambda: store.batch_rewards(newest),
             "kept_totals": store.kept_totals,
             "events": lambda: self._find_events(store),
+            "node_record": lambda: store.node_record("a"),
             **self._credit_calls(CreditStore(store.engine)),
             **self._action_calls(ActionBooks(store)),
         }
@@ -433,7 +435,8 @@ def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in SQLite's own instructions: a search that walks half an index looks like any other in a plan."""
-    monkeypatch.setattr(browsing, "LOOKED_AT", 2 * FEW)  # As many as the shorter run has.
+    for name in ("LOOKED_AT", "LOOKED_BACK"):
+        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many as the shorter run has.
     costs: dict[int, Counter[str]] = {}
     for steps in (FEW, MANY):
         run = Filled(url=f"sqlite:///{tmp_path / f'{steps}.db'}", steps=steps, records=records)
