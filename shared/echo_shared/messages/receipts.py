@@ -40,8 +40,8 @@ class DropReason(StrEnum):
     RETURNED = "returned"
     """Its node gave it back unfinished; or its group was given up, for that happened too often."""
     REVOKED = "revoked"
-    """Taken back by the hub: it could not be there in time any more, its evaluation was made smaller, or it goes on from
-    what a node drew that is not trusted."""
+    """Taken back by the hub: it could not be there in time any more, its evaluation was made smaller, or it goes on
+    from what a node drew that is not trusted."""
     INVALID = "invalid"
     """What came is not what was leased."""
     SCORER_FAILED = "scorer_failed"
