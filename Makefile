@@ -2,18 +2,20 @@
 #   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
 #   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
 #   make lint         ruff and mypy; `make format` mends what ruff can
+#   make docs         the documentation as a site, in build/docs/site; `make docs-serve` shows it on loopback meanwhile
 #   make wheelhouse   in dist/, all that an installation on this kind of machine needs, so that none compiles (half an hour)
 #   make deb          in dist/, a Debian package of the node, out of such a wheelhouse
 #   make deb-hub      one of the hub; its wheelhouse holds the PyTorch that pip finds, or the one in PIP_FIND_LINKS
 #   make constraints  pins the newest releases that pyproject.toml allows
-# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS, DEMO_ARGS and WHEELHOUSE_ARGS (passed on),
-# CMAKE_ARGS (how llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
+# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS, DEMO_ARGS, DOCS_ARGS and
+# WHEELHOUSE_ARGS (passed on), CMAKE_ARGS (how llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
 #   make test PYTEST_ARGS="tests/echo_shared -x"
 
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+DOCS_ARGS ?=
 WHEELHOUSE_ARGS ?=
 
 # llama.cpp joins several machines only if it is compiled with RPC.
@@ -24,7 +26,7 @@ BIN := $(VENV)/bin
 TOOLS := build/wheelhouse/tools/bin/python
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 
-.PHONY: demo env test test-slow lint format wheelhouse deb deb-hub wheelhouse-tools constraints clean
+.PHONY: demo env test test-slow lint format docs docs-serve wheelhouse deb deb-hub wheelhouse-tools constraints clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.stamp-demo
@@ -47,6 +49,12 @@ format: $(VENV)/.stamp-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.stamp-dev
+	$(BIN)/python -m scripts.docs $(DOCS_ARGS)
+
+docs-serve: $(VENV)/.stamp-dev
+	$(BIN)/python -m scripts.docs --serve $(DOCS_ARGS)
+
 wheelhouse: wheelhouse-tools
 	$(TOOLS) scripts/make_wheelhouse.py $(WHEELHOUSE_ARGS)
 
@@ -66,7 +74,7 @@ constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	grep '^torch==' constraints.txt > build/torch.txt
-	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,mlx,quantized,wandb,benchmarks,dev]"
+	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,mlx,quantized,wandb,benchmarks,docs,dev]"
 	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | tr 'A-Z_' 'a-z-' | grep -v '^nvidia-[^m]\|^cuda-\|^triton' | LC_ALL=C sort -t = -k 1,1; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints build/torch.txt
@@ -82,7 +90,7 @@ $(VENV)/bin/python:
 
 # Made anew when the requirements or their pins change. The source itself is installed editable.
 $(VENV)/.stamp-demo: EXTRAS := hub,cpu
-$(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,wandb,benchmarks,dev
+$(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,wandb,benchmarks,docs,dev
 $(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"

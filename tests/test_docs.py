@@ -12,8 +12,8 @@ from echo_node.config import NodeConfig
 from echo_node.core.manners import MannersConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-TOP = {path.name for path in ROOT.iterdir() if path.is_dir()}
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build", "dist"}
 
 
 def paths(text: str) -> set[str]:
@@ -27,7 +27,7 @@ def links(text: str) -> set[str]:
     return {target for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in target}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_path_and_link_of_a_page_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     missing = {name for name in paths(text) if not (ROOT / name).exists()}

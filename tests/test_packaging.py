@@ -18,9 +18,12 @@ import echo_shared
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-BROUGHT_ALONG = {"pydantic-core", "yarl"}
+BROUGHT_ALONG = {"annotated-types", "pydantic-core", "yarl"}
 """Part of what pydantic and aiohttp document as theirs, though distributions of their own."""
-OWN = {"echo_hub", "echo_node", "echo_shared", "benchmarks", *(path.stem for path in (ROOT / "tests").rglob("*.py"))}
+OWN = {
+    *("echo_hub", "echo_node", "echo_shared", "benchmarks", "scripts"),
+    *(path.stem for path in (ROOT / "tests").rglob("*.py")),
+}
 
 
 def declared(*extras: str) -> set[str]:
@@ -48,6 +51,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
         ("edge_client", ("cpu", "cuda", "mlx", "vllm", "tray")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu", "benchmarks")),
+        ("scripts", ("hub", "cpu", "dev")),
         ("tests", ("hub", "cpu", "mlx", "benchmarks", "dev")),
     ],
 )
@@ -68,7 +72,8 @@ def test_every_requirement_is_pinned_and_the_pins_fit() -> None:
     assert [str(pin) for pin in pins if [spec.operator for spec in pin.specifier] != ["=="]] == []
     versions = {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
     assert len(versions) == len(pins)
-    wanted = [Requirement(text) for text in [*PROJECT["dependencies"], *EXTRAS["hub"], *EXTRAS["cpu"], *EXTRAS["dev"]]]
+    extras = (text for extra in ("hub", "cpu", "docs", "dev") for text in EXTRAS[extra])
+    wanted = [Requirement(text) for text in [*PROJECT["dependencies"], *extras]]
     misfits = [
         str(requirement)
         for requirement in wanted

@@ -32,6 +32,7 @@ class StandbyReason(StrEnum):
     """Why a node that asks for work gets none."""
 
     CHEAPER_NODES_SUFFICE = "cheaper_nodes_suffice"
+    """Those that work bring enough."""
     SPEND_CAP = "spend_cap"
     """It costs more than the hub may still spend in an hour."""
     TOO_SLOW = "too_slow"

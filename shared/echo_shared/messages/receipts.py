@@ -15,30 +15,45 @@ class ReceiptState(StrEnum):
     """Where a rollout is on its way; TRAINED, EVALUATED and DROPPED are final."""
 
     LEASED = "leased"
+    """A node is to draw it until its lease's deadline."""
     RECEIVED = "received"
+    """The hub has committed it."""
     SCORED = "scored"
+    """It has its reward, and waits for a step's batch."""
     TRAINED = "trained"
+    """A step has trained on it."""
     EVALUATED = "evaluated"
     """It has shown how good its version is, on a problem that is never trained on."""
     DROPPED = "dropped"
+    """It was of no use, for one of the drop reasons."""
 
 
 class DropReason(StrEnum):
     """Why a leased rollout was of no use. Every dropped rollout has exactly one."""
 
     STALE = "stale"
+    """Its oldest token, or that of another of its group, was over the staleness bound when it was to be trained on."""
     EXPIRED = "expired"
+    """It had not come back when its group was complete without it: another node was given the same work."""
     DUPLICATE = "duplicate"
+    """It came when another node's result for the same work had been taken."""
     RETURNED = "returned"
+    """Its node gave it back unfinished; or its group was given up, for that happened too often."""
     REVOKED = "revoked"
+    """Taken back by the hub: it could not be there in time any more, its evaluation was made smaller, or it goes on
+    from what a node drew that is not trusted."""
     INVALID = "invalid"
+    """What came is not what was leased."""
     SCORER_FAILED = "scorer_failed"
+    """The task's scorer raised an error, took too long, or gave what is no reward of its task."""
     NO_ADVANTAGE = "no_advantage"
+    """All rewards of its group were equal, and another group was sampled in its place (training.dynamic_sampling)."""
     FORGED = "forged"
     """Computed again, it is not what its policy version draws."""
     QUARANTINED = "quarantined"
     """Of a node that is not trusted any more, and not consumed yet."""
     RUN_ENDED = "run_ended"
+    """Left over when the run was at its end."""
     SCREENED = "screened"
     """The learner's own forward pass showed that no honest engine gives it, or another of its group."""
 
@@ -47,8 +62,11 @@ class Checked(StrEnum):
     """Whether the hub has computed a rollout again, and what it found of what the rollout's own node drew."""
 
     NO = "no"
+    """It has not been computed again."""
     PASSED = "passed"
+    """It is what its policy version draws."""
     FAILED = "failed"
+    """It is not."""
 
 
 class Receipt(Message):

@@ -9,6 +9,9 @@ from aiohttp import ClientSession
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from echo_hub.dashboard.model import DisseminationView
+from scripts.docs.metrics import families
+
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -163,3 +166,29 @@ async def test_promtool_finds_nothing_to_complain_of(open_hub: Any, make_source:
     )
     said, _ = await promtool.communicate(text)
     assert (promtool.returncode, said.decode()) == (0, "")
+
+
+async def test_the_reference_has_what_is_shown_and_nothing_else(open_hub: Any, source: Any) -> None:
+    source.spread = DisseminationView(
+        policy_version=37,
+        carrier="bin",
+        way="broadcast",
+        size_bytes=1,
+        payload_bytes=1,
+        since_s=1.0,
+        num_told=3,
+        num_reached=2,
+        share_arrived=0.5,
+    )
+    hub = await open_hub(source)
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with hub.get("/metrics", headers=accept) as response:
+        shown = list(openmetrics_parser.text_string_to_metric_families(await response.text()))
+    suffixes = {"counter": "_total", "info": "_info"}
+    told = {one.name: one for one in families()}
+    assert {family.name + suffixes.get(family.type, "") for family in shown} == set(told)
+    for family in shown:
+        one = told[family.name + suffixes.get(family.type, "")]
+        assert (one.kind, one.about) == (family.type, family.documentation)
+        if one.kind != "info":
+            assert all(set(sample.labels) == set(one.labels) for sample in family.samples)

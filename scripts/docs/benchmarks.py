@@ -1,0 +1,78 @@
+"""A page per benchmark: what it measures by its own docstring, and the figures that the README has of it.
+
+With a folder of figures, as `python -m benchmarks NAME --json FOLDER/NAME.json` leaves them, a page has that
+measurement's headline, its conditions and its pictures as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.__main__ import names
+from scripts.docs.markdown import code, paragraphs, table, text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_pages(folder: Path, *, readme: str, figures: Path | None = None) -> None:
+    """index.md and NAME.md of every benchmark into `folder`, with the pictures that they show."""
+    about = {name: _description(name) for name in names()}
+    rows = [(f"[{name}]({name}.md)", text(about[name])) for name in names()]
+    intro = _measured_section(readme).partition("\n**`")[0].strip()
+    (folder / "index.md").write_text(f"# Benchmarks\n\n{intro}\n\n{table(('', 'measures'), rows)}", encoding="utf-8")
+    for name in names():
+        page = f"# {name}\n\n{about[name]}\n\n```sh\npython -m benchmarks {name}\n```\n\n"
+        page += f"## What it measures\n\n{paragraphs(ast.get_docstring(_module(name)))}"
+        page += f"## Figures\n\n{readme_figures(readme, name) or 'The README has no figures of it.'}\n\n"
+        if figures is not None and (figures / f"{name}.json").is_file():
+            page += _measured(figures / f"{name}.json", folder)
+        (folder / f"{name}.md").write_text(page, encoding="utf-8")
+
+
+def readme_figures(readme: str, name: str) -> str:
+    """What the README says under the benchmark's command, up to the next one's; empty if it has nothing."""
+    blocks = re.split(r"(?m)^(?=\*\*`python -m benchmarks )", _measured_section(readme))
+    return "\n".join(block.rstrip() for block in blocks if block.startswith(f"**`python -m benchmarks {name}"))
+
+
+def _measured_section(readme: str) -> str:
+    return readme.partition("\n## Measured\n")[2].partition("\n## ")[0]
+
+
+def _module(name: str) -> ast.Module:
+    """By its source: to import one takes what it measures, such as TRL."""
+    package, module = ROOT / "benchmarks" / name / "__init__.py", ROOT / "benchmarks" / f"{name}.py"
+    return ast.parse((package if package.is_file() else module).read_text(encoding="utf-8"))
+
+
+def _description(name: str) -> str:
+    for statement in _module(name).body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name(id="DESCRIPTION")], value=value)
+                | ast.AnnAssign(target=ast.Name(id="DESCRIPTION"), value=ast.expr() as value)
+            ):
+                return str(ast.literal_eval(value))
+    raise LookupError(f"benchmarks.{name} has no DESCRIPTION")
+
+
+def _measured(file: Path, folder: Path) -> str:
+    document: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    rows = [
+        [(code(key), code(json.dumps(value))) for key, value in document[of].items()]
+        for of in ("headline", "conditions")
+    ]
+    page = "## Newest measurement\n\n" + table(("figure", "value"), rows[0])
+    beside = file.with_suffix("")
+    for picture in [file.with_suffix(".png"), *(sorted(beside.glob("*.png")) if beside.is_dir() else [])]:
+        if picture.is_file():
+            kept = f"{file.stem}-{picture.name}"
+            shutil.copyfile(picture, folder / kept)
+            page += f"![{picture.stem}, drawn by the benchmark]({kept})\n\n"
+    return page + "### Conditions\n\n" + table(("", ""), rows[1])

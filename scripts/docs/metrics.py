@@ -1,0 +1,67 @@
+"""What /metrics shows: read from the source that makes the metrics, since a hub shows of them only what it knows."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from echo_hub.dashboard import metrics
+from echo_shared.step_figures import STEP_FIGURES
+from scripts.docs.markdown import code, table, text
+
+_KINDS: Final = {
+    "_gauge": "gauge",
+    "_seconds": "gauge",
+    "GaugeMetricFamily": "gauge",
+    "CounterMetricFamily": "counter",
+    "InfoMetricFamily": "info",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricFamily:
+    """`name` as a scrape has it, `_total` and `_info` included."""
+
+    name: str
+    kind: str
+    about: str
+    labels: tuple[str, ...] = ()
+
+
+def families() -> list[MetricFamily]:
+    """Every metric that a hub may show, by name."""
+    figures = [figure for figure in STEP_FIGURES if figure.prometheus is not None]
+    of_steps = [MetricFamily(name=figure.prometheus or "", kind="gauge", about=figure.about) for figure in figures]
+    return sorted([*_in_source(), *of_steps], key=lambda family: family.name)
+
+
+def page() -> str:
+    """All of them in one table."""
+    rows = [(code(one.name), one.kind, ", ".join(map(code, one.labels)), text(one.about)) for one in families()]
+    return (
+        "# Metrics\n\n"
+        "`/metrics` shows these to Prometheus and to whatever reads OpenMetrics. What is not known at the moment has "
+        "no sample.\n\n" + table(("metric", "type", "labels", "meaning"), rows)
+    )
+
+
+def _in_source() -> Iterator[MetricFamily]:
+    for node in ast.walk(ast.parse(inspect.getsource(metrics))):
+        match node:
+            case ast.Call(
+                func=ast.Name(id=function),
+                args=[ast.Constant(value=str(name)), ast.Constant(value=str(about)), *_],
+            ) if function in _KINDS:
+                kind = _KINDS[function]
+                suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
+                labels = ("share",) if function == "_seconds" else tuple(_labels(node))
+                yield MetricFamily(name=name + suffix, kind=kind, about=about, labels=labels)
+
+
+def _labels(call: ast.Call) -> Iterator[str]:
+    for keyword in call.keywords:
+        if keyword.arg == "labels":
+            yield from ast.literal_eval(keyword.value)

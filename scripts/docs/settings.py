@@ -1,0 +1,52 @@
+"""Every setting of hub and node, out of the models that read them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from echo_hub.config.sections import HubConfig
+from echo_node.config import NodeConfig
+from scripts.docs import field_types
+from scripts.docs.markdown import code, paragraphs, table, text
+
+
+def hub_page() -> str:
+    """Sections of RUN/config.toml."""
+    parts = [
+        "# Settings of a hub\n\n"
+        "`echo-hub init RUN` writes them all to `RUN/config.toml`. Defaults < that file < environment < flags: "
+        "`[training]` `steps` is `ECHO_HUB_TRAINING__STEPS` in the environment. "
+        "`echo-hub serve RUN --dry-run` prints those that hold.\n\n"
+    ]
+    for name, field in HubConfig.model_fields.items():
+        assert isinstance(field.annotation, type)
+        parts.append(_section(f"[{name}]", name, field.annotation))
+    return "".join(parts)
+
+
+def node_page() -> str:
+    """A node's config.toml."""
+    tables = {
+        name: field.annotation
+        for name, field in NodeConfig.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    parts = [
+        "# Settings of a node\n\n"
+        "`echo-node config list` prints them with what holds here; `echo-node config set KEY VALUE` changes one, "
+        "`manners.KEY` of the table `[manners]`. Defaults < `config.toml` < environment < flags: "
+        "`threads` is `ECHO_NODE_THREADS` in the environment, `manners.cpu` is `ECHO_NODE_MANNERS__CPU`.\n\n",
+        _section("At the top", "top", NodeConfig, without=set(tables)),
+    ]
+    parts += [_section(f"[{name}]", name, kind) for name, kind in tables.items()]
+    return "".join(parts)
+
+
+def _section(title: str, anchor: str, model: type[BaseModel], *, without: set[str] | None = None) -> str:
+    rows = [
+        (code(name), field_types.of_field(field), field_types.default(field), text(field.description))
+        for name, field in model.model_fields.items()
+        if name not in (without or ())
+    ]
+    about = "" if without else paragraphs(model.__doc__)
+    return f"## {title} {{ #{anchor} }}\n\n{about}{table(('setting', 'type', 'default', 'meaning'), rows)}"

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.__main__ import names
+from scripts.docs.benchmarks import ROOT, readme_figures, write_pages
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_benchmark_has_a_page_and_the_readmes_figures(tmp_path: Path) -> None:
+    write_pages(tmp_path, readme=README)
+    assert {path.stem for path in tmp_path.iterdir()} == {"index", *names()}
+    index = (tmp_path / "index.md").read_text(encoding="utf-8")
+    assert all(f"[{name}]({name}.md)" in index for name in names())
+    page = (tmp_path / "manners.md").read_text(encoding="utf-8")
+    assert "python -m benchmarks manners\n" in page and "A yield is measured from" in page
+    assert "| a paused node: share of a core, memory |" in page and "benchmarks dissemination`" not in page
+    assert "Newest measurement" not in page
+
+
+def test_figures_of_the_readme_end_where_the_next_ones_begin() -> None:
+    told = [name for name in names() if readme_figures(README, name)]
+    assert {"backends", "demo", "dissemination", "learner", "learning", "manners", "simulate", "trust"} <= set(told)
+    assert all(readme_figures(README, name).count("**`python -m benchmarks ") == 1 for name in told)
+    assert "## How it works" not in readme_figures(README, "backends")
+
+
+def test_what_was_measured_is_shown_with_its_pictures(tmp_path: Path) -> None:
+    figures, pages = tmp_path / "figures", tmp_path / "pages"
+    (figures / "learning").mkdir(parents=True)
+    pages.mkdir()
+    document = {"headline": {"accuracy": 0.9, "left_out": None}, "conditions": {"cores": 2}}
+    (figures / "learning.json").write_text(json.dumps(document))
+    (figures / "learning.png").write_bytes(PNG)
+    (figures / "learning" / "worst.png").write_bytes(PNG)
+    write_pages(pages, readme=README, figures=figures)
+    page = (pages / "learning.md").read_text(encoding="utf-8")
+    assert "| `accuracy` | `0.9` |" in page and "| `left_out` | `null` |" in page and "| `cores` | `2` |" in page
+    assert "](learning-learning.png)" in page and "](learning-worst.png)" in page
+    assert (pages / "learning-worst.png").read_bytes() == PNG

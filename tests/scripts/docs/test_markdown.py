@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from enum import Enum
+
+from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table, text
+
+
+class Fruit(Enum):
+    """Not of an attribute."""
+
+    APPLE = "apple"
+    """Round, and
+    red."""
+    PEAR = "pear"
+    PLUM: str = "plum"
+    """Blue."""
+
+
+def test_a_table_has_a_line_a_row_and_none_is_nothing() -> None:
+    assert table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n"
+    assert table(("a", "b"), []) == ""
+
+
+def test_prose_steers_no_markdown_and_code_stays_code() -> None:
+    assert text("a | b\n <tag> of `x|<y>` is *not* _it_") == r"a \| b \<tag> of `x\|<y>` is \*not\* \_it\_"
+    assert text(None) == ""
+    assert code("a|b") == r"`a\|b`" and code("a `b`") == "``a `b```"
+
+
+def test_docstrings_of_attributes_are_those_behind_them() -> None:
+    assert attribute_docstrings(Fruit) == {"APPLE": "Round, and\nred.", "PLUM": "Blue."}
+
+
+def test_figures_in_docstrings_stay_as_they_are_drawn() -> None:
+    assert paragraphs("One.\n\n        a ─► b\n    Two.") == "One.\n\n    a ─► b\nTwo.\n\n"
