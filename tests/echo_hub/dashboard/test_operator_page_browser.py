@@ -11,6 +11,12 @@ MOST_HEIGHT = 3_000
 """Pixels, of a page on a phone as it is first shown."""
 
 
+UNUSED = """() => [...document.querySelectorAll('.chart')].filter((chart) => chart.checkVisibility()).map((chart) =>
+    [chart.id, chart.clientHeight - chart.plot.height - chart.querySelector('.u-legend').offsetHeight])
+    .filter(([, rest]) => Math.abs(rest) > 6)"""
+"""Charts that do not fill their place, and by how many pixels."""
+
+
 async def opened(browser: Any, open_hub: Any, source: Any, guard: Any, **settings: Any) -> tuple[Any, list[str]]:  # noqa: F811
     hub = await open_hub(source)
     async with hub.get("/healthz") as response:
@@ -49,6 +55,7 @@ async def test_on_a_phone_the_page_is_short_and_never_wider_than_it(
     await page.evaluate("() => document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     await page.wait_for_function("() => [...document.querySelectorAll('.chart')].every((chart) => chart.plot)")
     assert (await page.evaluate(size))[0] <= PHONE["width"], "nor with all parts open"
+    assert await page.evaluate(UNUSED) == []
     assert wrong == []
     await page.close()
 
@@ -84,6 +91,7 @@ async def test_on_a_desk_all_is_open_and_the_first_screen_has_the_answers(
     page, wrong = await opened(browser, open_hub, source, guard, viewport={"width": 1440, "height": 900})
     await page.wait_for_function("() => [...document.querySelectorAll('.chart')].every((chart) => chart.plot)")
     assert await page.evaluate("() => document.querySelectorAll('details.plane:not([open])').length") == 0
+    assert await page.evaluate(UNUSED) == []
     assert await page.evaluate("() => document.querySelector('.planes').getBoundingClientRect().bottom") < 900
     band = """() => { const { plot } = document.getElementById('chart-reward');
         const [low, high] = plot.bands.at(-1).series;

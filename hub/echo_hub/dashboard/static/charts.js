@@ -194,7 +194,8 @@
     chart.plot?.destroy();
     chart.plot = new uPlot(optionsOf(chart), dataOf(chart.view), chart.element);
     chart.element.plot = chart.plot;
-    chart.plot.setSize(sizeOf(chart.element));
+    // uPlot lays itself out in a microtask; before that its legend has one line a curve.
+    queueMicrotask(() => chart.plot.setSize(sizeOf(chart.element)));
   }
 
   const drawn = () => charts.filter(({ plot }) => plot !== null);
