@@ -96,6 +96,49 @@ GRAD_NORM: Final = StepFigure(
     chart="norm",
     column="Gradient norm",
 )
+ENTROPY: Final = StepFigure(
+    key="entropy",
+    label="trained tokens",
+    about="Entropy of the learner's distribution at each trained token, mean, nats per token.",
+    unit="nats/token",
+    prometheus="echo_learner_entropy",
+    chart="entropy",
+    column="Entropy",
+)
+REWARD_STD: Final = StepFigure(
+    key="reward_std",
+    label="whole batch",
+    about="Standard deviation of the rewards of the newest step's rollouts.",
+    prometheus="echo_learner_reward_std",
+    chart="reward_std",
+    colour="speed-faint",
+)
+REWARD_STD_WITHIN: Final = StepFigure(
+    key="reward_std_within",
+    label="within a group",
+    about="Standard deviation of the rewards within a group, mean over the newest step's groups.",
+    prometheus="echo_learner_reward_std_within_groups",
+    chart="reward_std",
+)
+COMPLETION_LENGTH_MAX: Final = StepFigure(
+    key="completion_length_max",
+    label="longest",
+    about="Sampled tokens of the newest step's longest completion.",
+    unit="tokens",
+    prometheus="echo_learner_completion_length_max",
+    largest=True,
+    chart="length",
+    colour="speed-faint",
+)
+COMPLETION_LENGTH: Final = StepFigure(
+    key="completion_length",
+    label="mean",
+    about="Sampled tokens of a completion, mean over the newest step's rollouts.",
+    unit="tokens",
+    prometheus="echo_learner_completion_length_mean",
+    chart="length",
+    column="Length",
+)
 SHARE_TRUNCATED: Final = StepFigure(
     key="share_truncated",
     label="rollouts cut off",
@@ -255,11 +298,33 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
     *(SHARE_MIXED, TOKEN_STALENESS, HELD_BACK, GROUPS_LEFT_OUT),
+    *(ENTROPY, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),
     TRAIN_S,
 )
 """Every figure, in the order of lines and columns."""
 
 CHARTS: tuple[Chart, ...] = (
+    Chart(
+        key="entropy",
+        title="Entropy",
+        about="How undecided the model is at a token: near 0 it always says the same and finds nothing new any more; "
+        "a rise means that it forgets what it was sure of.",
+        axis="entropy, nats/token",
+    ),
+    Chart(
+        key="reward_std",
+        title="Spread of rewards",
+        about="Standard deviation of the rollouts' rewards: what they differ by within a group is all that GRPO learns "
+        "from.",
+        axis="reward",
+    ),
+    Chart(
+        key="length",
+        title="Completion length",
+        about="Sampled tokens of the completions that are trained on; a steady rise up to the limit means that the "
+        "model no longer ends by itself.",
+        axis="tokens",
+    ),
     Chart(
         key="ratio",
         title="Importance ratio",

@@ -38,7 +38,7 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
     ScoreRollout: lambda action: RolloutScored(
         rollout_id=action.rollout_id, reward=float(action.rollout_id.endswith("-1"))
     ),
-    TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "entropy": 1.25}),
+    TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "surprise": 1.25}),
     PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
 }
 """What the hub's other parts answer to an action when all goes well."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from echo_hub.dashboard import curves
 from echo_hub.dashboard.model import RunView
 from echo_shared import step_figures
 
@@ -87,8 +88,8 @@ def _of_step_figures(chart: step_figures.Chart) -> ChartView:
 REWARD: Final = ChartView(
     key="reward",
     title="Reward and held-out accuracy",
-    about="What the model is trained for, and whether it carries over to problems that it is never trained on; bands "
-    "are one standard error wide on each side.",
+    about="What the model is trained for, and whether it carries over to problems that it is never trained on. Bands: "
+    "about the trend, the standard deviation of the steps' rewards; about an accuracy, its standard error.",
     figures_at="the tables of evaluations and of newest steps",
     y="reward, accuracy",
     lines=(
@@ -108,7 +109,8 @@ REWARD: Final = ChartView(
             colour="accuracy",
             style="points",
         ),
-        Line(column="mean_reward", label="mean reward", colour="reward", width=2.0),
+        Line(column="mean_reward", label="each step's mean reward", colour="reward-faint", width=1.0),
+        Line(column=curves.SMOOTH, error=curves.SPREAD, label="trend of the reward", colour="reward", width=2.0),
     ),
     at_least=0.95,
     tall=True,

@@ -39,6 +39,22 @@ class RunState(StrEnum):
     FINISHED = "finished"
 
 
+class Doing(StrEnum):
+    """What a run does at this moment, or waits for."""
+
+    STARTING = "starting"
+    LEARNER_DOWN = "learner_down"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    LACKS_NODES = "lacks_nodes"
+    COLLECTING = "collecting"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    """All is trained; the last version is measured."""
+    FINISHED = "finished"
+
+
 class Readiness(StrEnum):
     """Whether the hub can train."""
 
@@ -144,6 +160,42 @@ class CapacityView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsView:
+    """The completions of one outcome among the newest rollouts, in sampled tokens."""
+
+    outcome: str
+    """`trained`, `in flight`, or the reason they were dropped for."""
+    rollouts: int
+    mean: float
+    p10: float
+    p50: float
+    p90: float
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkView:
+    """What became of the newest rollouts, some seconds ago at most."""
+
+    lengths: tuple[LengthsView, ...] = ()
+    """Of the newest 5,000 leased rollouts those of training that have come in."""
+    groups_by_staleness: Mapping[int, int] = field(default_factory=dict)
+    """How many groups of the newest steps' batches were so many steps old when they were trained."""
+    steps: int = 0
+    """Over how many steps that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MismatchView:
+    """How far a node's claims are from what the learner finds, over its rollouts of the newest steps."""
+
+    node_id: str
+    kl: float
+    """Nats per token."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostView:
     """What nodes cost. All money is in US dollars."""
 
@@ -186,6 +238,8 @@ class TrustView:
     """Findings that two other nodes contradict."""
     checked_tokens: int = 0
     """What nodes have computed for it, prompts included."""
+    mismatch: tuple[MismatchView, ...] = ()
+    """Of the nodes whose claims are farthest from what the learner finds, the farthest first."""
     suspended: tuple[str, ...] = ()
     """What so many nodes fail on that none is quarantined for it."""
 
@@ -218,7 +272,9 @@ class RunView:
     """The one line with which a volunteer joins, this hub's address in it."""
     state: RunState
     state_detail: str = ""
-    """What it does, or waits for."""
+    """What it does, or waits for, in words."""
+    doing: Doing = Doing.TRAINING
+    """The same for programs."""
     health: Health = field(default_factory=lambda: Health(state=HubState.READY))
     """The hub's state in a word, and why it is no better one."""
     install_command: str = ""
@@ -280,6 +336,7 @@ class RunView:
     """Newest first; old ones may be left out."""
     capacity: CapacityView | None = None
     """None before the first step."""
+    work: WorkView = field(default_factory=WorkView)
     cost: CostView | None = None
     """None while no node costs anything, and none has."""
     trust: TrustView = field(default_factory=TrustView)

@@ -1,21 +1,23 @@
-"""The operator's room, `/`: is the run learning, is it fed, and what does every node do?"""
+"""The operator's room, `/`: is the run learning, is it fed, is anything wrong; then plane by plane."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard import charts
+from echo_hub.dashboard import bars, charts
 from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.answers import answers
+from echo_hub.dashboard.curves import CurvesRoom, Trend
 from echo_hub.dashboard.fleet import foremost, kinds
 from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
-from echo_hub.dashboard.model import CapacityView, EvaluationView, PagesSource, RunState, RunView
+from echo_hub.dashboard.model import EvaluationView, PagesSource, RunView
+from echo_hub.dashboard.run_now import run_now
 from echo_hub.dashboard.snapshots import Snapshot
 from echo_shared import step_figures
 from echo_shared.books import StepRecord
@@ -33,32 +35,14 @@ CHARTS: Final = {
 }
 
 
-IDLE: Final = {
-    "rollouts": "waiting for rollouts",
-    "hand_off": "hand-off to the learner",
-    "evaluation": "evaluation",
-    "down": "learner down",
-    "start": "start of the run",
-}
-"""What the learner does while it does not train, by `CapacityView.idle_by_reason`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A part of a bar, in thousandths of its length."""
-
-    label: str
-    kind: str
-    value: float
-    start: float
-    length: float
-
-
 class OperatorPage:
     """All operators see one rendering; each session's own form token is put into it when it is sent."""
 
-    def __init__(self, source: PagesSource, live: LivePages, guard: Guard, templates: jinja2.Environment) -> None:
+    def __init__(
+        self, source: PagesSource, live: LivePages, guard: Guard, templates: jinja2.Environment, curves: CurvesRoom
+    ) -> None:
         self._source = source
+        self._curves = curves
         self._live = live
         self._forms = FormTokens(guard)
         self._template = templates.get_template("operator.html")
@@ -68,26 +52,33 @@ class OperatorPage:
 
         async def render(snapshot: Snapshot) -> str:
             recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
-            return self._render(snapshot, recent)
+            trend = (await self._curves.newest()).trend
+            return self._render(snapshot, recent, trend)
 
         look = Look(key=("operator",), render=render, personal=self._forms.personal(request), has_curves=True)
         return await self._live.answer(request, look)
 
-    def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord]) -> str:
-        run = snapshot.run
+    def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], trend: Trend | None) -> str:
+        run, now = snapshot.run, run_now(snapshot.run, recent)
         connected = [node for node in snapshot.nodes if node.connected]
         return self._template.render(
             room="operator",
             form_token=self._forms.slot,
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
-            remaining_s=remaining_s(run, recent),
+            now=now,
+            answers=answers(run, now, trend),
             charts={**CHARTS, "learner": charts.learner()},
             tables=charts.tables(run),
             columns=[figure for figure in step_figures.STEP_FIGURES if figure.column],
             ticks=rail_ticks(run),
-            segments=accounting_segments(run),
-            learner_time=learner_time_segments(run.capacity),
+            segments=bars.accounting_segments(run),
+            learner_time=bars.learner_time_segments(run.capacity),
+            staleness=bars.staleness_bars(run.work),
+            lengths=bars.lengths_bars(run.work),
+            mismatch=bars.mismatch_bars(
+                run.trust.mismatch, {node.totals.node_id: node.totals.name for node in snapshot.nodes}
+            ),
             evaluations=newest_evaluations(run),
             versions=run.versions[:VERSIONS_SHOWN],
             nodes_by_version=Counter(node.policy_version for node in connected),
@@ -100,14 +91,6 @@ class OperatorPage:
         )
 
 
-def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """What the steps still to come take at the pace of the recent ones, waiting included."""
-    if run.state is not RunState.RUNNING or len(recent) < 3:
-        return None
-    pace_s = (recent[-1].trained_at - recent[0].trained_at) / (len(recent) - 1)
-    return pace_s * (run.steps_total - run.trained_step)
-
-
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
     """(place along the run in thousandths, accuracy) of the evaluations, as far as they can be told apart."""
     shown = [view.greedy for view in run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]]
@@ -118,36 +101,3 @@ def newest_evaluations(run: RunView) -> tuple[EvaluationView, ...]:
     """Newest first, and always the base, which the others are compared with."""
     newest = run.evaluations[: -EVALUATIONS_SHOWN - 1 : -1]
     return newest if len(newest) == len(run.evaluations) else (*newest[:-1], run.evaluations[0])
-
-
-def accounting_segments(run: RunView) -> tuple[Segment, ...]:
-    """Trained, evaluated, in flight, then every drop reason, the largest first."""
-    accounting = run.accounting
-    parts: list[tuple[str, str, float]] = [("trained", "trained", accounting.trained)]
-    parts += [("evaluated", "evaluated", accounting.evaluated)] if accounting.evaluated else []
-    parts += [("in flight", "flight", accounting.in_flight)]
-    dropped = sorted(accounting.dropped.items(), key=lambda item: -item[1])
-    parts += [(reason.replace("_", " "), f"drop-{reason}", number) for reason, number in dropped if number]
-    return _segments(parts, whole=max(accounting.leased, 1))
-
-
-def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
-    """Training, then what it waited for."""
-    if capacity is None:
-        return ()
-    parts: list[tuple[str, str, float]] = [("training", "trained", 1 - capacity.idle_share)]
-    parts += [
-        (label, f"idle-{reason}", share)
-        for reason, label in IDLE.items()
-        if (share := capacity.idle_by_reason.get(reason, 0.0))
-    ]
-    return _segments(parts, whole=1.0)
-
-
-def _segments(parts: Iterable[tuple[str, str, float]], *, whole: float) -> tuple[Segment, ...]:
-    segments, start = [], 0.0
-    for label, kind, value in parts:
-        length = 1000 * value / whole
-        segments.append(Segment(label=label, kind=kind, value=value, start=start, length=length))
-        start += length
-    return tuple(segments)

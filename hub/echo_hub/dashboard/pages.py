@@ -58,7 +58,7 @@ def routes(
     told = about or AboutView()
     login = LoginPage(guard, Attempts(time.monotonic), templates)
     return [
-        web.get("/", OperatorPage(source, live, guard, templates).serve),
+        web.get("/", OperatorPage(source, live, guard, templates, curves).serve),
         web.get("/login", login.serve),
         web.post("/login", login.log_in),
         web.post("/logout", login.log_out),

@@ -12,13 +12,16 @@ The same probabilities say where a token's interval of the cumulative distributi
 drawn with must be (`echo_shared.draws`). Of a large vocabulary whole blocks are summed, and only the token's own block
 is looked at in full: it costs one more look at each chunk, beside two products with the head.
 
+Of the same logits z the policy's entropy at each place is log Σ exp z - Σ z exp z / Σ exp z. Its second sum needs z
+beside exp z, so it is taken of a few rows at a time: no second chunk is ever held.
+
 Dimensions: N tokens, H hidden size, V vocabulary, B tokens in a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +35,20 @@ CHUNK_ELEMENTS: Final = {"cpu": 2**23, "cuda": 2**27, "mps": 2**25}
 product needs about a thousand rows to keep the device busy."""
 CAST_ELEMENTS: Final = 2**20
 """Elements of a bfloat16 head in float32 at once, where the device has no product of mixed precision: 4 MiB."""
+EXPONENT_ELEMENTS: Final = {"cpu": 2**17, "cuda": 2**23, "mps": 2**21}
+"""Logits that exist beside their exponentials at once, by device: as many as its caches hold."""
 _BLOCK: Final = 1_024
+
+
+class Screened(NamedTuple):
+    """What one pass says of given tokens, all [N] and of one dtype; only the first has a graph."""
+
+    logprobs_N: Tensor
+    """Nats."""
+    distances_N: Tensor
+    """How far u lies outside of the token's interval, in cumulative probability: 0 inside, NaN where u is."""
+    entropies_N: Tensor
+    """Of the whole distribution that the token was drawn from, nats."""
 
 
 def selected_logprobs(
@@ -53,11 +69,9 @@ def screened_logprobs(
     *,
     temperature: float,
     chunk_elements: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As `selected_logprobs`, and how far u, in `uniforms_N`, lies outside of the token's interval: in cumulative
-    probability [N], 0 inside, without a graph; NaN where u is."""
-    logprobs_N, distances_N = _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements)
-    return logprobs_N, distances_N
+) -> Screened:
+    """As `selected_logprobs`, and what the same logits say beside; `uniforms_N`: what each token was drawn with."""
+    return _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements)
 
 
 def _apply(
@@ -67,12 +81,22 @@ def _apply(
     uniforms_N: Tensor | None,
     temperature: float,
     chunk_elements: int | None,
-) -> tuple[Tensor, Tensor]:
+) -> Screened:
     chunk = max(1, (chunk_elements or CHUNK_ELEMENTS[hidden_NH.device.type]) // head.weight.shape[0])
-    found: tuple[Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_NH, head.weight, head.bias, ids_N, uniforms_N, temperature, chunk
     )
-    return found
+    return Screened(*found)
+
+
+def _exponentiate(logits_NV: Tensor) -> Tensor:
+    """Puts exp z in the place of the logits z; Σ z exp z [N, 1]."""
+    rows = max(1, EXPONENT_ELEMENTS[logits_NV.device.type] // logits_NV.shape[1])
+    sums_N1 = logits_NV.new_empty(len(logits_NV), 1)
+    for part in _parts(len(logits_NV), rows):
+        logits = logits_NV[part].clone()
+        sums_N1[part, 0] = torch.linalg.vecdot(logits, logits_NV[part].exp_())
+    return sums_N1
 
 
 def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: Tensor) -> Tensor:
@@ -174,10 +198,10 @@ class _SelectedLogprobs(Function):
         uniforms_N: Tensor | None,
         temperature: float,
         chunk: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         logprobs_N = torch.empty(len(ids_N), dtype=exact, device=hidden_NH.device)
-        distances_N = torch.empty_like(logprobs_N) if uniforms_N is not None else logprobs_N.new_empty(0)
+        distances_N, entropies_N = (logprobs_N.new_empty(0 if uniforms_N is None else len(ids_N)) for _ in range(2))
         gradient_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
         buffer = _buffer(hidden_NH, weight_VH, chunk)
         for part in _parts(len(ids_N), chunk):
@@ -185,9 +209,11 @@ class _SelectedLogprobs(Function):
             logits = _logits(hidden_NH[part], weight_VH, bias_V, out=buffer).div_(temperature)
             peak = logits.amax(dim=1, keepdim=True)
             selected = logits.gather(1, ids)
-            total = logits.sub_(peak).exp_().sum(dim=1, keepdim=True)
+            sums = _exponentiate(logits.sub_(peak)) if uniforms_N is not None else logits.sub_(peak).exp_()
+            total = logits.sum(dim=1, keepdim=True)
             logprobs_N[part] = (selected - peak - total.log()).squeeze(1)
             if uniforms_N is not None:
+                entropies_N[part] = (total.log() - sums / total).squeeze(1)
                 distances_N[part] = _outside(logits, total, ids, uniforms_N[part].to(exact))
             if gradient_NH is not None:
                 # Subtracted before it is rounded to the head's type: near p = 1 the difference is all there is.
@@ -195,12 +221,12 @@ class _SelectedLogprobs(Function):
                 gradient_NH[part] = torch.mm(error, weight_VH).div_(-temperature)
         if gradient_NH is not None:
             ctx.save_for_backward(gradient_NH)
-        ctx.mark_non_differentiable(distances_N)
-        return logprobs_N, distances_N
+        ctx.mark_non_differentiable(distances_N, entropies_N)
+        return logprobs_N, distances_N, entropies_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gradient_N, _ = gradients
+        gradient_N, *_ = gradients
         (gradient_NH,) = ctx.saved_tensors
         return (gradient_NH * gradient_N[:, None]).to(gradient_NH.dtype), *[None] * 6

@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from echo_hub.config.sections import LearnerConfig, Precision
 from echo_hub.learner import lora, packing
 from echo_hub.learner.batch import MicroBatch
-from echo_hub.learner.logprobs import distances, screened_logprobs
+from echo_hub.learner.logprobs import Screened, distances, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
@@ -118,10 +118,13 @@ class Policy:
 
     def logprobs(self, batch: MicroBatch) -> Tensor:
         """The learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
-        return self.screened(batch)[0]
+        with self.autocast():
+            return selected_logprobs(
+                self._predicting_states(batch), self._head, batch.target_ids_N, temperature=self._temperature
+            )
 
-    def screened(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """As `logprobs`, and how far outside of its interval each token's u lies: in cumulative probability [N]."""
+    def screened(self, batch: MicroBatch) -> Screened:
+        """As `logprobs`, and what the same pass says beside."""
         with self.autocast():
             return screened_logprobs(
                 self._predicting_states(batch),

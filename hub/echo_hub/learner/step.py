@@ -150,13 +150,19 @@ def accumulate_gradient(
     """
     batch = batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
-    logprobs_N, distances_N = policy.screened(batch)
+    logprobs_N, distances_N, entropies_N = policy.screened(batch)
     kept_N = keep(batch, logprobs_N.detach(), distances_N)
     if kept_N is not None:
-        batch, logprobs_N = batch.of_tokens(kept_N), logprobs_N[kept_N]
+        batch, logprobs_N, entropies_N = batch.of_tokens(kept_N), logprobs_N[kept_N], entropies_N[kept_N]
         proximal_N = None if proximal_N is None else proximal_N[kept_N]
         reference_N = None if reference_N is None else reference_N[kept_N]
-    value, statistics = loss(batch, logprobs_N, proximal_logprobs_N=proximal_N, reference_logprobs_N=reference_N)
+    value, statistics = loss(
+        batch,
+        logprobs_N,
+        proximal_logprobs_N=proximal_N,
+        reference_logprobs_N=reference_N,
+        entropies_N=entropies_N,
+    )
     torch.autograd.backward(value * scale)
     return statistics
 
@@ -285,8 +291,12 @@ def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
 def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep, learner_version: int) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     tokens = [int(rollout.loss_mask.sum()) for rollout in rollouts]
+    rewards = [[rollout.reward for rollout in group.rollouts] for group in groups]
+    of_all = np.concatenate(rewards)
     return {
-        "mean_reward": float(np.mean([rollout.reward for rollout in rollouts])),
+        "mean_reward": float(of_all.mean()),
+        figures.REWARD_STD.key: float(of_all.std()),
+        figures.REWARD_STD_WITHIN.key: float(np.mean([np.std(of_group) for of_group in rewards])),
         figures.GROUPS_WITHOUT_ADVANTAGE.key: float(step.groups_without_advantage),
         figures.SHARE_WITHOUT_ADVANTAGE.key: step.groups_without_advantage / len(groups),
         figures.ROLLOUTS_MASKED.key: float(step.rollouts_masked),
@@ -297,6 +307,8 @@ def _step_metrics(groups: Sequence[TrainingGroup], step: WeightedStep, learner_v
             np.average([learner_version - rollout.mean_version for rollout in rollouts], weights=tokens)
         ),
         figures.COMPLETION_TOKENS.key: float(sum(tokens)),
+        figures.COMPLETION_LENGTH.key: sum(tokens) / len(rollouts),
+        figures.COMPLETION_LENGTH_MAX.key: float(max(tokens)),
     }
 
 
@@ -314,6 +326,7 @@ def _token_metrics(statistics: Tensor, objective: ObjectiveConfig) -> dict[str, 
         figures.RATIO_MAX.key: sums.ratio_max,
         figures.CLIP_FRACTION.key: sums.clipped / sums.tokens,
         figures.MISMATCH_KL.key: sums.mismatch_kl / sums.tokens,
+        figures.ENTROPY.key: sums.entropy / sums.tokens,
     }
     if objective.correction != "none":
         metrics |= {

@@ -80,7 +80,7 @@ class Problem:
 
     kind: ProblemKind
     text: str
-    """A sentence or two."""
+    """What is wrong, and what to do."""
     since: float
 
 
@@ -174,12 +174,18 @@ class Problems:
         limit, since = self._limits.no_nodes_s, self._alone_since
         if not limit or since is None or now - since < limit:
             return None
-        return f"No node has been connected for {_minutes(now - since)}."
+        return (
+            f"No node has been connected for {_minutes(now - since)}. Give out the line with which nodes join, and see "
+            "that they can reach this hub's address: `echo-node status` says what stands in a node's way."
+        )
 
     def _idle(self, seen: Observation, now: float) -> str | None:
         limit_s, since = self._limits.learner_idle_s, self._waits_since
         if limit_s and since is not None and now - since >= limit_s:
-            return f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected."
+            return (
+                f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. Look "
+                "at what each node does; `echo-hub plan` says how many more would help."
+            )
         limit, share = self._limits.learner_idle_share, seen.idle_share
         is_active = ProblemKind.LEARNER_IDLE in self._active
         if not limit or share is None or share < limit * (BETTER if is_active else 1.0):
@@ -196,7 +202,8 @@ class Problems:
             return None
         return (
             f"The mean reward has fallen from {fall.best:.3g} (16 steps up to step {fall.best_step}) to {fall.now:.3g} "
-            f"(up to step {self.rewards.step})."
+            f"(up to step {self.rewards.step}). Look at entropy, divergence and what the model writes; a smaller "
+            "learning rate may mend it, else go back to a backup from before."
         )
 
     def _attack(self, seen: Observation, now: float) -> str | None:
@@ -204,11 +211,16 @@ class Problems:
         signs = [seen.forged] if seen.forged else []
         limit, fresh = self._limits.quarantined_in_an_hour, _risen(self._quarantined)
         if limit and fresh >= limit * margin:
-            signs.append(f"{fresh} nodes went into quarantine within an hour.")
+            signs.append(
+                f"{fresh} nodes went into quarantine within an hour. Look at their checks; pardon who is honest."
+            )
         since, _ = self._turned_away[0]
         rate = _risen(self._turned_away) / max(now - since, RATE_S)
         if self._limits.turned_away_per_s and rate >= self._limits.turned_away_per_s * margin:
-            signs.append(f"{rate:.0f} connections, nodes and frames a second are turned away.")
+            signs.append(
+                f"{rate:.0f} connections, nodes and frames a second are turned away. `/metrics` says which and why; "
+                "slow their senders down at a proxy, or ask nodes for invitations."
+            )
         return " ".join(signs) or None
 
 

@@ -78,7 +78,8 @@ class Following:
         what = "it takes too long" if isinstance(error, TimeoutError) else str(error) or repr(error)
         is_new = self.problem is None
         self.problem = (
-            f"{self._sink.name} gets no figures; the run goes on without it: {' '.join(what.split())[:MOST_CHARACTERS]}"
+            f"{self._sink.name} gets no figures; the run goes on without it, and it is tried again by itself. Look at "
+            f"its settings: {' '.join(what.split())[:MOST_CHARACTERS]}"
         )
         log.log(logging.WARNING if is_new else logging.DEBUG, "%s", self.problem)
 

@@ -16,7 +16,7 @@ from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store import browsing, invites, reading, recent, reports, standings
+from echo_hub.store import browsing, invites, reading, recent, recent_work, reports, standings
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
@@ -27,6 +27,7 @@ from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals
 from echo_hub.store.node_records import read_node_record
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
+from echo_hub.store.recent_work import BatchAges, Length
 from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, steps, versions
 from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch, useful_nodes
 from echo_hub.store.writing import key_of, write
@@ -347,6 +348,16 @@ class Store:
         """How long the newest published versions took to the nodes, newest first."""
         with open_to_read(self.engine) as connection:
             return recent.read_spreads(connection, newest)
+
+    def recent_lengths(self, newest: int) -> list[Length]:
+        """How long the completions were that were leased last, newest first, each with what became of it."""
+        with open_to_read(self.engine) as connection:
+            return recent_work.read_lengths(connection, newest)
+
+    def recent_ages(self, newest: int) -> list[BatchAges]:
+        """How stale the groups of the newest steps were, newest first."""
+        with open_to_read(self.engine) as connection:
+            return recent_work.read_batch_ages(connection, newest)
 
     def node_kinds(self, node_ids: Iterable[str]) -> dict[str, NodeKind]:
         """What nodes say that they are, as far as they have ever joined."""

@@ -1,4 +1,5 @@
-"""What in the newest step's figures an operator should look at: signs of forged rollouts, or of a run that comes apart.
+"""What in the newest step's figures an operator should look at, and what to do: signs of forged rollouts, or of a run
+that comes apart.
 
 The hub goes on by itself after each of them, so none makes it unready: else a hostile node could.
 """
@@ -29,17 +30,21 @@ def alarms(step: StepRecord | None) -> tuple[str, ...]:
         size = "is not finite" if norm is None else f"{norm:.3g}, is far outside of the run's own history"
         found.append(
             f"Step {step.step}: {held_back:.0f} updates were held back, for their gradient's norm, {size}. "
-            f"Version {step.step} has the weights from before them."
+            f"Version {step.step} has the weights from before them. If it goes on, set a smaller learning rate."
         )
     if left_out := figures.get(GROUPS_LEFT_OUT.key):
         found.append(
             f"Step {step.step}: {left_out:.0f} of {step.num_groups} groups were left out, because no honest engine "
-            "gives what a node claimed of a rollout in each."
+            "gives what a node claimed of a rollout in each. Such nodes are checked from now on: see Trust."
         )
     if (ratio := figures.get(RATIO_MAX.key) or 0) > LARGEST_RATIO:
-        found.append(f"Step {step.step}: the largest importance ratio of a trained token is {ratio:.3g}.")
+        found.append(
+            f"Step {step.step}: the largest importance ratio of a trained token is {ratio:.3g}. Look at that step's "
+            "rollouts: either it is forged, or the run falls apart and wants a smaller learning rate."
+        )
     if (mismatch := figures.get(MISMATCH_KL.key) or 0) > LARGEST_MISMATCH:
         found.append(
-            f"Step {step.step}: what nodes claim and what the learner finds are {mismatch:.2g} nats per token apart."
+            f"Step {step.step}: what nodes claim and what the learner finds are {mismatch:.2g} nats per token apart. "
+            "Look at the mismatch by node: one that is far off may forge; if all are, their engines are too imprecise."
         )
     return tuple(found)

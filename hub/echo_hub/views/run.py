@@ -11,7 +11,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import CostView, RunState, RunView, SiblingView, TrustView
+from echo_hub.dashboard.model import CostView, Doing, MismatchView, RunState, RunView, SiblingView, TrustView
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.operation.state import health_of
 from echo_hub.store.store import Store
@@ -19,22 +19,34 @@ from echo_hub.views.alarms import alarms
 from echo_hub.views.capacity import CapacityViews
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
 from echo_hub.views.live import configured, with_live
+from echo_hub.views.recent_work import RecentWorkViews
 from echo_hub.views.versions import VersionViews, dissemination_view
 from echo_shared.books import EventFilter
 from echo_shared.health import Health
 
 EVENTS_KEPT: Final = 50
 """The newest, of all kinds."""
-LEARNER_IS_DOWN: Final = "The learner process has died; it is being started again."
+LEARNER_IS_DOWN: Final = (
+    "The learner process has died; it is being started again. If it dies again, `echo-hub log RUN` says of what."
+)
 COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
 )
-LEASING: Final = {
-    "paused": "paused by the operator: nothing is leased",
-    "draining": "draining, as the operator said: what is open is leased to its end",
-    "drained": "drained, as the operator said: nothing is under way",
+LEASING: Final = {"paused": Doing.PAUSED, "draining": Doing.DRAINING, "drained": Doing.DRAINED}
+DETAILS: Final = {
+    Doing.STARTING: "starting the learner",
+    Doing.LEARNER_DOWN: "starting the learner again",
+    Doing.PAUSED: "paused by the operator: nothing is leased",
+    Doing.DRAINING: "draining, as the operator said: what is open is leased to its end",
+    Doing.DRAINED: "drained, as the operator said: nothing is under way",
+    Doing.LACKS_NODES: "waiting for nodes",
+    Doing.COLLECTING: "collecting rollouts",
+    Doing.TRAINING: "training",
+    Doing.EVALUATING: "evaluating",
+    Doing.FINISHED: "",
 }
+"""What the run does, or waits for; empty when it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +105,7 @@ class RunViews:
         self._evaluations = evaluations
         self._siblings = siblings
         self._capacity = CapacityViews(store=store, started_at=started_at)
+        self._work = RecentWorkViews(store)
 
     def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
@@ -116,7 +129,8 @@ class RunViews:
             windows_install_command=moment.windows_install_command,
             address=moment.address,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
-            state_detail=state_detail(moment),
+            state_detail=DETAILS[doing(moment)],
+            doing=doing(moment),
             health=health(moment),
             problems=(*problems(moment), *warnings),
             alarms=warnings,
@@ -150,6 +164,7 @@ class RunViews:
             nodes_useful=num_nodes.useful,
             uplink_bytes_s=distribution.uplink_bytes_s,
             events=tuple(self._store.events(EventFilter(), EVENTS_KEPT)),
+            work=self._work.read(),
             capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
             siblings=self._siblings(),
         )
@@ -215,6 +230,9 @@ def trust_view(status: TrustStatus) -> TrustView:
         disagreements=status.disagreements,
         outvoted=status.outvoted,
         checked_tokens=status.checked_tokens,
+        mismatch=tuple(
+            MismatchView(node_id=node.node_id, kl=node.kl, num_tokens=node.num_tokens) for node in status.mismatch
+        ),
         suspended=status.suspended,
     )
 
@@ -228,16 +246,18 @@ def waits_for(moment: Moment) -> str | None:
     return "rollouts" if moment.status.training_step is None else None
 
 
-def state_detail(moment: Moment) -> str:
-    """What the run does, or waits for; empty when it is over."""
+def doing(moment: Moment) -> Doing:
+    """What the run does, or waits for: of several things the one that must end first."""
     if moment.finished:
-        return ""
+        return Doing.FINISHED
     if moment.learner_is_starting:
-        return "starting the learner"
+        return Doing.STARTING
+    if moment.learner_is_down:
+        return Doing.LEARNER_DOWN
     if moment.last_is_published:
-        return "evaluating"
+        return Doing.EVALUATING
     if moment.status.leasing != "open":
         return LEASING[moment.status.leasing]
-    if not moment.status.nodes_connected:
-        return "waiting for nodes"
-    return "training" if moment.status.training_step is not None else "collecting rollouts"
+    if lacks_nodes(moment):
+        return Doing.LACKS_NODES
+    return Doing.TRAINING if moment.status.training_step is not None else Doing.COLLECTING

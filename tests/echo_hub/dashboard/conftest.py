@@ -25,12 +25,13 @@ from echo_hub.dashboard.model import (
     Changes,
     CostView,
     DisseminationView,
-    EvaluationView,
+    Doing,
     NodeView,
     RunState,
     RunView,
     TrustView,
     VersionView,
+    WorkView,
 )
 from echo_hub.dashboard.pages import routes
 from echo_hub.dashboard.tables import sort_rows
@@ -38,8 +39,6 @@ from echo_hub.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory
 from echo_shared.books import (
     Accounting,
-    Evaluation,
-    EvaluationKind,
     EventFilter,
     NodeTotals,
     RunEvent,
@@ -51,11 +50,8 @@ from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, S
 from echo_shared.health import Health, HubState
 from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
 from echo_shared.rollout_books import RolloutSummary
-from echo_shared.step_figures import STEP_FIGURES
+from tests.echo_hub.dashboard.scripted_views import ROLLOUTS, STARTED, STEP_S, TRUST, WORK, evaluation_view, step_record
 
-STARTED = 1_780_000_000.0
-STEP_S = 4.0
-ROLLOUTS = 512
 HOSTILE_NAMES = (
     '<script>alert("owned")</script>',
     '"><img src=x onerror=alert(1)>',
@@ -66,75 +62,6 @@ HOSTILE_NAMES = (
     "'; DROP TABLE nodes; --",
     "\u200b",
 )
-
-
-TRUST = TrustView(
-    checks={"llama_cpp/q4_k_m/cpu": 90, "torch/bf16/cuda": 410},
-    failed_checks={"llama_cpp/q4_k_m/cpu": 1, "torch/bf16/cuda": 0},
-    abandoned_checks=3,
-    waiting_checks=2,
-    quarantined=1,
-    checkers=4,
-    opinions=520,
-    disagreements=3,
-    outvoted=2,
-    checked_tokens=41_000,
-)
-
-
-def step_record(step: int) -> StepRecord:
-    return StepRecord(
-        step=step,
-        planned_at=STARTED + STEP_S * (step - 1),
-        num_groups=ROLLOUTS // 8,
-        trained_at=STARTED + STEP_S * step + (step * 7919 % 10) / 5,
-        num_rollouts=ROLLOUTS,
-        num_tokens=ROLLOUTS * 6,
-        mean_reward=0.45 + 0.45 * (1 - 0.94**step) + (step * 37 % 11 - 5) / 400,
-        staleness_mean=min(step - 1, 2) * 0.45 + (step * 31 % 7) / 20,
-        staleness_max=min(step - 1, 2),
-        figures={
-            **{figure.key: None for figure in STEP_FIGURES},
-            "seconds": 0.8 + (step * 13 % 5) / 20,
-            "loss": -0.01 / step,
-            "grad_norm": 0.4 + 1 / step,
-            "mismatch_kl": 0.0004 + (step * 17 % 9) * 1e-5,
-            "clip_fraction": 0.01,
-            "ratio_mean": 1 + (step * 7 % 5 - 2) / 100,
-            "ratio_max": 1.5 + (step * 23 % 13) ** 2 / 10,
-            "base_kl": 0.02 * (1 - 0.97**step),
-            "share_without_advantage": 0.1 + 0.5 * (1 - 0.98**step),
-            "share_truncated": 0.02,
-            "tokens_per_s": 3_100.0 + step * 41 % 300,
-            "eval_s": 1.25 if step % 15 == 1 else 0.0,
-        },
-    )
-
-
-def evaluation_view(version: int) -> EvaluationView:
-    accuracy = 0.46 + 0.47 * (1 - 0.93**version)
-    return EvaluationView(
-        greedy=Evaluation(
-            policy_version=version,
-            kind=EvaluationKind.GREEDY,
-            num_problems=256,
-            samples=1,
-            num_unscored=0,
-            accuracy=accuracy,
-            accuracy_error=(accuracy * (1 - accuracy) / 255) ** 0.5,
-            pass_at={},
-            mean_reward=accuracy,
-            mean_tokens=5.75,
-            share_truncated=0.01,
-            seconds=0.25,
-            evaluated_at=STARTED + STEP_S * version,
-        ),
-        samples=8,
-        mean_at_k=accuracy - 0.06,
-        mean_at_k_error=0.02,
-        pass_at={2: accuracy - 0.01, 4: accuracy + 0.01, 8: min(accuracy + 0.04, 1.0)},
-        seconds=1.25,
-    )
 
 
 def node_totals(number: int, name: str, *, last_seen: float = STARTED, trained: int = 0) -> NodeTotals:
@@ -245,6 +172,10 @@ class ScriptedSource:
         self.total = 60
         self.problems: tuple[str, ...] = ()
         self.starting = False
+        self.doing: Doing | None = None
+        """None: as follows from the rest."""
+        self.waited_s = 0.0
+        """After the newest step."""
         self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
@@ -256,7 +187,7 @@ class ScriptedSource:
 
     @property
     def now(self) -> float:
-        return STARTED + STEP_S * (self.step + 0.6)
+        return STARTED + STEP_S * (self.step + 0.6) + self.waited_s
 
     async def run_view(self) -> RunView:
         self.num_reads += 1
@@ -277,6 +208,7 @@ class ScriptedSource:
             windows_install_command=self.windows_install_command,
             state=RunState.FINISHED if self.step == self.total else RunState.RUNNING,
             state_detail="" if self.names else "Waiting for a first node.",
+            doing=self.doing or self._doing(),
             health=self.health(),
             problems=self.problems,
             starting=self.starting,
@@ -308,9 +240,17 @@ class ScriptedSource:
             uplink_bytes_s=2.5e6 if self.step else None,
             events=self._events(),
             capacity=self._capacity() if newest else None,
+            work=WORK if newest else WorkView(),
             cost=self._cost(trained) if newest else None,
             trust=TRUST if newest else TrustView(),
         )
+
+    def _doing(self) -> Doing:
+        if self.step == self.total:
+            return Doing.FINISHED
+        if self.starting:
+            return Doing.STARTING
+        return Doing.TRAINING if self.names else Doing.LACKS_NODES
 
     def _cost(self, trained: int) -> CostView:
         return CostView(
@@ -380,7 +320,7 @@ class ScriptedSource:
             return Health(state=HubState.FINISHED)
         if self.starting:
             return Health(state=HubState.STARTING, reasons=("The learner is starting.",))
-        return Health(state=HubState.READY)
+        return Health(state=HubState.READY if self.names else HubState.LIVE)
 
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
         found = (event for event in self._events() if wanted.kind in ("", event.kind))

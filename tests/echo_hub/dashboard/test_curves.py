@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import ClientSession
 
 from echo_hub.dashboard import curves
-from echo_hub.dashboard.curves import MOST_POINTS, Curves
+from echo_hub.dashboard.curves import MOST_POINTS, Curves, Trend
 from echo_shared.books import StepRecord
 
 
@@ -61,6 +64,50 @@ def test_many_steps_are_means_of_equal_stretches(monkeypatch: pytest.MonkeyPatch
         assert point["staleness_max"] == max(number % 4 for number in stretch)
         assert point["rollouts_per_s"] == pytest.approx(5.0), "the run's first step has no known duration"
         assert point["grad_norm"] in (1.0, None)
+
+
+def test_the_reward_is_smoothed_step_by_step_whatever_a_point_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = np.random.default_rng(0).random(40)
+
+    def drawn(most: int) -> dict[float | None, tuple[float | None, float | None]]:
+        monkeypatch.setattr(curves, "MOST_POINTS", most)
+        made = Curves()
+        for number, reward in enumerate(rewards.tolist(), start=1):
+            made.add(replace(step(number), mean_reward=reward))
+        return {point["step"]: (point["reward_smooth"], point["reward_spread"]) for point in made.after(0)}
+
+    fine, coarse = drawn(600), drawn(8)
+    assert len(fine) == 40 and len(coarse) <= 8 and coarse.items() <= fine.items()
+    assert fine[1] == (pytest.approx(rewards[0], rel=1e-5), 0.0)
+    for number in (2, 7, 40):
+        weights = np.exp(-np.arange(number)[::-1] / curves.SMOOTHED_OVER)
+        mean = np.average(rewards[:number], weights=weights)
+        spread = np.average((rewards[:number] - mean) ** 2, weights=weights) ** 0.5
+        assert fine[number] == pytest.approx((mean, spread), rel=1e-5)
+
+
+def trend_of(rewards: Sequence[float]) -> Trend | None:
+    made = Curves()
+    for number, reward in enumerate(rewards, start=1):
+        made.add(replace(step(number), mean_reward=reward))
+    return made.trend
+
+
+def test_a_trend_is_told_from_noise() -> None:
+    noise = np.random.default_rng(1).normal(0.5, 0.05, 60)
+    ramp = np.linspace(0, 0.6, 60)
+    assert trend_of([]) is None
+    for rewards, direction in ((noise[:5], ""), (noise, "steady"), (noise + ramp, "rising"), (noise - ramp, "falling")):
+        found = trend_of(rewards.tolist())
+        assert found is not None and found.direction == direction
+    flat = trend_of([0.5] * 30)
+    assert flat is not None and (flat.direction, flat.now, flat.steps) == ("steady", 0.5, curves.TREND_OVER)
+
+
+def test_noise_alone_seldom_looks_like_a_trend() -> None:
+    rng = np.random.default_rng(2)
+    found = [trend_of(rng.normal(0.5, 0.1, 40).tolist()) for _ in range(300)]
+    assert sum(one is not None and one.direction != "steady" for one in found) <= 0.05 * len(found)
 
 
 async def test_a_viewer_gets_what_it_lacks(open_hub: Any, source: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import replace
 from typing import Any
@@ -7,19 +8,15 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from echo_hub.dashboard import run_now
 from echo_hub.dashboard.fleet import FOREMOST_SHOWN
-from echo_hub.dashboard.model import DisseminationView, RunState
+from echo_hub.dashboard.model import DisseminationView, Doing, WorkView
 from echo_hub.dashboard.operator_page import (
     EVALUATIONS_SHOWN,
-    IDLE,
     TICKS_SHOWN,
-    accounting_segments,
-    learner_time_segments,
     newest_evaluations,
     rail_ticks,
-    remaining_s,
 )
-from echo_hub.views.learner_time import REASONS
 
 
 async def page(hub: ClientSession, path: str = "/") -> str:
@@ -116,23 +113,6 @@ async def test_of_the_nodes_the_page_has_those_to_look_at_and_how_many_there_are
     assert '<a href="/fleet">All nodes</a>' in section and "/actions/" not in section
 
 
-async def test_the_segments_cover_the_whole_bar(source: Any) -> None:
-    segments = accounting_segments(await source.run_view())
-    assert [segment.label for segment in segments] == ["trained", "in flight", "stale", "expired", "duplicate"]
-    assert sum(segment.length for segment in segments) == pytest.approx(1000)
-    assert segments[-1].start + segments[-1].length == pytest.approx(1000)
-
-
-async def test_the_learners_time_is_the_whole_bar(source: Any) -> None:
-    segments = learner_time_segments((await source.run_view()).capacity)
-    assert [segment.kind for segment in segments] == [
-        *("trained", "idle-rollouts", "idle-hand_off", "idle-evaluation", "idle-start")
-    ]
-    assert sum(segment.length for segment in segments) == pytest.approx(1000)
-    assert set(IDLE) == set(REASONS)
-    assert learner_time_segments(None) == ()
-
-
 async def test_the_evaluations_are_the_newest_and_the_bases(open_hub: Any, source: Any) -> None:
     text = await page(await open_hub(source))
     rows = re.findall(r"<tr><th[^>]*>([^<]+)</th>.*", text[text.index('<tbody id="evaluations"') :])[:3]
@@ -150,8 +130,68 @@ async def test_ticks_lie_where_their_version_does(source: Any) -> None:
     assert [place for place, _ in rail_ticks(await source.run_view())] == [0, 250, 500]
 
 
-async def test_the_time_to_go_follows_the_recent_pace(source: Any) -> None:
-    run, steps = await source.run_view(), await source.steps(25)
-    assert remaining_s(run, steps) == pytest.approx(23 * (steps[-1].trained_at - steps[0].trained_at) / 11)
-    assert remaining_s(run, steps[:2]) is None
-    assert remaining_s(replace(run, state=RunState.FINISHED), steps) is None
+def top(text: str) -> str:
+    """The first screen's words, without tags."""
+    part = text[text.index('<section class="top"') : text.index('<nav class="planes"')]
+    return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", part).split()))
+
+
+async def test_the_first_screen_answers_three_questions(open_hub: Any, make_source: Any) -> None:
+    text = top(await page(await open_hub(make_source(step=37))))
+    assert "Is it learning? Yes, the reward rises" in text
+    assert "Held-out accuracy 87.7 % ± 2.1 %, the base model's 46.0 %." in text
+    assert "Is it fed? Mostly The learner was idle for 30 % of the last 2 min 28 s" in text
+    assert "Is anything wrong? Nothing" in text and "500 checks, 1 failed, 1 in quarantine. The hub is ready." in text
+    assert "to go" in text
+
+
+@pytest.mark.parametrize("doing", [Doing.LACKS_NODES, Doing.LEARNER_DOWN, Doing.PAUSED, Doing.DRAINED, Doing.STARTING])
+async def test_a_run_that_waits_is_not_called_running_and_has_no_time_to_go(
+    open_hub: Any, source: Any, doing: Doing
+) -> None:
+    source.doing = doing
+    text = top(await page(await open_hub(source)))
+    assert "running" not in text and "to go" not in text and "training" not in text.split(" async")[0]
+    assert f"No: {run_now.WORDS[doing][0]}" in text or doing is Doing.STARTING
+
+
+async def test_a_run_without_steps_for_long_is_stalled(open_hub: Any, source: Any) -> None:
+    source.waited_s = 900.0
+    text = top(await page(await open_hub(source)))
+    assert text.startswith("echo stalled ") and "Is it fed? No: stalled" in text and "No step for 15 min" in text
+    assert "running" not in text and "to go" not in text
+
+
+async def test_a_finished_run_is_over(open_hub: Any, make_source: Any) -> None:
+    text = top(await page(await open_hub(make_source(step=60))))
+    assert text.startswith("echo finished ") and "took 4 min 2 s" in text and "Is it fed? It is over" in text
+    assert "running" not in text and "to go" not in text and "No node yet" not in text
+
+
+async def test_how_stale_and_how_long_what_came_in_was(open_hub: Any, make_source: Any) -> None:
+    text = await page(await open_hub(make_source(step=37)))
+    ages = text[text.index('id="ages"') :]
+    assert re.findall(r'<th scope="row" class="number">(\d)</th><td class="number">([\d,]+)</td>', ages)[:3] == [
+        *(("0", "310"), ("1", "1,204"), ("2", "534"))
+    ]
+    lengths = text[text.index('id="lengths"') :]
+    assert "the axis ends at 8 tokens" in lengths and "</span>no advantage</th>" in lengths
+    empty = await page(await open_hub(make_source(names=())))
+    assert "No completion has come in yet." in empty and WorkView().lengths == ()
+
+
+async def test_how_far_each_node_is_off(open_hub: Any, source: Any, hostile_names: tuple[str, ...]) -> None:
+    text = await page(await open_hub(source))
+    rows = text[text.index('id="mismatch"') : text.index('id="cost-section"')]
+    assert re.findall(r"<bdi>([^<]*)</bdi></a></th><td[^>]*>([^<]*)<", rows) == [
+        *(("attic-pc", "0.0021"), ("cobalt-heron", "0.0004"), ("ffffffff", "0.0002"))
+    ]
+    assert f'href="/rollouts?node={"f" * 20}"' in rows
+
+
+async def test_the_parts_come_in_the_planes_order_and_each_is_linked(hub: ClientSession) -> None:
+    text = await page(hub)
+    links = re.findall(r'href="#([\w-]+)"', text[text.index('<nav class="planes"') :].partition("</nav>")[0])
+    assert links[:5] == ["learning", "rollout", "dissemination", "trust-section", "cost-section"]
+    places = [text.index(f' id="{link}"') for link in links]
+    assert places == sorted(places)

@@ -197,7 +197,7 @@ async def test_both_pages_live_in_a_real_browser(browser: Any, open_hub: Any, so
 
     await page.goto(f"{origin}/?token={guard.credentials.token}")
     assert page.url == f"{origin}/", "the token is in the address no more"
-    last_step = "() => document.getElementById('chart-speed').plot?.data[0].at(-1)"
+    last_step = "() => document.getElementById('chart-reward').plot?.data[0].at(-1)"
     await page.wait_for_function(f"() => ({last_step})() === 37")
     await expect(page.locator("#link")).to_have_text("live")
     await expect(page.locator("#step")).to_have_text("37")
@@ -292,7 +292,10 @@ async def test_every_chart_of_the_learner_has_its_lines(browser: Any, open_hub: 
     lines = """[...document.querySelectorAll('.chart')].map(chart => [
         chart.id, chart.plot.data.slice(1).filter(column => column.filter(Number.isFinite).length > 1).length])"""
     assert dict(await page.evaluate(lines)) == {
-        "chart-reward": 7,
+        "chart-reward": 10,
+        "chart-entropy": 1,
+        "chart-reward_std": 2,
+        "chart-length": 2,
         "chart-staleness": 3,
         "chart-speed": 1,
         "chart-ratio": 2,

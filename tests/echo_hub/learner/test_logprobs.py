@@ -50,7 +50,7 @@ def test_what_was_drawn_with_u_is_inside_and_what_was_not_is_as_far_outside_as_b
     u = torch.from_numpy(uniforms)
     for chunk_elements in (1, vocabulary * 7):
         settings = {"temperature": 0.7, "chunk_elements": chunk_elements}
-        logprobs, outside = screened_logprobs(HIDDEN, head, torch.from_numpy(drawn), u, **settings)
+        logprobs, outside, _ = screened_logprobs(HIDDEN, head, torch.from_numpy(drawn), u, **settings)
         torch.testing.assert_close(logprobs, selected_logprobs(HIDDEN, head, torch.from_numpy(drawn), **settings))
         assert float(outside.max()) < 1e-12
     claimed = rng.integers(0, vocabulary, N)
@@ -59,7 +59,7 @@ def test_what_was_drawn_with_u_is_inside_and_what_was_not_is_as_far_outside_as_b
     above = cumulative[np.arange(N), claimed]
     below = np.where(claimed == 0, 0.0, cumulative[np.arange(N), claimed - 1])
     expected = np.maximum(0, np.maximum(below - uniforms, uniforms - above))
-    _, outside = screened_logprobs(HIDDEN, head, torch.from_numpy(claimed), u, temperature=0.7)
+    _, outside, _ = screened_logprobs(HIDDEN, head, torch.from_numpy(claimed), u, temperature=0.7)
     np.testing.assert_allclose(outside.numpy(), expected, atol=1e-12)
 
 
@@ -67,13 +67,42 @@ def test_the_distance_has_no_gradient_and_needs_a_u() -> None:
     hidden = HIDDEN.clone().requires_grad_()
     uniforms = torch.full((N,), 0.5, dtype=torch.float64)
     uniforms[3] = torch.nan
-    logprobs, outside = screened_logprobs(hidden, make_head(), IDS, uniforms, temperature=1.0)
-    assert not outside.requires_grad and logprobs.requires_grad
+    logprobs, outside, entropies = screened_logprobs(hidden, make_head(), IDS, uniforms, temperature=1.0)
+    assert not outside.requires_grad and not entropies.requires_grad and logprobs.requires_grad
     assert outside.isnan().nonzero().tolist() == [[3]]
     (logprobs * WEIGHTS).sum().backward()
     plain = HIDDEN.clone().requires_grad_()
     (selected_logprobs(plain, make_head(), IDS, temperature=1.0) * WEIGHTS).sum().backward()
     torch.testing.assert_close(hidden.grad, plain.grad, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 50, 3_000])
+@pytest.mark.parametrize("rows", [1, 2, 100])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_entropy_is_that_of_the_whole_distribution(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int, grad: bool
+) -> None:
+    """However the chunks, and the rows within one, are cut."""
+    monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
+    torch.manual_seed(vocabulary)
+    head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
+    expected = torch.distributions.Categorical(logits=head(HIDDEN) / 0.7).entropy()
+    u, ids = torch.full((N,), torch.nan, dtype=torch.float64), IDS % vocabulary
+    for chunk_elements in (1, vocabulary * 7, 10**6):
+        found = screened_logprobs(
+            HIDDEN.clone().requires_grad_(grad), head, ids, u, temperature=0.7, chunk_elements=chunk_elements
+        )
+        torch.testing.assert_close(found.entropies_N, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_the_entropy_of_a_float32_head_is_float32_and_finite_however_far_apart_logits_are() -> None:
+    u = torch.full((N,), 0.5)
+    for scale in (0.0, 1.0, 1e4):
+        hidden, head = (scale * HIDDEN).float(), make_head(torch.float32)
+        found = screened_logprobs(hidden, head, IDS, u, temperature=0.1).entropies_N
+        assert found.dtype == torch.float32
+        expected = torch.distributions.Categorical(logits=head(hidden).double() / 0.1).entropy()
+        torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=1e-5)
 
 
 def test_gradient_is_that_of_finite_differences() -> None:

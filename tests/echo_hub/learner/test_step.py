@@ -124,14 +124,21 @@ def test_groups_without_advantage_only_count_in_the_denominator(
     torch.testing.assert_close(gradient(policy, groups, settings, tokens=10_000), expected, atol=1e-7, rtol=1e-5)
 
 
+def plain_logits(
+    policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
+) -> torch.Tensor:
+    """Of all tokens after the prompt [T, V], over one unpadded sequence."""
+    ids = torch.from_numpy(np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64))
+    logits: torch.Tensor = policy.model(input_ids=ids[None]).logits[0] / settings.temperature
+    return logits[len(group.prompt_ids) - 1 : len(ids) - 1]
+
+
 def plain_logprobs(
     policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
 ) -> torch.Tensor:
-    """Of all tokens after the prompt, by the full softmax over one unpadded sequence."""
-    ids = torch.from_numpy(np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64))
-    logits: torch.Tensor = policy.model(input_ids=ids[None]).logits[0] / settings.temperature
-    start = len(group.prompt_ids)
-    return logits.log_softmax(-1)[torch.arange(start - 1, len(ids) - 1), ids[start:]]
+    """Of all tokens after the prompt, by the full softmax."""
+    ids = torch.from_numpy(rollout.completion_ids.astype(np.int64))
+    return plain_logits(policy, group, rollout, settings).log_softmax(-1)[torch.arange(len(ids)), ids]
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["one turn", "turns"])
@@ -167,9 +174,34 @@ def test_a_step_against_the_plain_formula(
     assert metrics["loss"] == pytest.approx(float(total.detach()), abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-4)
     assert metrics["completion_tokens"] == tokens
+    rewards = np.array([[rollout.reward for rollout in group.rollouts] for group in groups])
+    assert metrics["reward_std"] == pytest.approx(rewards.std())
+    assert metrics["reward_std_within"] == pytest.approx(rewards.std(axis=1).mean())
+    assert metrics["completion_length"] == pytest.approx(tokens / rewards.size)
     assert metrics["share_without_advantage"] == pytest.approx(1 / 6)
     assert metrics["updated"] == 1
     assert ("base_kl" in metrics) == bool(kl)
+
+
+@pytest.mark.parametrize("tokens", [64, 10_000])
+def test_the_entropy_is_the_mean_over_the_tokens_that_are_trained(
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, tokens: int
+) -> None:
+    """Not over what the environment said, nor over groups that teach nothing."""
+    settings = make_settings(learner={"micro_batch_tokens": tokens})
+    groups = with_turns(make_groups(3))
+    with torch.no_grad():
+        of_each = [
+            torch.distributions.Categorical(
+                logits=plain_logits(policy, group, rollout, settings)[torch.from_numpy(rollout.loss_mask)]
+            ).entropy()
+            for group in groups
+            if len({rollout.reward for rollout in group.rollouts}) > 1
+            for rollout in group.rollouts
+        ]
+    metrics = train_step(policy, make_optimizer(policy, settings.training), groups, settings)
+    assert metrics["computed_tokens"] == len(torch.cat(of_each))
+    assert metrics["entropy"] == pytest.approx(float(torch.cat(of_each).mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

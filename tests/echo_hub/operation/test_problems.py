@@ -48,7 +48,25 @@ def test_no_nodes_is_a_problem_after_a_while_and_explains_why_the_learner_waits(
     assert told(problems, ALONE, 300.0) == [(ProblemKind.NO_NODES, True)]
     problems.observe(ALONE, 900.0)
     assert kinds(problems) == [ProblemKind.NO_NODES]
-    assert problems.active[0].text == "No node has been connected for 15 minutes."
+    assert problems.active[0].text.startswith("No node has been connected for 15 minutes. ")
+
+
+@pytest.mark.parametrize(
+    ("seen", "after_s", "what_to_do"),
+    [
+        (ALONE, 900.0, "Give out the line"),
+        (replace(FINE, learner_waits=True), 900.0, "Look at what each node does"),
+        (replace(FINE, idle_share=0.9, idle_window_s=1.0), 900.0, "`echo-hub plan` says what would help"),
+        (replace(FINE, disk_free_bytes=1), 0.0, "make room"),
+        (replace(FINE, turned_away=10**6), 0.0, "`/metrics` says which"),
+        (replace(FINE, quarantined=9), 0.0, "Look at their checks"),
+    ],
+)
+def test_each_says_what_to_do(seen: Observation, after_s: float, what_to_do: str) -> None:
+    problems = Problems(LIMITS)
+    problems.observe(replace(seen, turned_away=0, quarantined=0), 0.0)
+    problems.observe(seen, after_s)
+    assert what_to_do in problems.active[0].text
 
 
 def test_a_learner_that_waits_long_is_idle() -> None:

@@ -96,7 +96,8 @@ async def test_what_fails_or_hangs_is_said_once_and_tried_again(
     async with followed(sink, store, changes) as one:
         tried = ["open"] if where == "opening" else ["open", "write"]
         await sink.until(*tried, "close", *tried, "close", *tried, "close")
-        assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run goes on without it: ")
+        assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run goes on without it")
+        assert "Look at its settings: " in one.problem, "and what to do"
         assert one.problem.endswith("no luck" if how == "fails" else "it takes too long")
         assert changes.number >= 2, "the pages hear of it"
         sink.odd = dict.fromkeys(sink.odd, "")

@@ -179,6 +179,8 @@ class Filled:
             "versions_history": lambda: store.versions_history(5),
             "versions_by_transport": store.versions_by_transport,
             "recent_rollouts": lambda: store.recent_rollouts(6),
+            "recent_lengths": lambda: store.recent_lengths(6),
+            "recent_ages": lambda: store.recent_ages(3),
             "recent_spreads": lambda: store.recent_spreads(3),
             "node_kinds": lambda: store.node_kinds(["a", "b"]),
             "evaluations": lambda: store.evaluations(1e9),

@@ -94,16 +94,16 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 ) -> None:
     """On the page with its chart and column, in JSON, at /metrics and in TensorBoard: no reader is told of it."""
     added = StepFigure(
-        key="entropy",
+        key="surprise",
         label="of the policy",
-        about="Mean entropy.",
+        about="Mean surprise.",
         unit="nats/token",
-        prometheus="echo_learner_entropy",
-        chart="entropy",
-        column="Entropy",
+        prometheus="echo_learner_surprise",
+        chart="surprise",
+        column="Surprise",
     )
     monkeypatch.setattr(step_figures, "STEP_FIGURES", (*step_figures.STEP_FIGURES, added))
-    chart = Chart(key="entropy", title="Entropy", about="How much is left to chance.", axis="nats/token")
+    chart = Chart(key="surprise", title="Surprise", about="How much is left to chance.", axis="nats/token")
     monkeypatch.setattr(step_figures, "CHARTS", (*step_figures.CHARTS, chart))
     await hub.join("a")
     await hub.train_to_the_end()
@@ -118,10 +118,10 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
         (first, _) = (await (await client.get("/api/v1/steps")).json())["steps"]
         (point, _) = (await (await client.get("/api/v1/curves")).json())["points"]
         newest = (await (await client.get("/api/v1/run")).json())["newest_step"]
-    assert 'id="chart-entropy"' in page and '"column": "entropy", "error": "", "label": "of the policy"' in page
-    assert ">Entropy</th>" in page and ">1.2</td>" in page
-    assert "\necho_learner_entropy 1.25\n" in metrics
-    assert (first["entropy"], newest["entropy"], point["entropy"]) == (1.25, 1.25, 1.25)
+    assert 'id="chart-surprise"' in page and '"column": "surprise", "error": "", "label": "of the policy"' in page
+    assert ">Surprise</th>" in page and ">1.2</td>" in page
+    assert "\necho_learner_surprise 1.25\n" in metrics
+    assert (first["surprise"], newest["surprise"], point["surprise"]) == (1.25, 1.25, 1.25)
 
     files, reading = TensorBoard(tmp_path / "tensorboard"), Reading(hub.driven.store, Position())
     await files.open()
@@ -129,7 +129,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     await files.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    assert [event.value for event in events.Scalars("train/entropy")] == [1.25, 1.25]
+    assert [event.value for event in events.Scalars("train/surprise")] == [1.25, 1.25]
 
 
 async def test_pages_know_the_foremost_and_the_connected_and_count_all(

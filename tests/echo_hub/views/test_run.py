@@ -19,11 +19,12 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.mismatch import NodeMismatch
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import Readiness, RunState
+from echo_hub.dashboard.model import Doing, MismatchView, Readiness, RunState
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.tallies import TRANSPORTS
-from echo_hub.views.run import COMMON_FAULT, LEARNER_IS_DOWN, trust_view, waits_for
+from echo_hub.views.run import COMMON_FAULT, DETAILS, LEARNER_IS_DOWN, trust_view, waits_for
 from echo_shared.books import Accounting
 from echo_shared.health import HubState
 
@@ -176,6 +177,30 @@ async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
     await hub.join("a")
     await hub.driven.work(lambda: bool(hub.driven.of(TrainStep)), hub.deliver)
     assert waits_for(hub.moment()) is None
+
+
+async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations: Any) -> None:
+    """One word for each moment; where several hold, what keeps the others from mattering."""
+
+    async def doing(**said: Any) -> Doing:
+        hub.said = said
+        view = await hub.pages.run_view()
+        assert view.state_detail == DETAILS[view.doing]
+        return Doing(view.doing)
+
+    assert await doing(learner_is_starting=True) is Doing.STARTING
+    assert await doing() is Doing.LACKS_NODES
+    assert await doing(needs_nodes=False) is Doing.COLLECTING, "it samples for itself"
+    assert await doing(learner_is_down=True) is Doing.LEARNER_DOWN
+    assert await doing(last_is_published=True) is Doing.EVALUATING, "nobody is needed any more"
+    hub.driven.store.record_evaluations(make_evaluations(0, 0.25, at=1.0))
+    assert await doing(last_is_published=True, finished=True) is Doing.FINISHED
+    assert set(DETAILS) == set(Doing)
+
+
+def test_whose_claims_are_far_off_is_shown() -> None:
+    status = TrustStatus(mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),))
+    assert trust_view(status).mismatch == (MismatchView(node_id="a", kl=0.25, num_tokens=90),)
 
 
 def test_what_all_nodes_fail_on_is_a_problem() -> None:

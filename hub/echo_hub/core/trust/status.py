@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from echo_hub.core.trust.mismatch import NodeMismatch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustStatus:
@@ -28,5 +30,7 @@ class TrustStatus:
     """Opinions that two others contradict."""
     checked_tokens: int = 0
     """That nodes were fed for it."""
+    mismatch: tuple[NodeMismatch, ...] = ()
+    """The nodes whose claims are farthest from what the learner finds, the farthest first."""
     suspended: tuple[str, ...] = ()
     """What so many nodes of a class fail on that none is condemned for it."""

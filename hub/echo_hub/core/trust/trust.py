@@ -41,6 +41,7 @@ from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import NOTHING, Sums, added, alarm, proof_added, weigh
+from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass, prior
 from echo_hub.core.trust.rate import is_drawn, patience, share_checked, worth
 from echo_hub.core.trust.reasons import CHANGED, DISPROVED, DOUBTFUL, OUTVOTED, not_drawn, what_is_wrong
@@ -86,6 +87,7 @@ class Trust:
             forgetting=self._forgetting,
             out=out,
         )
+        self._mismatch = Mismatch()
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
         """Of those quarantined since the hub's start: what may yet prove to be at fault instead."""
         self._alarm = alarm(settings.false_alarm)
@@ -109,6 +111,7 @@ class Trust:
             disagreements=self._checking.num_disagreements,
             outvoted=self._checking.num_outvoted,
             checked_tokens=self._checking.num_tokens,
+            mismatch=self._mismatch.largest,
             suspended=tuple(f"{numerics} on {kind} {number}" for numerics, kind, number in self._faults.all_suspended),
         )
 
@@ -241,6 +244,8 @@ class Trust:
     def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
         """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
         Only nodes of like precision are compared."""
+        evidence = tuple(evidence)
+        self._mismatch.add(evidence)
         if not self._settings.enabled:
             return
         alike: dict[Honest, list[tuple[str, Evidence]]] = {}

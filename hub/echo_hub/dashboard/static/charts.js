@@ -138,7 +138,7 @@
 
   function show(range) {
     zoom = range;
-    for (const { plot } of charts) plot.setData(plot.data);
+    for (const { plot } of drawn()) plot.setData(plot.data);
     const one = document.getElementById("zoom");
     if (one !== null) one.hidden = zoom === null;
   }
@@ -155,7 +155,7 @@
     const { min, max } = plot.scales.x;
     const middle = plot.cursor.idx === null || plot.cursor.idx === undefined ? (min + max) / 2 : plot.data[0][plot.cursor.idx];
     const half = (Math.max((max - min) * factor, MIN_SPAN)) / 2;
-    const all = [0, Math.max(...charts.map((chart) => chart.plot.data[0].at(-1) ?? 0), 10) * STEPS_AHEAD];
+    const all = [0, Math.max(...drawn().map((chart) => chart.plot.data[0].at(-1) ?? 0), 10) * STEPS_AHEAD];
     const range = [Math.max(middle - half, all[0]), Math.min(middle + half, all[1])];
     show(range[0] <= all[0] && range[1] >= all[1] ? null : range);
   }
@@ -194,11 +194,19 @@
     chart.plot?.destroy();
     chart.plot = new uPlot(optionsOf(chart), dataOf(chart.view), chart.element);
     chart.element.plot = chart.plot;
-    chart.plot.setSize(sizeOf(chart.element));
+    // uPlot lays itself out in a microtask; before that its legend has one line a curve.
+    queueMicrotask(() => chart.plot.setSize(sizeOf(chart.element)));
+  }
+
+  const drawn = () => charts.filter(({ plot }) => plot !== null);
+
+  // One in a folded part is made when that is opened.
+  function makeSeen() {
+    for (const chart of charts) if (chart.plot === null && chart.element.checkVisibility()) make(chart);
   }
 
   function draw() {
-    for (const { view, plot } of charts) plot.setData(dataOf(view));
+    for (const { view, plot } of drawn()) plot.setData(dataOf(view));
   }
 
   // Curves
@@ -240,15 +248,16 @@
   });
   const tables = new Set(charts.flatMap(({ view }) => view.lines.map((line) => line.table)));
   document.addEventListener("echo:part", ({ target }) => tables.has(target.id) && draw());
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach(make));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn().forEach(make));
   document.getElementById("zoom")?.addEventListener("click", () => show(null));
   const sizes = new ResizeObserver((entries) => {
     for (const { target } of entries) target.plot?.setSize(sizeOf(target));
   });
   for (const chart of charts) {
-    make(chart);
-    chart.element.addEventListener("keydown", (event) => onKey(event, chart.plot));
+    chart.element.addEventListener("keydown", (event) => chart.plot && onKey(event, chart.plot));
     sizes.observe(chart.element);
   }
+  makeSeen();
+  document.addEventListener("toggle", makeSeen, true);
   if (hasCurves) load();
 })();

@@ -35,6 +35,7 @@ class Statistics(NamedTuple):
     corrected: float
     vetoed_rollouts: float
     base_kl: float
+    entropy: float
     ratio_max: float
 
 
@@ -64,11 +65,13 @@ class StepLoss:
         *,
         proximal_logprobs_N: Tensor | None = None,
         reference_logprobs_N: Tensor | None = None,
+        entropies_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The micro-batch's part of the loss, and its STATISTICS: float32 without a graph, on the same device. It may
         hold no token.
 
-        `proximal_logprobs_N` None: the learner is where it was at the start of the step.
+        `proximal_logprobs_N` None: the learner is where it was at the start of the step. `entropies_N`: of the
+        learner's distributions at the tokens, nats; None = they count as 0.
         """
         proximal_N = learner_logprobs_N.detach() if proximal_logprobs_N is None else proximal_logprobs_N
         tokens = Tokens(
@@ -101,6 +104,7 @@ class StepLoss:
                 correction.bounded_N,
                 correction.vetoed_R,
                 base_kl_N,
+                torch.zeros_like(ratio_N) if entropies_N is None else entropies_N,
             )
             largest = ratio_N.max() if len(ratio_N) else ratio_N.sum()
             return loss, torch.stack([loss.detach(), *(column.sum().float() for column in columns), largest])

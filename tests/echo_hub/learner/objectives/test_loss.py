@@ -47,6 +47,7 @@ def outcome(
         learner,
         proximal_logprobs_N=proximal,
         reference_logprobs_N=None if reference is None else logs(*[reference] * 5),
+        entropies_N=torch.arange(5.0),
     )
     (gradient,) = torch.autograd.grad(loss, learner)
     return loss.item(), gradient.tolist(), dict(zip(STATISTICS, statistics.tolist(), strict=True))
@@ -56,7 +57,7 @@ def test_grpo_by_hand() -> None:
     loss, gradient, statistics = outcome({"name": "grpo"}, logs(1.0, 1.5, 0.5, 2.0, 0.5))
     assert loss == pytest.approx(0.25 * -(1 + 1.2 + 0.5) + 0.125 * 2 * (2 + 0.8))
     assert gradient == pytest.approx([-0.25, 0, -0.125, 0.5, 0])
-    assert statistics["tokens"] == 5 and statistics["clipped"] == 2
+    assert statistics["tokens"] == 5 and statistics["clipped"] == 2 and statistics["entropy"] == 10
     assert statistics["ratio"] == pytest.approx(5.5) and statistics["ratio_max"] == pytest.approx(2)
     assert statistics["mismatch_kl"] == pytest.approx(sum(r - 1 - math.log(r) for r in (1.0, 1.5, 0.5, 2.0, 0.5)))
 

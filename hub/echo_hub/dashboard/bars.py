@@ -1,0 +1,133 @@
+"""Bars of the Run page that are no curves over steps: each part's place and length, in thousandths of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from echo_hub.dashboard.answers import IDLE
+from echo_hub.dashboard.model import CapacityView, MismatchView, RunView, WorkView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of a bar, in thousandths of its length."""
+
+    label: str
+    kind: str
+    value: float
+    start: float
+    length: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthsBar:
+    """One outcome's completions along an axis of tokens that begins at 0."""
+
+    outcome: str
+    kind: str
+    rollouts: int
+    mean: float
+    median: int
+    longest: int
+    start: float
+    """Where the shortest tenth ends."""
+    length: float
+    """From there to where the longest tenth begins."""
+    middle: float
+    """Where the median is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MismatchBar:
+    """One node's, against the farthest one's."""
+
+    node_id: str
+    name: str
+    kl: float
+    num_tokens: int
+    length: float
+
+
+def accounting_segments(run: RunView) -> tuple[Segment, ...]:
+    """Trained, evaluated, in flight, then every drop reason, the largest first."""
+    accounting = run.accounting
+    parts: list[tuple[str, str, float]] = [("trained", "trained", accounting.trained)]
+    parts += [("evaluated", "evaluated", accounting.evaluated)] if accounting.evaluated else []
+    parts += [("in flight", "flight", accounting.in_flight)]
+    dropped = sorted(accounting.dropped.items(), key=lambda item: -item[1])
+    parts += [(reason.replace("_", " "), f"drop-{reason}", number) for reason, number in dropped if number]
+    return _segments(parts, whole=max(accounting.leased, 1))
+
+
+def learner_time_segments(capacity: CapacityView | None) -> tuple[Segment, ...]:
+    """Training, then what it waited for."""
+    if capacity is None:
+        return ()
+    parts: list[tuple[str, str, float]] = [("training", "trained", 1 - capacity.idle_share)]
+    parts += [
+        (label, f"idle-{reason}", share)
+        for reason, label in IDLE.items()
+        if (share := capacity.idle_by_reason.get(reason, 0.0))
+    ]
+    return _segments(parts, whole=1.0)
+
+
+def staleness_bars(work: WorkView) -> tuple[Segment, ...]:
+    """A bar for each staleness from 0 to the largest, those of no group too; the fullest is the whole length."""
+    groups = work.groups_by_staleness
+    most = max(groups.values(), default=0)
+    return tuple(
+        Segment(
+            label=str(age),
+            kind="drop-stale",
+            value=groups.get(age, 0),
+            start=0.0,
+            length=1000 * groups.get(age, 0) / most,
+        )
+        for age in range(max(groups, default=-1) + 1)
+    )
+
+
+def lengths_bars(work: WorkView) -> tuple[LengthsBar, ...]:
+    """All on one axis, up to the longest completion of all."""
+    whole = max((of.longest for of in work.lengths), default=1) or 1
+    return tuple(
+        LengthsBar(
+            outcome=of.outcome.replace("_", " "),
+            kind={"trained": "trained", "in flight": "flight"}.get(of.outcome, f"drop-{of.outcome}"),
+            rollouts=of.rollouts,
+            mean=of.mean,
+            median=round(of.p50),
+            longest=of.longest,
+            start=1000 * of.p10 / whole,
+            length=1000 * (of.p90 - of.p10) / whole,
+            middle=1000 * of.p50 / whole,
+        )
+        for of in work.lengths
+    )
+
+
+def mismatch_bars(mismatch: Iterable[MismatchView], names: Mapping[str, str]) -> tuple[MismatchBar, ...]:
+    """`names`: of the nodes, as far as they are known."""
+    nodes = tuple(mismatch)
+    most = max((node.kl for node in nodes), default=0.0) or 1.0
+    return tuple(
+        MismatchBar(
+            node_id=node.node_id,
+            name=names.get(node.node_id, ""),
+            kl=node.kl,
+            num_tokens=node.num_tokens,
+            length=1000 * max(node.kl, 0.0) / most,
+        )
+        for node in nodes
+    )
+
+
+def _segments(parts: Iterable[tuple[str, str, float]], *, whole: float) -> tuple[Segment, ...]:
+    segments, start = [], 0.0
+    for label, kind, value in parts:
+        length = 1000 * value / whole
+        segments.append(Segment(label=label, kind=kind, value=value, start=start, length=length))
+        start += length
+    return tuple(segments)

@@ -1,0 +1,20 @@
+// The page's parts fold. On a phone all but those that are marked to stay begin folded; an address's anchor opens its own.
+"use strict";
+(() => {
+  const NARROW = "(max-width: 47.99rem)";
+  if (matchMedia(NARROW).matches) for (const fold of document.querySelectorAll("details.plane:not(.stays)")) fold.open = false;
+
+  function reveal() {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (!target?.closest("details.plane")) return;
+    for (let fold = target.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+    target.scrollIntoView();
+  }
+
+  addEventListener("hashchange", reveal);
+  // A second click on the same link is no change of the address.
+  document.addEventListener("click", ({ target }) => {
+    if (target.closest?.("a")?.hash === location.hash) reveal();
+  });
+  reveal();
+})();

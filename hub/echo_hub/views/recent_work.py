@@ -1,0 +1,70 @@
+"""What became of the newest rollouts, by their lengths, and how stale the newest batches were.
+
+Reading it takes some hundredths of a second, so it is done every few seconds at most, and never on the event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Final
+
+from echo_hub.core.spread.holdings import quantile
+from echo_hub.dashboard.model import LengthsView, WorkView
+from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length
+from echo_hub.store.store import Store
+from echo_shared.messages import ReceiptState
+
+READ_EVERY_S: Final = 10.0
+ROLLOUTS_READ: Final = 5_000
+STEPS_READ: Final = 32
+
+
+class RecentWorkViews:
+    """`read` may run on several threads at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._newest = WorkView()
+
+    def read(self) -> WorkView:
+        with self._lock:
+            if time.monotonic() - self._read_at >= READ_EVERY_S:
+                ages = self._store.recent_ages(STEPS_READ)
+                self._newest = work_view(self._store.recent_lengths(ROLLOUTS_READ), ages)
+                self._read_at = time.monotonic()
+            return self._newest
+
+
+def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:
+    """Outcomes: trained, in flight, then the reasons for drops, the most frequent first."""
+    by_outcome: dict[str, list[int]] = defaultdict(list)
+    for length in lengths:
+        by_outcome[length.outcome].append(length.num_tokens)
+    first = {ReceiptState.TRAINED.value: 0, IN_FLIGHT: 1}
+    outcomes = sorted(by_outcome, key=lambda outcome: (first.get(outcome, 2), -len(by_outcome[outcome]), outcome))
+    counted = list(ages)
+    groups = Counter(staleness for batch in counted for staleness in batch.staleness)
+    return WorkView(
+        lengths=tuple(_lengths(outcome, sorted(by_outcome[outcome])) for outcome in outcomes),
+        groups_by_staleness=dict(sorted(groups.items())),
+        steps=len(counted),
+    )
+
+
+def _lengths(outcome: str, tokens: list[int]) -> LengthsView:
+    """`tokens` ascending, never empty."""
+    return LengthsView(
+        outcome=outcome,
+        rollouts=len(tokens),
+        mean=fmean(tokens),
+        p10=quantile(tokens, 0.1) or 0,
+        p50=quantile(tokens, 0.5) or 0,
+        p90=quantile(tokens, 0.9) or 0,
+        longest=tokens[-1],
+    )

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from typing import Any
+
+from echo_hub.core.effects import RolloutsDropped
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length
+from echo_hub.store.store import Store
+from echo_shared.messages import DropReason
+
+
+def test_what_came_in_for_training_is_told_with_what_became_of_it(store: Store, records: Any) -> None:
+    store.apply(records.one_step(1, lease_id=1, group_id=0), now=5.0)
+    evaluation = EvaluationGroup(policy_version=1, greedy=True, number=0).group_id
+    store.apply([*records.opened(7, evaluation), records.leased(2, 7, 0), records.leased(3, 7, 1)], now=8.0)
+    store.apply([records.leased(4, 7, 2), records.leased(5, evaluation, 0)], now=8.0)
+    store.apply(records.received("2-0", "3-1", "5-0"), now=9.0)
+    store.apply([RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.STALE)], now=10.0)
+    found = store.recent_lengths(99)
+    assert [length.outcome for length in found] == [IN_FLIGHT, "stale", "trained", "trained"]
+    assert all(length == Length(outcome=length.outcome, num_tokens=length.num_tokens) for length in found)
+    assert len(store.recent_lengths(3)) == 1, "leased are all three, but one is an evaluation's, and one under way"
+
+
+def test_of_steps_those_that_are_trained_tell_their_groups_ages(store: Store, records: Any) -> None:
+    for step in (1, 2, 3):
+        store.apply(records.one_step(step, lease_id=step, group_id=step), now=5.0)
+    newest, before = store.recent_ages(2)
+    assert (newest.step, before.step) == (3, 2)
+    assert isinstance(newest, BatchAges) and all(age >= 0 for age in newest.staleness) and newest.staleness
