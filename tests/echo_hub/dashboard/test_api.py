@@ -38,7 +38,7 @@ SCHEMA = {
         *("newest_step", "accuracy_before", "accuracy_after"),
         *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "nodes_known", "nodes_useful"),
         *("uplink_bytes_s", "capacity"),
-        *("cost", "trust", "work"),
+        *("cost", "trust", "work", "siblings"),
     },
     "trust": {
         *("checks", "failed_checks", "abandoned_checks", "waiting_checks", "quarantined", "suspended"),
