@@ -149,7 +149,10 @@ def hub() -> Package:
         files={
             "usr/lib/systemd/system/echo-hub.service": (PARTS / "echo-hub.service").read_text("utf-8"),
             "usr/lib/sysusers.d/echo-hub.conf": (PARTS / "echo-hub.sysusers").read_text("utf-8"),
-            "usr/share/doc/echo-hub/operator.md": (ROOT / "docs" / "operator.md").read_text("utf-8"),
+            **{
+                f"usr/share/doc/echo-hub/{page.relative_to(ROOT / 'docs')}": page.read_text("utf-8")
+                for page in (ROOT / "docs" / "operator.md", *sorted((ROOT / "docs" / "operator").glob("*.md")))
+            },
         },
         also=", systemd",
         before=HUB_BEFORE,

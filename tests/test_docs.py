@@ -46,7 +46,8 @@ def test_the_map_names_every_folder_of_code() -> None:
 
 
 def test_settings_that_volunteers_are_told_of_are_settings() -> None:
-    text = (ROOT / "docs" / "volunteer.md").read_text(encoding="utf-8")
+    pages = [ROOT / "docs" / "volunteer.md", *sorted((ROOT / "docs" / "volunteer").glob("*.md"))]
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
     manners, top = set(MannersConfig.model_fields), set(NodeConfig.model_fields)
     told = re.findall(r"`((?:manners\.)?[a-z_]+) = ([^`]+)`", text)
     assert len(told) > 5

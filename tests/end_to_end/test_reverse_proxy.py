@@ -1,4 +1,4 @@
-"""nginx and Caddy in front of a hub, by the very configurations that docs/operator.md shows."""
+"""nginx and Caddy in front of a hub, by the very configurations that docs/operator/public.md shows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.echo_hub.net.certificates import Authority
 
 pytestmark = pytest.mark.timeout(600)
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "operator.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "operator" / "public.md"
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 
 

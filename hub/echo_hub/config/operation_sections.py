@@ -47,7 +47,8 @@ class AlertsConfig(Section):
     `echo-hub alert-test RUN` sends one. With neither set nobody is; the page shows the same."""
 
     webhook_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+\S*)?$", max_length=2_000)] = ""
-    """Each alert is posted there as JSON (docs/operator.md). The address may hold a secret: it is in no log."""
+    """Each alert is posted there as JSON (docs/operator/operation.md). The address may hold a secret: it is in no
+    log."""
     webhook_secret: Annotated[str, Field(pattern=r"^(.{16,256})?$")] = ""
     """At least 16 characters: what is posted is signed with it, by HMAC-SHA256 in the header Echo-Signature."""
     email_to: tuple[Address, ...] = ()
@@ -66,8 +67,8 @@ class AlertsConfig(Section):
     smtp_password: str = ""
     """Better in the environment: ECHO_HUB_ALERTS__SMTP_PASSWORD."""
     kinds: tuple[AlertKind, ...] = ()
-    """What is told of, by its name in docs/operator.md; empty = everything. All problems are on the page and among the
-    events, whatever this says."""
+    """What is told of, by its name in docs/operator/operation.md; empty = everything. All problems are on the page
+    and among the events, whatever this says."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
     """The learner has waited for rollouts for so long; 0 = never mind."""
     learner_idle_share: Annotated[float, Field(ge=0, le=1)] = 0.8
