@@ -2,7 +2,7 @@
 #   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
 #   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
 #   make lint         ruff and mypy; `make format` mends what ruff can
-#   make docs         the documentation as a site, in build/docs/site; `make docs-serve` shows it on loopback meanwhile
+#   make docs         the documentation as a site, in build/docs/site; `make docs-serve` shows it on loopback
 #   make wheelhouse   in dist/, all that an installation on this kind of machine needs, so that none compiles (half an hour)
 #   make deb          in dist/, a Debian package of the node, out of such a wheelhouse
 #   make deb-hub      one of the hub; its wheelhouse holds the PyTorch that pip finds, or the one in PIP_FIND_LINKS
