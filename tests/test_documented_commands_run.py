@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from echo_hub.config.file import load_config
 from echo_hub.main import app as hub
-from echo_hub.main import make_run
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_node.main import app as node
 from tests.documented import PAGES, ROOT, Command, blocks
@@ -105,8 +105,8 @@ def run(command: Command, place: Path) -> tuple[int, str, str]:
     if arguments[0] == "act" and len(arguments) > 2:
         arguments += ["--wait", "0"]  # Nobody serves the run.
     assert not any(Path(word).is_absolute() for word in arguments)
-    if arguments[0] in ("init", "restore"):
-        shutil.rmtree(arguments[-1], ignore_errors=True)
+    if arguments[0] in ("init", "restore"):  # What it makes may be there: init RUN, restore FILE RUN.
+        shutil.rmtree(arguments[1 if arguments[0] == "init" else 2], ignore_errors=True)
     if command.environment or command.program == "pytest":
         own = {**command.environment, "PYTHONPATH": os.pathsep.join([*sys.path, str(place)])}
         for name, value in command.environment.items():
