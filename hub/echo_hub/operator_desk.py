@@ -20,6 +20,7 @@ from typing import Any, Final
 from echo_hub.actions.records import ActionRecord, Actor, ApiToken, Outcome, is_good_for
 from echo_hub.actions.requests import (
     AnyRequest,
+    DistrustNode,
     Drain,
     EvaluateNow,
     Export,
@@ -32,12 +33,13 @@ from echo_hub.actions.requests import (
     SetMaxStaleness,
     SetPublishEvery,
     SetSpendCap,
+    TrustNode,
     WrongRequestError,
     request_of,
     undo_of,
 )
 from echo_hub.core.effects import ActionSettled
-from echo_hub.core.events import OperatorAsked
+from echo_hub.core.events import NodeVouchedFor, OperatorAsked
 from echo_hub.core.operating import PUBLISH_NOW, Setting
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError
@@ -66,7 +68,7 @@ class Desk:
         directory: RunDirectory,
         *,
         guard: Guard,
-        report: Callable[[OperatorAsked], Awaitable[None]],
+        report: Callable[[OperatorAsked | NodeVouchedFor], Awaitable[None]],
         evaluate: Callable[[int | None], tuple[int, str]],
         rotate_run_key: Callable[[], None],
         changed: Callable[[], None],
@@ -224,7 +226,7 @@ class Desk:
         self._changed()
 
 
-def asked_of(number: int, request: AnyRequest) -> OperatorAsked | None:
+def asked_of(number: int, request: AnyRequest) -> OperatorAsked | NodeVouchedFor | None:
     """What the coordinator is asked for; None: it has no part in this."""
     what: str
     value: str | float = ""
@@ -245,6 +247,8 @@ def asked_of(number: int, request: AnyRequest) -> OperatorAsked | None:
             what, value = Setting.SPEND_CAP, request.value
         case PublishNow():
             what = PUBLISH_NOW
+        case TrustNode() | DistrustNode():
+            return NodeVouchedFor(number=number, node_id=request.node, is_trusted=isinstance(request, TrustNode))
         case _:
             return None
     return OperatorAsked(number=number, what=what, value=value)

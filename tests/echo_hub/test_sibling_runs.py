@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -54,7 +55,11 @@ def elsewhere(store: Store) -> dict[str, tuple[int, int]]:
     return {row.name: (row.rollouts, row.elsewhere_rollouts) for row in rows}
 
 
-async def test_what_a_key_did_in_one_run_stands_on_the_board_of_the_other(tmp_path: Path) -> None:
+async def test_what_a_key_did_in_one_run_stands_on_the_board_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count(10)
+    monkeypatch.setattr("echo_hub.sibling_runs.time.time", lambda: float(next(seconds)))
     first = made(tmp_path / "first", "first")
     second = made(tmp_path / "second", "the second", beside=first)
     here, there = serve(first, 1), serve(second, 2)

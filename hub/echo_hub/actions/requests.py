@@ -155,6 +155,25 @@ class Pardon(Request):
     """As `echo-hub nodes` prints it."""
 
 
+class TrustNode(Request):
+    """Take a node for one that has long proven itself, as you may one of your own: its rollouts need not wait for their
+    checks, and few are checked. What is found then counts as it does of any other; with another engine it has to prove
+    itself like others."""
+
+    action: Literal["trust"] = "trust"
+    ASKS = True
+    node: NodeId
+    """As `echo-hub nodes` prints it."""
+
+
+class DistrustNode(Request):
+    """Have a node prove itself anew: all that it sends is checked, before anybody trains on it."""
+
+    action: Literal["distrust"] = "distrust"
+    node: NodeId
+    """As `echo-hub nodes` prints it."""
+
+
 class MakeInvite(Request):
     """Invite a person: a token, shown once, that lets a few nodes join. Those that have come may always come back."""
 
@@ -237,6 +256,8 @@ AnyRequest = (
     | Ban
     | Unban
     | Pardon
+    | TrustNode
+    | DistrustNode
     | MakeInvite
     | RevokeInvite
     | MakeToken
@@ -286,6 +307,10 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
             return Unban(node=request.node)
         case Unban():
             return Ban(node=request.node)
+        case TrustNode():
+            return DistrustNode(node=request.node)
+        case DistrustNode() if before == "proven":
+            return TrustNode(node=request.node)
         case MakeInvite():
             return RevokeInvite(name=request.name)
         case MakeToken():

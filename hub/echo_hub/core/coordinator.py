@@ -36,6 +36,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodePardoned,
     NodeReported,
+    NodeVouchedFor,
     OperatorAsked,
     RolloutArrived,
     RolloutChecked,
@@ -410,9 +411,6 @@ class Coordinator:
         elif held is not None:
             self._continued(held, now)
 
-    def _pardoned(self, event: NodePardoned, now: float) -> None:
-        self._trust.pardon(event.node_id, now)
-
     # --- the operator
 
     def _operator_asked(self, event: OperatorAsked, now: float) -> None:
@@ -483,8 +481,9 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     RolloutChecked: Coordinator._rollout_checked,
     CheckReturned: Coordinator._check_returned,
     CheckAbandoned: Coordinator._check_abandoned,
-    NodePardoned: Coordinator._pardoned,
+    NodePardoned: lambda core, event, now: core._trust.pardon(event.node_id, now),
     OperatorAsked: Coordinator._operator_asked,
+    NodeVouchedFor: lambda core, event, now: core._trust.vouched(event, now),
     LeaseGivenBack: Coordinator._given_back,
     LearnerReady: Coordinator._learner_ready,
     LearnerLost: Coordinator._learner_lost,

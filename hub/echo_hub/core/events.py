@@ -151,6 +151,15 @@ class OperatorAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVouchedFor:
+    """An operator takes a node for proven, or no longer does. ActionSettled follows, as of OperatorAsked."""
+
+    number: int
+    node_id: str
+    is_trusted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGivenBack:
     """The node will not finish these."""
 
@@ -236,6 +245,7 @@ Event = (
     | CheckAbandoned
     | NodePardoned
     | OperatorAsked
+    | NodeVouchedFor
     | LeaseGivenBack
     | LearnerReady
     | LearnerLost

@@ -52,6 +52,8 @@ class Button:
     question: str
     """Asked before it is done."""
     is_for: Callable[[NodeView], bool]
+    in_table: bool = True
+    """Offered beside other nodes too, and not on the node's own page alone."""
 
 
 BUTTONS: Final = (
@@ -67,6 +69,20 @@ BUTTONS: Final = (
         label="Pardon",
         question="It begins anew: what was found of it does not count any more, and its next rollouts are all checked.",
         is_for=lambda node: node.totals.standing == "quarantined",
+    ),
+    Button(
+        action="trust",
+        label="Trust",
+        question="Its rollouts are trained on before they are checked, and few are: as if it had long proven itself.",
+        is_for=lambda node: node.totals.standing in ("new", "suspect") and not node.banned,
+        in_table=False,
+    ),
+    Button(
+        action="distrust",
+        label="Distrust",
+        question="It has to prove itself anew: all that it sends is checked before anybody trains on it.",
+        is_for=lambda node: node.totals.standing == "proven" and not node.banned,
+        in_table=False,
     ),
 )
 

@@ -25,7 +25,7 @@ from echo_hub.dashboard.snapshots import Snapshots
 
 RECORDS_SHOWN: Final = 50
 CONFIRMED: Final = "confirmed"
-OF_NODES: Final = frozenset({"ban", "unban", "pardon"})
+OF_NODES: Final = frozenset({"ban", "unban", "pardon", "trust", "distrust"})
 """Beside each node there is a button for these."""
 
 

@@ -44,6 +44,8 @@ class EventKind(StrEnum):
     NODE_QUARANTINED = "node_quarantined"
     NODE_RELEASED = "node_released"
     NODE_PARDONED = "node_pardoned"
+    NODE_TRUSTED = "node_trusted"
+    NODE_DISTRUSTED = "node_distrusted"
     LEARNER_DIED = "learner_died"
     SCORER_DIED = "scorer_died"
     VERIFIER_DIED = "verifier_died"
@@ -60,6 +62,8 @@ _DECIDED: Final[Mapping[Decision, tuple[EventKind, int, str]]] = {
     Decision.QUARANTINED: (EventKind.NODE_QUARANTINED, _WARNING, "node %s is in quarantine: %s"),
     Decision.RELEASED: (EventKind.NODE_RELEASED, _WARNING, "node %s is out of quarantine: %s"),
     Decision.PARDONED: (EventKind.NODE_PARDONED, 20, "node %s is pardoned: %s"),
+    Decision.TRUSTED: (EventKind.NODE_TRUSTED, 20, "node %s is taken for proven: %s"),
+    Decision.DISTRUSTED: (EventKind.NODE_DISTRUSTED, 20, "node %s has to prove itself anew: %s"),
 }
 
 

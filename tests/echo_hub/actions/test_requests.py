@@ -26,7 +26,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "publish_every": {"value": 3},
     "learning_rate": {"value": 1e-4},
     "spend_cap_per_hour": {"value": 2},
-    **{name: {"node": "a" * 20} for name in ("ban", "unban", "pardon")},
+    **{name: {"node": "a" * 20} for name in ("ban", "unban", "pardon", "trust", "distrust")},
     **{name: {"name": "Ada"} for name in ("invite", "uninvite", "token", "revoke_token")},
 }
 

@@ -19,6 +19,7 @@ could know before it sends.
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import ceil
 from typing import Final
 
 SHORT: Final = 64
@@ -37,6 +38,11 @@ def worth(num_tokens: int) -> int:
 def share_checked(num_verified: int, first: int, least: float) -> float:
     """With what probability the next rollout of a proven node is checked."""
     return max(least, first / num_verified) if num_verified > first else 1.0
+
+
+def long_proven(first: int, least: float) -> int:
+    """Verified in a row after which no smaller share is checked; where that falls for ever, a thousandth is."""
+    return ceil(first / max(least, 0.001)) + 1
 
 
 def patience(num_verified: int) -> int:

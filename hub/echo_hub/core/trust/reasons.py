@@ -8,6 +8,7 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import WEIGHTS
 from echo_hub.core.trust.standing import Standing
 
+BY_OPERATOR: Final = "By the operator."
 CHANGED: Final = "Its engine is another than before."
 OUTVOTED: Final = "As a checker it has contradicted two others, who agree with each other."
 DISPROVED: Final = "Who has found that it draws as leased is contradicted by two others."
@@ -35,6 +36,19 @@ def what_is_wrong(standing: Standing, evidence: Evidence) -> str:
         f"{what}: {max(sums):.1f} nats against it after {checked}; of the last one's {tokens} {outside} lie far "
         f"outside the draw, and {apart} claims are far off."
     )
+
+
+def why_not(standing: Standing | None, *, is_trusted: bool) -> str:
+    """Why the operator cannot take a node for proven, or have it prove itself anew; empty: it can be done."""
+    if standing is None:
+        return "It is not here, and nothing was ever found of it."
+    if standing.is_quarantined:
+        return "It is in quarantine; a pardon lets it begin anew."
+    if is_trusted and standing.is_proven:
+        return "It is proven already."
+    if not is_trusted and not standing.is_proven:
+        return "It has yet to prove itself in any case."
+    return ""
 
 
 def _counted(number: int, what: str) -> str:

@@ -3,6 +3,8 @@
     new ──(enough verified)──> proven ──(doubt, or a hint)──> suspect ──(enough verified)──> proven
      └────────────┴───────────────(convicted)────────────────────┴──> quarantined ──(pardoned)──> new
 
+An operator may take a node for proven that is not in quarantine, and have one prove itself anew.
+
 All of a new or suspect node's rollouts are checked before anybody trains on them.
 """
 
@@ -33,6 +35,10 @@ class Decision(StrEnum):
     """By the hub itself: what it was condemned for proved to be no fault of its own."""
     PARDONED = "pardoned"
     """By the operator."""
+    TRUSTED = "trusted"
+    """By the operator: it is taken for proven."""
+    DISTRUSTED = "distrusted"
+    """By the operator: it proves itself anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,14 +24,16 @@ from math import log
 from typing import Final
 
 from echo_hub.core.effects import (
+    ActionSettled,
     CheckingCredited,
     CheckRecorded,
     LookUpReceipt,
     StandingRecorded,
+    TellOperator,
     TellStandby,
     TrustDecided,
 )
-from echo_hub.core.events import CheckAbandoned, CheckReturned, RolloutChecked
+from echo_hub.core.events import CheckAbandoned, CheckReturned, NodeVouchedFor, RolloutChecked
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.ready import Nodes
@@ -43,8 +45,17 @@ from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import NOTHING, Sums, added, alarm, proof_added, weigh
 from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass, prior
-from echo_hub.core.trust.rate import is_drawn, patience, share_checked, worth
-from echo_hub.core.trust.reasons import CHANGED, DISPROVED, DOUBTFUL, OUTVOTED, not_drawn, what_is_wrong
+from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
+from echo_hub.core.trust.reasons import (
+    BY_OPERATOR,
+    CHANGED,
+    DISPROVED,
+    DOUBTFUL,
+    OUTVOTED,
+    not_drawn,
+    what_is_wrong,
+    why_not,
+)
 from echo_hub.core.trust.screening import standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
@@ -267,7 +278,28 @@ class Trust:
         standing = self._standings.get(node_id)
         if standing is not None and standing.is_quarantined:
             self._release(standing, StandingState.NEW, "", now)
-        self._decide(node_id, Decision.PARDONED, "By the operator.", now)
+        self._decide(node_id, Decision.PARDONED, BY_OPERATOR, now)
+
+    def vouched(self, event: NodeVouchedFor, now: float) -> None:
+        """The operator takes the node for one that has long proven itself, or has it prove itself anew."""
+        standing = self._standings.get(event.node_id)
+        refusal = why_not(standing, is_trusted=event.is_trusted)
+        if standing is None or refusal:
+            self._out.record(ActionSettled(number=event.number, done=False, detail=refusal))
+        else:
+            before = standing.state
+            self._begin_again(standing, StandingState.NEW, BY_OPERATOR, now)
+            standing.sums = NOTHING
+            if event.is_trusted:
+                standing.state = StandingState.PROVEN
+                standing.num_verified = long_proven(self._settings.first_checked, self._settings.least_checked)
+                standing.share = self._share(standing)
+                self._checking.changed(standing.node_id)
+            decision = Decision.TRUSTED if event.is_trusted else Decision.DISTRUSTED
+            self._out.record(StandingRecorded(row=standing.row))
+            self._decide(standing.node_id, decision, BY_OPERATOR, now)
+            self._out.record(ActionSettled(number=event.number, done=True, before=before, after=standing.state))
+        self._out.act(TellOperator(number=event.number))
 
     # --- what follows
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.trust.rate import is_drawn, share_checked, worth
+from echo_hub.core.trust.rate import is_drawn, long_proven, share_checked, worth
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,9 @@ def test_who_is_checked_at_a_lower_rate_is_checked_at_a_higher_one_too() -> None
 @pytest.mark.parametrize(("num_tokens", "counts"), [(1, 1), (127, 1), (128, 2), (511, 7), (512, 8), (100_000, 8)])
 def test_long_rollouts_count_for_several(num_tokens: int, counts: int) -> None:
     assert worth(num_tokens) == counts
+
+
+@pytest.mark.parametrize(("first", "least"), [(64, 0.03), (1, 1.0), (4096, 0.5), (64, 0.0)])
+def test_who_has_long_proven_itself_is_checked_as_seldom_as_anybody(first: int, least: float) -> None:
+    verified = long_proven(first, least)
+    assert verified > first and share_checked(verified, first, least) <= max(least, 0.001)

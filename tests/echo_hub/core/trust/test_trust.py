@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import (
+    ActionSettled,
     CheckRecorded,
     CheckRollout,
     HastenChecks,
@@ -20,6 +21,7 @@ from echo_hub.core.effects import (
     SendLease,
     StandingRecorded,
     StepPlanned,
+    TellOperator,
     TellStandby,
     TrustDecided,
 )
@@ -31,6 +33,7 @@ from echo_hub.core.events import (
     NodeConnected,
     NodePardoned,
     NodeReported,
+    NodeVouchedFor,
     RolloutChecked,
     RolloutContinued,
     RolloutScored,
@@ -42,7 +45,7 @@ from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.core.trust.rate import is_drawn
+from echo_hub.core.trust.rate import is_drawn, share_checked
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
@@ -482,6 +485,61 @@ def test_a_pardoned_node_begins_anew(world) -> None:
     (again, *_) = bench.of(SendLease)
     assert again.node_id == "a" and arrive(bench, again) == [name(again)]
     assert bench.coordinator.status().trust.quarantined == 0
+
+
+def test_who_is_trusted_is_not_waited_for_and_seldom_checked(world) -> None:
+    bench = world()
+    (first, *_) = join(bench, "a")
+    assert arrive(bench, first) == [name(first)], "of a new node all is checked"
+    bench.tell(NodeVouchedFor(number=7, node_id="a", is_trusted=True))
+    assert [(d.node_id, d.decision) for d in bench.of(TrustDecided)] == [("a", Decision.TRUSTED)]
+    assert [(one.number, one.done, one.before, one.after) for one in bench.of(ActionSettled)] == [
+        (7, True, StandingState.NEW, StandingState.PROVEN)
+    ]
+    assert [told.number for told in bench.of(TellOperator)] == [7]
+    row = standing_of(bench, "a")
+    settings = bench.coordinator.settings.trust
+    assert share_checked(row.num_verified, settings.first_checked, settings.least_checked) == settings.least_checked
+
+
+def test_who_is_trusted_is_convicted_as_any_other(world) -> None:
+    bench = world()
+    (lease, *_) = join(bench, "a")
+    arrive(bench, lease)
+    bench.tell(NodeVouchedFor(number=1, node_id="a", is_trusted=True))
+    verdict(bench, lease, FORGED)
+    assert standing_of(bench, "a").state is StandingState.QUARANTINED
+
+
+def test_who_is_distrusted_proves_itself_anew(world) -> None:
+    bench = world(StandingRow(node_id="a", state=StandingState.PROVEN, numerics=F32, num_verified=5_000))
+    (lease, *_) = join(bench, "a")
+    bench.tell(NodeVouchedFor(number=2, node_id="a", is_trusted=False))
+    assert [(one.done, one.before, one.after) for one in bench.of(ActionSettled)] == [
+        (True, StandingState.PROVEN, StandingState.NEW)
+    ]
+    assert standing_of(bench, "a").num_verified == 0
+    assert arrive(bench, lease) == [name(lease)]
+
+
+def test_what_an_operator_cannot_say_of_a_node_is_told_and_changes_nothing(world) -> None:
+    bench = world(
+        StandingRow(node_id="q", state=StandingState.QUARANTINED, numerics=F32),
+        StandingRow(node_id="p", state=StandingState.PROVEN, numerics=F32, num_verified=99),
+        StandingRow(node_id="s", state=StandingState.SUSPECT, numerics=F32),
+    )
+    for node_id, is_trusted, why in (
+        ("nobody", True, "not here"),
+        ("nobody", False, "not here"),
+        ("q", True, "quarantine"),
+        ("q", False, "quarantine"),
+        ("p", True, "proven already"),
+        ("s", False, "yet to prove"),
+    ):
+        bench.tell(NodeVouchedFor(number=3, node_id=node_id, is_trusted=is_trusted))
+        (settled,) = bench.of(ActionSettled)
+        assert not settled.done and why in settled.detail
+        assert bench.of(TrustDecided) == [] and bench.of(StandingRecorded) == []
 
 
 def test_quarantine_survives_a_restart(world) -> None:
