@@ -49,7 +49,9 @@ def invite(
     typer.echo(
         f"Invited {name}: {_nodes(keys)} until {when(record.asked_at + days * DAY_S)}. The token is shown only now."
     )
-    typer.echo(f"To lend a machine: echo-node join {_address(directory)} --token {token}")
+    address = _address(directory)
+    typer.echo(f"To lend a machine: echo-node join {address} --token {token}")
+    typer.echo(f"Or send a link that shows how: {address}/about#invite={token}")
 
 
 def invites(

@@ -47,7 +47,7 @@ def came(store: Store, node_id: str, invite_id: int) -> None:
 def test_a_token_is_told_once_with_the_command_that_takes_it(run: Path, serving: Store) -> None:
     told = said("invite", run, "Ada", "--keys", "2", "--days", "7")
     found = re.search(r"echo-node join http://127.0.0.1:8710 --token ([\w-]{43})\n", told)
-    assert found is not None and "2 nodes until" in told
+    assert found is not None and "2 nodes until" in told and f"http://127.0.0.1:8710/about#invite={found[1]}\n" in told
     (invite,) = serving.invites()
     assert (invite.name, invite.max_keys, invite.token_hash) == ("Ada", 2, hash_of(found[1]))
     assert invite.expires_at - invite.created_at == pytest.approx(7 * 86_400)

@@ -80,3 +80,33 @@ async def test_one_touch_copies_the_line(browser: Any, source: Any, store: Store
         page = await plain.new_page()
         await page.goto(f"{origin}/about")
         await expect(page.locator("button.copy").first).to_be_hidden()
+
+
+async def test_an_invites_link_puts_its_token_into_the_lines_and_tells_no_server(
+    browser: Any,  # noqa: F811
+    source: Any,
+    store: Store,
+    guard: Guard,
+) -> None:
+    from playwright.async_api import expect
+
+    token = "p3rs0nal-T0ken_" * 3
+    line = f"echo-node join http://192.168.1.20:8710 --token {token}"
+    async with served(source, store, guard, about=ABOUT) as stranger:
+        async with stranger.get("/healthz") as answer:
+            origin = str(answer.url.origin())
+        page = await browser.new_page(viewport={"width": 390, "height": 800})
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(f"{request.url.partition('#')[0]} {request.headers}"))
+        await page.goto(f"{origin}/about#invite={token}")
+        await expect(page.locator(".join code").first).to_have_text(line)
+        await expect(page.locator("#invited")).to_be_visible()
+        assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert asked and not any(token in one for one in asked)
+        await page.close()
+        for other in ("", "#invite=short", "#invite=" + quote('"><img src=x onerror=alert(1)>' * 2), "#main"):
+            page = await browser.new_page()
+            await page.goto(f"{origin}/about{other}")
+            await expect(page.locator(".join code").first).to_have_text("echo-node join http://192.168.1.20:8710")
+            await expect(page.locator("#invited")).to_be_hidden()
+            await page.close()
