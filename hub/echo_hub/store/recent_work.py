@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.store.tables import rollouts, steps
@@ -17,11 +17,13 @@ IN_FLIGHT: Final = "in flight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """One completion of training."""
+    """Completions of training that came to the same, and are as long."""
 
     outcome: str
-    """`trained`, the reason it was dropped for, or IN_FLIGHT."""
+    """`trained`, the reason they were dropped for, or IN_FLIGHT."""
     num_tokens: int
+    rollouts: int
+    """How many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +36,16 @@ class BatchAges:
 
 
 def read_lengths(connection: Connection, newest: int) -> list[Length]:
-    """Of the `newest` leased rollouts those for training that have come in."""
-    rows = connection.execute(
-        select(rollouts.c.group_id, rollouts.c.state, rollouts.c.drop_reason, rollouts.c.num_tokens)
-        .order_by(rollouts.c.lease_id.desc())
-        .limit(newest)
-    )
+    """Of the `newest` leased rollouts those for training that have come in. Counted by the database: with each row that
+    is read a thread asks for the interpreter anew, which it gets late from a hub that is busy."""
+    columns = (rollouts.c.group_id, rollouts.c.state, rollouts.c.drop_reason, rollouts.c.num_tokens)
+    of_newest = select(*columns).order_by(rollouts.c.lease_id.desc()).limit(newest).subquery()
+    alike = (of_newest.c.state, of_newest.c.drop_reason, of_newest.c.num_tokens)
+    came_in = (of_newest.c.num_tokens.is_not(None), of_newest.c.group_id < FIRST_EVALUATION_ID)
+    rows = connection.execute(select(*alike, func.count().label("number")).where(*came_in).group_by(*alike))
     return [
-        Length(outcome=_outcome(row.state, row.drop_reason), num_tokens=row.num_tokens)
+        Length(outcome=_outcome(row.state, row.drop_reason), num_tokens=row.num_tokens, rollouts=row.number)
         for row in rows
-        if row.num_tokens is not None and row.group_id < FIRST_EVALUATION_ID
     ]
 
 

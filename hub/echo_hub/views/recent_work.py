@@ -45,7 +45,7 @@ def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:
     """Outcomes: trained, in flight, then the reasons for drops, the most frequent first."""
     by_outcome: dict[str, list[int]] = defaultdict(list)
     for length in lengths:
-        by_outcome[length.outcome].append(length.num_tokens)
+        by_outcome[length.outcome] += [length.num_tokens] * length.rollouts
     first = {ReceiptState.TRAINED.value: 0, IN_FLIGHT: 1}
     outcomes = sorted(by_outcome, key=lambda outcome: (first.get(outcome, 2), -len(by_outcome[outcome]), outcome))
     counted = list(ages)

@@ -11,7 +11,7 @@ from echo_hub.views.recent_work import RecentWorkViews, work_view
 
 
 def lengths(outcome: str, *tokens: int) -> list[Length]:
-    return [Length(outcome=outcome, num_tokens=number) for number in tokens]
+    return [Length(outcome=outcome, num_tokens=number, rollouts=1) for number in tokens]
 
 
 def test_nothing_is_said_of_nothing() -> None:
@@ -22,15 +22,17 @@ def test_each_outcome_has_its_own_lengths() -> None:
     view = work_view(
         [
             *lengths("stale", 9),
+            Length(outcome="revoked", num_tokens=7, rollouts=3),
             *lengths("expired", 3, 5),
             *lengths(IN_FLIGHT, 4),
             *lengths("trained", *range(10, 0, -1)),
         ],
         [],
     )
-    assert [of.outcome for of in view.lengths] == ["trained", "in flight", "expired", "stale"]
+    assert [of.outcome for of in view.lengths] == ["trained", "in flight", "revoked", "expired", "stale"]
     assert view.lengths[0] == LengthsView(outcome="trained", rollouts=10, mean=5.5, p10=1, p50=5, p90=9, longest=10)
-    assert view.lengths[3] == LengthsView(outcome="stale", rollouts=1, mean=9, p10=9, p50=9, p90=9, longest=9)
+    assert (view.lengths[2].rollouts, view.lengths[2].mean) == (3, 7)
+    assert view.lengths[4] == LengthsView(outcome="stale", rollouts=1, mean=9, p10=9, p50=9, p90=9, longest=9)
 
 
 def test_groups_are_counted_by_their_staleness() -> None:
