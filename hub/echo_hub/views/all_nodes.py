@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -76,9 +77,16 @@ class AllNodes:
             # Those that have left a moment ago too: what they did last is committed by now.
             wanted = connected | self._of | (banned ^ self._banned)
             anew = {row.node_id: row for row in self._store.leaderboard(only=wanted)}
-            self._all = [anew.get(row.node_id, row) for row in self._all]
-            self._all.sort(key=lambda row: (-row.share, row.name, row.node_id))
+            listed = [row.node_id for row in self._all if row.node_id in anew]
+            self._all = [row for row in self._all if row.node_id not in anew]
+            for node_id in listed:
+                insort(self._all, anew[node_id], key=_place)
         self._all = seen_now(self._all, connected, time.time())
         self._banned = banned
         self._of, self._read_at = connected, time.monotonic()
         return self._all
+
+
+def _place(row: NodeTotals) -> tuple[float, str, str]:
+    """As the books have them in order."""
+    return -row.share, row.name, row.node_id
