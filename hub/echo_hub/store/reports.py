@@ -32,7 +32,8 @@ from echo_hub.store.tallies import (
     TRAINED,
     TRANSPORTS,
     bytes_by_source,
-    dropped_so_far,
+    dropped_of,
+    final_so_far,
     main_transport,
 )
 from echo_shared.books import (
@@ -175,20 +176,12 @@ def read_costs(connection: Connection) -> CostTotals:
 
 def read_accounting(connection: Connection) -> Accounting:
     in_flight = sum(row.number for row in _unfinished(connection))
-    useful: dict[str, int] = {
-        row.outcome: int(row.number)
-        for row in connection.execute(
-            select(tallies.c.outcome, func.sum(tallies.c.rollouts).label("number"))
-            .where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
-            .group_by(tallies.c.outcome)
-        )
-    }
-    dropped = dropped_so_far(connection)
+    final = final_so_far(connection)
     return Accounting(
-        leased=in_flight + sum(useful.values()) + sum(dropped.values()),
-        trained=useful.get(TRAINED, 0),
-        evaluated=useful.get(EVALUATED, 0),
-        dropped=dropped,
+        leased=in_flight + sum(final.values()),
+        trained=final.get(TRAINED, 0),
+        evaluated=final.get(EVALUATED, 0),
+        dropped=dropped_of(final),
         in_flight=in_flight,
     )
 

@@ -95,14 +95,16 @@ def useful_nodes(connection: Connection) -> frozenset[str]:
     return frozenset(connection.scalars(counted))
 
 
-def dropped_so_far(connection: Connection) -> dict[str, int]:
-    """Rollouts ever dropped, by reason."""
-    rows = connection.execute(
-        select(tallies.c.outcome, func.sum(tallies.c.rollouts).label("number"))
-        .where(tallies.c.outcome.not_in((TRAINED, EVALUATED)))
-        .group_by(tallies.c.outcome)
-    )
-    return {DropReason(row.outcome).value: int(row.number) for row in rows}
+def final_so_far(connection: Connection) -> dict[str, int]:
+    """Rollouts that ever became final, by outcome."""
+    number = func.sum(tallies.c.rollouts).label("number")
+    rows = connection.execute(select(tallies.c.outcome, number).group_by(tallies.c.outcome))
+    return {row.outcome: int(row.number) for row in rows}
+
+
+def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
+    """Of `final_so_far` those that were dropped, by reason."""
+    return {DropReason(name).value: number for name, number in final.items() if name not in (TRAINED, EVALUATED)}
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:

@@ -40,7 +40,7 @@ from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
-from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_so_far, tally, tally_checking, tally_costs
+from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_of, final_so_far, tally, tally_checking, tally_costs
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState
 
@@ -227,7 +227,9 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
         changed = connection.execute(
             update(steps)
             .where(steps.c.step == record.step, steps.c.trained_at.is_(None))
-            .values(trained_at=record.trained_at, metrics=dict(record.metrics), dropped=dropped_so_far(connection))
+            .values(
+                trained_at=record.trained_at, metrics=dict(record.metrics), dropped=dropped_of(final_so_far(connection))
+            )
         ).rowcount
         if changed != 1:
             raise LocalProtocolError(

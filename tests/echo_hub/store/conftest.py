@@ -112,7 +112,8 @@ def postgresql_url() -> Iterator[str]:
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=directory, **as_server)  # type: ignore[call-overload]
 
         run(initdb, "-D", f"{directory}/data", "-U", "echo", "-A", "trust", "--no-sync")
-        options = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off"
+        # Without autovacuum, which would look at the tables after a minute and have plans change in mid-test.
+        options = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off -c autovacuum=off"
         run(pg_ctl, "-D", f"{directory}/data", "-l", f"{directory}/log", "-w", "-o", options, "start")
         try:
             yield f"postgresql://echo@/postgres?host={directory}"
