@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import ValidationError
+
 from echo_hub.beside_hub import store_of
 from echo_hub.config.file import load_config
 from echo_hub.dashboard.model import SiblingView
@@ -21,7 +23,7 @@ from echo_hub.run.siblings import siblings_of
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.database import holds_run
-from echo_shared.errors import ConfigError, StorageError
+from echo_shared.errors import EchoError
 from echo_shared.run_credit import NodeCredit, RunCredit
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,8 @@ class SiblingRuns:
             await asyncio.sleep(max(LOOK_S, REST * (time.monotonic() - began)))
 
     async def look(self) -> None:
-        """Reads what the others are and what was done there, and takes in what is new."""
+        """Reads what the others are and what was done there, and takes in what is new. Whatever is wrong with them,
+        this run goes on."""
         found = await asyncio.to_thread(lambda: list(self._read()))
         for each in found:
             nodes = each.credit.nodes
@@ -89,10 +92,15 @@ class SiblingRuns:
     def _read(self) -> Iterator[_Found]:
         """Of two directories with one run, as a backup that lies beside it is, the one that has trained more."""
         by_run: dict[str, _Found] = {}
-        for directory in siblings_of(self._directory):
+        try:
+            siblings = siblings_of(self._directory)
+        except EchoError as error:
+            self._say(RunDirectory(self._directory.root.resolve().parent), error)
+            return
+        for directory in siblings:
             try:
                 found = self._read_one(directory)
-            except (ConfigError, StorageError) as error:
+            except (EchoError, ValidationError) as error:  # The latter: more nodes than an export may have.
                 self._say(directory, error)
                 continue
             self._troubles.pop(directory.root.name, None)

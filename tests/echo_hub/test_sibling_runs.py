@@ -131,3 +131,15 @@ async def test_a_run_that_cannot_be_read_is_left_out_and_said_once(
         "bad books",
         "bad settings",
     ]
+
+
+async def test_where_nothing_can_be_looked_for_this_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = made(tmp_path / "first", "first")
+    async with looking(first, serve(first, 1), 1) as siblings:
+        first.key.rename(tmp_path / "elsewhere")
+        await siblings.look()
+        await siblings.look()
+        assert siblings.views == ()
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1

@@ -13,14 +13,20 @@ def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
     here = directory.root.resolve()
     try:
         others = sorted(path for path in here.parent.iterdir() if path != here)
-        found = [RunDirectory(path) for path in others if (path / "config.toml").is_file()]
     except OSError as error:
         raise StorageError(
             "The directory of this hub's runs cannot be read.",
             got=str(error),
             do="Let the hub's user read it, or serve the run from a directory of its own.",
         ) from error
-    return [run for run in found if _key_of(run) == own]
+    return [run for run in map(RunDirectory, others) if _is_run(run) and _key_of(run) == own]
+
+
+def _is_run(run: RunDirectory) -> bool:
+    try:
+        return run.config.is_file()
+    except OSError:  # Somebody else's directory, into which this user may not look.
+        return False
 
 
 def _key_of(run: RunDirectory) -> bytes | None:

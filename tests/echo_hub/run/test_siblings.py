@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.run.siblings import siblings_of
-from echo_shared.errors import ConfigError
+from echo_shared.errors import ConfigError, StorageError
+
+NOBODY = 65_534
 
 
 def test_what_is_no_run_of_this_hub_is_passed_over(tmp_path: Path) -> None:
@@ -28,3 +32,29 @@ def test_what_is_no_run_of_this_hub_is_passed_over(tmp_path: Path) -> None:
 def test_a_run_without_its_own_key_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         siblings_of(RunDirectory(tmp_path / "nowhere"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such users")
+def test_directories_of_others_beside_a_run_are_passed_over() -> None:
+    """As in /tmp, where the system keeps some that nobody else may look into."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        run, beside, closed = (RunDirectory(Path(place) / name) for name in ("run", "beside", "closed"))
+        make_run(run, load_config(None, {}))
+        make_run(beside, load_config(None, {}), beside=run)
+        closed.root.mkdir()
+        closed.root.chmod(0)
+        is_root = os.geteuid() == 0
+        if is_root:  # Whom nothing is closed to.
+            for path in (Path(place), *Path(place).glob("[rb]*"), *Path(place).glob("[rb]*/*")):
+                os.chown(path, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            assert siblings_of(run) == [beside]
+            Path(place).chmod(0o300)
+            with pytest.raises(StorageError, match="cannot be read"):
+                siblings_of(run)
+        finally:
+            if is_root:
+                os.seteuid(0)
+            Path(place).chmod(0o700)
+            closed.root.chmod(0o700)
