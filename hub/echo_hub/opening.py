@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 SWITCH_S: Final = 0.0005
 """A thread that reads for the pages waits so long at most for its turn beside a busy event loop, a tenth of Python's
-own time. It asks for its turn with every row: a picture of the run took seconds where it takes some tenths."""
+own time. It asks for its turn with every row: beside a loop that never rests, a picture of the run took seconds."""
 
 
 @asynccontextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
-from urllib.parse import urlencode
 
+from echo_hub.dashboard import tables
 from echo_hub.dashboard.responses import whole_number
 from echo_shared.credit_books import (
     BOARD_ORDERS,
@@ -84,11 +84,7 @@ def sort_of(wanted: BoardQuery) -> str:
 
 def page_links(wanted: BoardQuery, board: Board) -> tuple[str, str]:
     """Addresses of the page before this one and of the one behind it; empty where there is none."""
-    kept = {"sort": sort_of(wanted), **({"q": wanted.search} if wanted.search else {})}
-
-    def link(after: int) -> str:
-        return f"?{urlencode({**kept, 'after': after} if after else kept)}#table"
-
-    behind = wanted.after + len(board.rows)
-    before = link(max(wanted.after - wanted.limit, 0)) if wanted.after else ""
-    return before, link(behind) if board.rows and behind < board.num_found else ""
+    asked = {"sort": sort_of(wanted), **({"q": wanted.search} if wanted.search else {})}
+    return tables.page_links(
+        asked, after=wanted.after, limit=wanted.limit, shown=len(board.rows), found=board.num_found
+    )

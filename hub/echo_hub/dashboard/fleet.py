@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
+from echo_hub.dashboard import tables
 from echo_hub.dashboard.model import NodeView, RunState, RunView
 from echo_hub.dashboard.responses import whole_number
 from echo_hub.dashboard.tables import Column, known_sort, sort_rows
@@ -304,10 +305,6 @@ def _choices(counted: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 def page_links(wanted: FleetQuery, part: FleetPart) -> tuple[str, str]:
     """Addresses of the page before this one and of the one behind it; empty where there is none."""
-
-    def link(after: int) -> str:
-        return f"?{urlencode({**wanted.asked, **({'after': after} if after else {})})}#table"
-
-    behind = wanted.after + len(part.nodes)
-    before = link(max(wanted.after - wanted.limit, 0)) if wanted.after else ""
-    return before, link(behind) if part.nodes and behind < part.num_found else ""
+    return tables.page_links(
+        wanted.asked, after=wanted.after, limit=wanted.limit, shown=len(part.nodes), found=part.num_found
+    )

@@ -57,3 +57,15 @@ def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[st
         )
         result.append(heading)
     return result
+
+
+def page_links(asked: Mapping[str, str], *, after: int, limit: int, shown: int, found: int) -> tuple[str, str]:
+    """Addresses of the page of rows before this one and of the one behind it; empty where there is none. `asked` = the
+    address's other fields; `after` rows are passed over, `shown` of at most `limit` are there, `found` in all."""
+
+    def link(after: int) -> str:
+        return f"?{urlencode({**asked, **({'after': after} if after else {})})}#table"
+
+    behind = after + shown
+    before = link(max(after - limit, 0)) if after else ""
+    return before, link(behind) if shown and behind < found else ""
