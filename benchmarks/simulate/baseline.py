@@ -56,6 +56,7 @@ class PlainLeasing(Leasing):
     ) -> None:
         """Leases until no node is left, or nothing that it may do."""
         self._look_for_room()
+        self._takers.begin()
         position = 0
         while position < len(owner.wanting) and self._ready:
             groups, oldest = self._next_groups(owner, position, outlook)
@@ -98,10 +99,11 @@ class PlainLeasing(Leasing):
 
     def _lease_plainly(self, group: RolloutGroup, oldest: int, now: float) -> bool:
         """One lease of the group. False when nobody may take an index of it."""
-        for avoid in dict.fromkeys(self._avoided(group.slots[index], oldest) for index in sorted(group.unleased)):
+        avoided = {index: self._takers.avoided(group.slots[index], oldest) for index in sorted(group.unleased)}
+        for avoid in dict.fromkeys(avoided.values()):
             node = self._next_node(oldest, avoid)
             if node is not None:
-                may = [i for i in sorted(group.unleased) if node.node_id not in self._avoided(group.slots[i], oldest)]
+                may = [index for index, nodes in avoided.items() if node.node_id not in nodes]
                 self._lease_to(node, group, tuple(may[: 1 if self._spread else _room(node)]), Terms(oldest), now)
                 del self._ready[node.node_id]
                 self._look_for_room_of(node)

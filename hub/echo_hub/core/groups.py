@@ -154,6 +154,19 @@ class RolloutGroup:
     """The oldest version of what is leased or has been received."""
     is_plain: bool = True
     """All that wants a lease is a first turn that has failed nowhere."""
+    _failures: frozenset[tuple[str, ...]] | None = None
+    """None: not known."""
+
+    @property
+    def failures(self) -> frozenset[tuple[str, ...]]:
+        """The nodes that what wants a lease has failed on, each combination once."""
+        if self._failures is None:
+            self._failures = frozenset(self.slots[index].failed_on for index in self.unleased)
+        return self._failures
+
+    def note_wants(self) -> None:
+        """What wants a lease has changed, or where it has failed."""
+        self._failures = None
 
     @property
     def complete(self) -> bool:

@@ -35,19 +35,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from heapq import heappop, heappush
-from math import ceil, inf
+from math import inf
 from typing import Final, Literal
 
 from echo_hub.core.admission import Outlook, oldest_useful_version
 from echo_hub.core.effects import RolloutsLeased, SendLease
-from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.groups import GroupOwner, LeasedRollout, RolloutGroup
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import UNPROVEN, Node
 from echo_hub.core.nodes.ready import Nodes, slowest_token_s, speed_class
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.takers import Takers, length_class
 from echo_hub.core.tempo import Tempo
 from echo_hub.core.terms import ANY, EARLIER, SOON_S, TYPICAL, Terms, is_late, terms_of_step, typical_s
 from echo_shared.draws import derive_seed
@@ -61,23 +61,16 @@ LATE_S: Final = 2.0
 """Besides, for the way there and back."""
 LEFT_S: Final = 10.0
 """A node that has left may come back so long before what it holds is late."""
-URGENT: Final = 2.0
-"""What a step takes that is to begin within so many times what a typical rollout takes goes to the fastest nodes, and
-to strangers last: nobody could make up for who lets it wait."""
 SLOWEST_S: Final = 3_600.0
 """Nobody is so slow that a step's work is released to it so long before the step begins."""
 AT_ONCE: Final = 64
 """Groups among which the longest are looked for: StreamRL (arXiv 2504.15930) begins with what takes longest."""
-MOST_REFUSED: Final = 16
-"""Groups that are passed over in one go because no node is left but those that they failed on."""
+YOUNGEST: Final = 16
+"""Groups among which one is looked for that a node may have a turn with."""
 LOOKED_AT_ONCE: Final = 256
 """Leases that are looked at for being late in one turn."""
 LEASED_AT_ONCE: Final = 128
 """Leases that are made in one turn: what a large step wants besides is leased in the next, which follow at once."""
-PREFILL: Final = 1 / 16
-"""What it costs to read a token of a prompt, over what it costs to draw one."""
-PREFILL_SHARE: Final = 1 / 4
-"""What reading the prompt may cost, over what drawing a lease's completions costs."""
 
 
 def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
@@ -89,12 +82,6 @@ def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
 
 def _shortness(group: RolloutGroup) -> float:
     return -group.expected_tokens
-
-
-@lru_cache(maxsize=4_096)
-def _length_class(num_tokens: float) -> int:
-    """As coarse as the classes of nodes' paces."""
-    return speed_class(num_tokens)
 
 
 class _Share:
@@ -133,6 +120,7 @@ class Leasing:
         self._settings = settings
         self._ledger = ledger
         self._nodes = nodes
+        self._takers = Takers(ledger=ledger, nodes=nodes)
         self._out = out
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
@@ -145,8 +133,6 @@ class Leasing:
         """When this turn began, if it ended before all was leased."""
         self._notice_from = -inf
         """Nodes faster than this class, if they come to have room, change nothing before `_release_at`."""
-        self._most_avoided = 0
-        """The most nodes that were left out in one search, since what waits was last offered to all."""
         self._asked: tuple[int, Outlook] | None = None
         """Where things stood when there was last nobody to lease to; None: there may be somebody."""
         self._unsent: set[str] = set()
@@ -248,7 +234,8 @@ class Leasing:
     def _offer(self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo) -> None:
         """Offers nodes what waits, step by step."""
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
-        self._release_at, self._notice_from, self._most_avoided, self._nodes.heeds_relief = inf, inf, 0, False
+        self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
+        self._takers.begin()
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
@@ -284,7 +271,7 @@ class Leasing:
             else:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
-        self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._most_avoided)
+        self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
 
     def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
@@ -309,24 +296,18 @@ class Leasing:
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
         suited, left = terms, list[RolloutGroup]()
         longest, shortest = groups[0].expected_tokens, groups[-1].expected_tokens
-        if not terms.not_before_s and _length_class(longest) > _length_class(shortest):
+        if not terms.not_before_s and length_class(longest) > length_class(shortest):
             suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
-        unsuited: int | None = None  # Groups of this class of lengths find nobody.
-        refused = 0
-        for group in groups:
-            length = _length_class(group.expected_tokens)
-            if length == unsuited or refused == MOST_REFUSED or not self._lease_all(group, suited, now):
-                left.append(group)
-                unsuited = length if group.is_plain else unsuited
-                refused += not group.is_plain and refused < MOST_REFUSED
-        refused = 0
+        left.extend(group for group in groups if not self._lease_all(group, suited, now))
+        refused, seen_at = 0, -1
         for group in reversed(left):
             if self._lease_all(group, terms, now):
                 continue
-            if not self._may_lease or group.is_plain or refused == MOST_REFUSED:
+            if not self._may_lease or group.is_plain:
                 return None
-            if self._find(group, terms, ()) is None:
+            if seen_at != self._next_lease_id and self._takers.find(group, terms) is None:
                 return None
+            seen_at = self._next_lease_id  # Somebody has room, and has it until another lease is made.
             refused += 1
         return refused
 
@@ -338,6 +319,7 @@ class Leasing:
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
         """Leases all other groups: only what is due to their owners beside training, or all that nodes take."""
+        self._takers.begin()
         for share in self._shares:
             wanting, turn = share.owner.wanting, 0
             if not wanting:
@@ -350,33 +332,31 @@ class Leasing:
 
     def _lease_some(self, group: RolloutGroup, terms: Terms, now: float) -> bool:
         """One lease of the group, to the next node that may take an index of it. False when there is none."""
+        if not self._takers.any_left(group, terms):
+            return False
         if group.is_plain:
-            found = self._find(group, terms, ())
+            found = self._takers.find(group, terms)
             if found is None:
+                self._takers.note_nobody(group, terms)
                 return False
             node, most = found
             self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), terms, now)
             return True
-        tried: set[tuple[str, ...]] = set()
         for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
-            avoid = self._avoided(group.slots[index], terms.oldest)
-            if avoid in tried:
-                continue
-            tried.add(avoid)
-            self._most_avoided = max(self._most_avoided, len(avoid))
-            found = self._find(group, terms, avoid)
+            found = self._takers.find(group, terms, self._takers.avoided(group.slots[index], terms.oldest))
             if found is not None:
                 node, most = found
                 turn = group.slots[index].turn
                 indices = (index,) if turn else self._first_turns(node, group, index, terms)[:most]
                 self._lease_to(node, group, indices, terms, now)
                 return True
+        self._takers.note_nobody(group, terms)
         return False
 
     def lease_turn(self, node: Node, now: float) -> str | None:
         """One member of the youngest group that the learner may still take, to a node that is too slow for what there
         is; others are asked for it as well. The rollout's id; None: there is nothing for the node."""
-        for group_id in reversed(self._ledger.waiting.last(MOST_REFUSED)):
+        for group_id in reversed(self._ledger.waiting.last(YOUNGEST)):
             group = self._ledger.groups[group_id]
             free = [i for i, slot in enumerate(group.slots) if not slot.is_won and not slot.turn and not slot.leased]
             if free and group.asked_for and node.free > 0:
@@ -386,39 +366,6 @@ class Leasing:
                 return given.rollout_id
         return None
 
-    def _find(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
-        """Who may take a member of the group, and how many at most."""
-        expected = self._ledger.expected_tokens(group)
-        if not expected or (terms.in_s == inf and not terms.not_before_s):
-            for node in self._nodes.next_ready(terms.oldest, avoid):
-                return node, min(self._nodes.room(node), self._size(group, terms))
-            return None
-        paces = (terms.not_before_s / expected, min(terms.in_s, terms.suits_s) / expected)
-        is_urgent = bool(avoid) or terms.left_s < URGENT * typical_s(self._ledger, self._nodes)
-        by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
-        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
-        only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)  # A second failure costs its group.
-        for node in nodes:
-            if not node.proven and (only_proven or not self._nodes.unproven_may):
-                continue
-            fitting = node.pace.fits(node.held_tokens, expected, self._until_stale(group, node, terms))
-            if fitting:
-                return node, min(self._nodes.room(node), fitting, self._size(group, terms))
-        return None
-
-    def _until_stale(self, group: RolloutGroup, node: Node, terms: Terms) -> float:
-        """In how many seconds the node is to have it back: a group is as old as its oldest member."""
-        if terms.stale_s == inf or node.policy_version is None:
-            return terms.in_s
-        version = node.policy_version if group.oldest_leased is None else min(node.policy_version, group.oldest_leased)
-        return terms.by_version(version)
-
-    def _size(self, group: RolloutGroup, terms: Terms) -> int:
-        """How many members at most, for the others' sake; at least as many as make it worth reading the prompt."""
-        expected = self._ledger.expected_tokens(group)
-        worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * expected)) if expected else 1
-        return max(terms.most, worth)
-
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: Terms) -> tuple[int, ...]:
         """The indices of the group, all at their first turn with the seed of index `like`, that the node may take."""
         attempt = group.slots[like].scorer_failures
@@ -426,7 +373,7 @@ class Leasing:
             index
             for index, slot in ((index, group.slots[index]) for index in sorted(group.unleased))
             if (slot.turn, slot.scorer_failures) == (0, attempt)
-            and node.node_id not in self._avoided(slot, terms.oldest)
+            and node.node_id not in self._takers.avoided(slot, terms.oldest)
         )
 
     def _lease_to(self, node: Node, group: RolloutGroup, indices: tuple[int, ...], terms: Terms, now: float) -> None:
@@ -485,14 +432,3 @@ class Leasing:
                 goes_on=goes_on if goes_on is not None else tuple((each.index, each.lease_id) for each in rollouts),
             )
         )
-
-    def _avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """The nodes that the index is kept from: those it failed on, as long as any other node takes work."""
-        failed = slot.failed_on
-        if not failed:
-            return ()
-        candidates = self._nodes.num_candidates(oldest)
-        if candidates > self._nodes.num_candidates(oldest, among=failed):
-            return failed
-        # It has failed on all of them: another round, in which the latest is asked last.
-        return failed[-1:] if candidates > 1 else ()

@@ -17,7 +17,8 @@ class Wants:
         """Grows whenever an index may have come to want a lease."""
 
     def note(self, group: RolloutGroup, index: int) -> None:
-        """The index may have come to want a lease, or want none any more."""
+        """The index may have come to want a lease, or want none any more, or it has failed somewhere."""
+        group.note_wants()
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
             group.owner.wanting.add(group.group_id)
@@ -27,6 +28,7 @@ class Wants:
 
     def note_all(self, group: RolloutGroup) -> None:
         """As `note` of each index of a group that is asked for and of which none wanted a lease before."""
+        group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:
             group.owner.wanting.add(group.group_id)
@@ -34,6 +36,7 @@ class Wants:
 
     def settle(self, group: RolloutGroup, index: int) -> None:
         """The index does not want a lease, or not any more."""
+        group.note_wants()
         if index in group.unleased:
             group.unleased.discard(index)
             if not group.unleased:
