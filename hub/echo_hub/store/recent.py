@@ -11,6 +11,7 @@ from typing import Final
 
 from sqlalchemy import Connection, select
 
+from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import fetches, nodes, payloads, rollouts, steps, versions
 
 ARRIVALS_READ: Final = 20_000
@@ -56,17 +57,16 @@ class NodeKind:
 def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRollout]:
     """The rollouts that were leased last, newest first."""
     same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
-    rows = connection.execute(
+    rows = rows_at_once(
+        connection,
         select(rollouts.c.node_id, rollouts.c.leased_at, rollouts.c.received_at, payloads.c.sampling_s)
         .join_from(rollouts, payloads, same, isouter=True)
         .order_by(rollouts.c.lease_id.desc())
-        .limit(newest)
+        .limit(newest),
     )
     return [
-        RecentRollout(
-            node_id=row.node_id, leased_at=row.leased_at, received_at=row.received_at, sampling_s=row.sampling_s
-        )
-        for row in rows
+        RecentRollout(node_id=node_id, leased_at=leased_at, received_at=received_at, sampling_s=sampling_s)
+        for node_id, leased_at, received_at, sampling_s in rows
     ]
 
 

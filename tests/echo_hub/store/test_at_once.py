@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import literal, select
+
+from echo_hub.store.at_once import rows_at_once
+from echo_hub.store.database import open_to_read
+from echo_hub.store.store import Store
+from echo_hub.store.tables import nodes
+
+AWKWARD = """it's "so", \\ and \u202e\n[1, 2]"""
+
+
+def test_they_are_what_the_query_alone_says_in_its_order(store: Store) -> None:
+    """On SQLite and on PostgreSQL."""
+    now = 1_764_000_000.123456
+    for number, name in enumerate(["x", AWKWARD, "日本 🌊"]):
+        node_id, seen = f"n{number}", now + number / 7
+        store.node_seen(node_id=node_id, public_key=node_id.encode(), name=name, backend="", device="d", now=seen)
+    query: Any = select(
+        nodes.c.node_id, nodes.c.name, nodes.c.first_seen, nodes.c.banned_at, literal(2**53), nodes.c.cost_per_hour
+    ).order_by(nodes.c.node_id.desc())
+    with open_to_read(store.engine) as connection:
+        plain = [tuple(row) for row in connection.execute(query)]
+        at_once = [tuple(row) for row in rows_at_once(connection, query)]
+    assert [row[0] for row in at_once] == ["n2", "n1", "n0"]
+    for found, expected in zip(at_once, plain, strict=True):
+        assert found[:2] + found[3:] == expected[:2] + expected[3:]
+        assert abs(found[2] - expected[2]) < 2e-5
+
+
+def test_there_may_be_none(store: Store) -> None:
+    with open_to_read(store.engine) as connection:
+        assert list(rows_at_once(connection, select(nodes.c.node_id))) == []
