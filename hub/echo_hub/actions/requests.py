@@ -295,6 +295,15 @@ def summary(kind: type[Request]) -> str:
     return " ".join((kind.__doc__ or "").split())
 
 
+def _set_again(action: str, before: Any) -> AnyRequest | None:
+    """None where nobody may ask for what was: what a file sets, or another version of this software, has other bounds
+    than a request."""
+    try:
+        return None if before is None else request_of(action, {"value": before})
+    except WrongRequestError:
+        return None
+
+
 def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
     """What takes this back, once it is done; `before`: what was, by the books. None: nothing does."""
     match request:
@@ -302,7 +311,7 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
             states: dict[str, AnyRequest] = {"open": Resume(), "paused": Pause(), "draining": Drain()}
             return states.get(str(before))
         case SetMaxStaleness() | SetPublishEvery() | SetLearningRate() | SetSpendCap():
-            return None if before is None else type(request)(value=before)
+            return _set_again(request.action, before)
         case Ban():
             return Unban(node=request.node)
         case Unban():

@@ -88,4 +88,5 @@ def test_what_can_be_taken_back_says_by_what() -> None:
     assert undo_of(SetMaxStaleness(value=3), 2) == SetMaxStaleness(value=2)
     assert undo_of(Ban(node="a"), False) == Unban(node="a")
     assert undo_of(MakeInvite(name="Ada"), None) == RevokeInvite(name="Ada")
+    assert undo_of(SetMaxStaleness(value=3), -1) is None, "nobody may ask for that"
     assert undo_of(PublishNow(), None) is None and undo_of(SetMaxStaleness(value=3), None) is None

@@ -1,0 +1,146 @@
+"""Every action, by its form or its button, in a real browser, at a real desk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from echo_hub.actions.records import Outcome
+from echo_hub.actions.requests import TABLE
+from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.actions_page import OF_NODES
+from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
+
+HOSTILE: Final = '"><script>alert(1)</script>'
+TYPED: Final = {
+    "max_staleness": {"value": "4"},
+    "publish_every": {"value": "2"},
+    "learning_rate": {"value": "0.0001"},
+    "spend_cap_per_hour": {"value": "2.5"},
+    "invite": {"name": HOSTILE, "keys": "2"},
+    "uninvite": {"name": HOSTILE},
+    "token": {"name": HOSTILE},
+    "revoke_token": {"name": HOSTILE},
+}
+"""Where a form wants something."""
+OUTCOMES: Final = {
+    "resume": "Leasing is open already.",
+    "max_staleness": "1 → 4",
+    "publish_every": "1 → 2",
+    "learning_rate": "0.0001",
+    "spend_cap_per_hour": "0 → 2.5",
+    "publish": "is published in any case",
+    "evaluate": "wanted",
+    "export": "This run has no policy version yet.",
+}
+"""What the log says; of all others that they are done."""
+REFUSED: Final = {"resume", "publish", "export"}
+"""Where what was paused goes on already, and by a run that has published nothing: the page says so."""
+UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
+"""What the log offers to take back. The rate of a coordinator without one was 0, which nobody may ask for."""
+
+
+@pytest.fixture
+async def page(browser: Any, open_hub: Any, source: Any, guard: Guard, desk: Any) -> AsyncIterator[Any]:  # noqa: F811
+    """An operator's, who has logged in; nothing on it may complain. `origin`: the hub's address."""
+    hub = await open_hub(source, token="", desk=desk)
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    context = await browser.new_context(base_url=origin)
+    opened = await context.new_page()
+    wrong: list[str] = []
+    opened.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    await opened.goto(f"/?token={guard.credentials.token}")
+    yield opened
+    assert [said for said in wrong if "status of 40" not in said] == [], "but that an action is refused"
+
+
+async def test_every_action_is_confirmed_done_logged_and_taken_back_where_it_may_be(page: Any, guard: Guard) -> None:
+    from playwright.async_api import expect
+
+    page.on("dialog", lambda dialog: pytest.fail(f"something that was typed ran: {dialog.message}"))
+    await page.get_by_role("link", name="Actions").click()
+    newest, undone = page.locator("#log tbody tr").first, set()
+
+    async def ask(action: str) -> None:
+        form = page.locator(f"#do-{action}")
+        for field, typed in TYPED.get(action, {}).items():
+            await form.locator(f"[name={field}]").fill(typed)
+        await form.get_by_role("button").click()
+
+    for action, kind in TABLE.items():
+        if action in OF_NODES or action == "rotate_operator_token":
+            continue
+        await ask(action)
+        if kind.ASKS:
+            await expect(page.locator("#confirm")).to_contain_text(action)
+            await page.get_by_role("link", name="No", exact=True).click()
+            await expect(page.locator("#confirm")).to_have_count(0)
+            await expect(newest.locator("td").first).not_to_have_text(action)
+            await ask(action)
+            await page.get_by_role("button", name="Yes, do it").click()
+        await expect(newest.locator("td").first).to_contain_text(action)
+        await expect(newest).to_contain_text(OUTCOMES.get(action, "done"))
+        await expect(page.locator(".refusal")).to_have_count(int(action in REFUSED))
+        if await newest.get_by_role("button", name="Undo").count() and action not in ("invite", "token"):
+            await newest.get_by_role("button", name="Undo").click()
+            await expect(newest).to_contain_text("takes back")
+            undone.add(action)
+        elif await page.locator("#secret code").count():
+            assert len(await page.locator("#secret code").last.inner_text()) > 30
+            undone.update(await page.get_by_role("button", name="Undo").count() * [action])
+        await expect(page.locator("#log script")).to_have_count(0)
+    assert undone == UNDONE
+
+    token = guard.credentials.token
+    await ask("rotate_operator_token")
+    await page.get_by_role("button", name="Yes, do it").click()
+    await page.goto("/actions")
+    await expect(page.locator("#secret")).to_have_attribute("type", "password")
+    assert guard.credentials.token != token, "all sessions end, and this one too"
+
+
+async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source: Any, desk: Any) -> None:
+    """By the buttons of the pages of nodes that stand differently."""
+    from playwright.async_api import expect
+
+    nodes, asked = source.nodes, list[str]()
+    answers = {"first": False}
+
+    async def answer(dialog: Any) -> None:
+        asked.append(dialog.message)
+        await (dialog.accept() if answers["first"] else dialog.dismiss())
+
+    page.on("dialog", answer)
+    done: set[str] = set()
+    for standing, banned_at in (("new", None), ("proven", None), ("quarantined", None), ("new", 1.0)):
+
+        async def stands(standing: str = standing, banned_at: float | None = banned_at) -> Any:
+            one, *others = await nodes()
+            totals = replace(one.totals, standing=standing, banned_at=banned_at)
+            return (replace(one, connected=banned_at is None, totals=totals), *others)
+
+        source.nodes = stands
+        node_id = (await stands())[0].totals.node_id
+        await page.goto(f"/fleet/{node_id}")
+        for button in await page.locator("#actions button").evaluate_all("(all) => all.map((one) => one.id)"):
+            action = button.partition("-")[0]
+            for confirmed in (False, True):
+                before, answers["first"] = await desk.log(limit=1, before=None), confirmed
+                await page.locator(f"#{button}").click()
+                if confirmed:
+                    await page.wait_for_load_state()
+                (*newest,) = await desk.log(limit=1, before=None)
+                assert (newest == list(before)) != confirmed, action
+            assert (newest[0].action, newest[0].request["node"]) == (action, node_id)
+            assert asked[-1] == asked[-2] and asked[-1].endswith(".")
+            if newest[0].outcome is Outcome.REFUSED:  # There is nothing yet that it could be trusted for.
+                await expect(page.locator(".refusal")).to_contain_text(newest[0].detail)
+                await page.goto(f"/fleet/{node_id}")
+            await expect(page).to_have_url(f"/fleet/{node_id}")
+            done.add(action)
+    assert done == OF_NODES
