@@ -59,7 +59,7 @@ def main(
         measured: Measurement = begin(seed, progress)
     except BaseException as error:  # noqa: BLE001 - It is raised below.
         # Of an hour's cases the last one may fail: what the others have shown is kept.
-        measured, unfinished = Measurement(headline={}, rows=progress.told), error
+        measured, unfinished = progress.so_far or Measurement(headline={}, rows=progress.told), error
     console = Console()
     console.print(_table(name, measured.rows))
     console.print_json(data=measured.headline)

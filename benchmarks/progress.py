@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from benchmarks.measurement import Measurement
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
@@ -62,6 +64,8 @@ class Progress:
         self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
         self.told: list[dict[str, Any]] = []
         """The figures that were said of each case that is done."""
+        self.so_far: Measurement | None = None
+        """What the cases that are done come to, if the benchmark says so: it stands if the rest is broken off."""
 
     @property
     def elapsed_s(self) -> float:

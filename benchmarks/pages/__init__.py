@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,19 +53,43 @@ def measure(seed: int, progress: Progress) -> Measurement:
     return measure_scaled(seed, progress, 1.0)
 
 
+@dataclass(slots=True)
+class Findings:
+    """What the cases have shown so far. It is kept by `progress` too, so that it stands if the rest is broken off."""
+
+    progress: Progress
+    conditions: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    pictures: dict[str, bytes] = field(default_factory=dict)
+
+    async def take(self, name: str, case: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
+        """Measures the case, if it is wanted."""
+        if self.progress.wants(name):
+            found = await case()
+            self.rows.extend({"case": name, **row} for row in found)
+            self.progress.so_far = self.measurement
+            self.progress.done(name, _told(found))
+
+    @property
+    def measurement(self) -> Measurement:
+        return Measurement(
+            headline=headline(self.rows), rows=self.rows, conditions=self.conditions, pictures=self.pictures
+        )
+
+
 def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
     """Sizes and durations are `scale` times what they are by default."""
-    pictures: dict[str, bytes] = {}
     sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
+    findings = Findings(progress, dict[str, Any](sizes))
     with tempfile.TemporaryDirectory(prefix="echo-pages-") as scratch:
 
         def while_empty(site: Site) -> None:
             if not browsing.lacks():
-                asyncio.run(_picture_of(site, pictures, "no-node"))
+                asyncio.run(_picture_of(site, findings.pictures, "no-node"))
 
         with open_site(Path(scratch), **sizes, seed=seed, while_empty=while_empty) as site:
-            rows = asyncio.run(_look(site, progress, Path(scratch), pictures, scale))
-    return Measurement(headline=headline(rows), rows=rows, conditions=sizes, pictures=pictures)
+            asyncio.run(_look(site, findings, Path(scratch), scale))
+    return findings.measurement
 
 
 async def _picture_of(site: Site, pictures: dict[str, bytes], state: str) -> None:
@@ -75,20 +100,11 @@ async def _picture_of(site: Site, pictures: dict[str, bytes], state: str) -> Non
         pictures[f"run-{state}"] = await page.screenshot(full_page=True)
 
 
-async def _look(
-    site: Site, progress: Progress, scratch: Path, pictures: dict[str, bytes], scale: float
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-
-    async def run(name: str, case: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
-        if progress.wants(name):
-            found = await case()
-            rows.extend({"case": name, **row} for row in found)
-            progress.done(name, _told(found))
-
+async def _look(site: Site, findings: Findings, scratch: Path, scale: float) -> None:
+    progress, run, pictures = findings.progress, findings.take, findings.pictures
     if progress.wants(SNAPSHOT) and browsing.lacks():
         await run(SNAPSHOT, lambda: looks.snapshots(site))
-        return rows
+        return
     async with browsing.chromium() as browser:
         async with browsing.opened(browser, site, "light") as context:
             pages = await browsing.pages_of(context, site)
@@ -101,7 +117,6 @@ async def _look(
         await run(CPU, lambda: looks.hub_cpu(browser, site, seconds=scale * CPU_S))
         await run(LASTING, lambda: looks.lasting(browser, site, seconds=scale * LASTING_S))
         await run(AWAY, lambda: looks.hub_away(browser, site, pictures))
-    return rows
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
