@@ -10,11 +10,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlencode
 
 from echo_hub.dashboard import tables
-from echo_hub.dashboard.model import NodeView, RunState, RunView
+from echo_hub.dashboard.model import Fleet, NodesAway, NodeView, RunState, RunView
 from echo_hub.dashboard.responses import whole_number
 from echo_hub.dashboard.tables import Column, known_sort, sort_rows
 
@@ -190,8 +191,9 @@ class FleetPart:
 
 
 def find_nodes(nodes: Iterable[NodeView], wanted: FleetQuery) -> FleetPart:
-    """Those that fit, sorted, and cut."""
-    found = [node for node in nodes if _fits(node, wanted)] if wanted.is_narrow else nodes
+    """Those that fit, sorted, and cut; among equals those come first whose work counts most."""
+    found = [node for node in nodes if _fits(node, wanted)] if wanted.is_narrow else list(nodes)
+    found.sort(key=lambda node: (-node.totals.share, node.totals.name, node.totals.node_id))
     ordered = sort_rows(found, COLUMNS, wanted.sort)
     return FleetPart(nodes=ordered[wanted.after : wanted.after + wanted.limit], num_found=len(ordered))
 
@@ -213,14 +215,19 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
     return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
 
 
-def foremost(nodes: Iterable[NodeView]) -> list[NodeView]:
+def foremost(nodes: Fleet) -> list[NodeView]:
     """A few that an operator wants to see: those that the hub mistrusts, then the fastest; of all, those that are there
     before the others."""
-    here, away = list[NodeView](), list[NodeView]()
-    for node in nodes:
-        (here if node.connected else away).append(node)
+    here = [node for node in nodes.here.values() if node.connected]
     first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
-    return first + heapq.nsmallest(FOREMOST_SHOWN - len(first), away, key=_mistrust_and_speed)
+    left = [node for node in nodes.here.values() if not node.connected]
+    others = [*left, *_foremost_away(nodes.away)] if len(first) < FOREMOST_SHOWN else []
+    return first + heapq.nsmallest(FOREMOST_SHOWN - len(first), others, key=_mistrust_and_speed)
+
+
+@lru_cache(maxsize=1)
+def _foremost_away(away: NodesAway) -> list[NodeView]:
+    return heapq.nsmallest(FOREMOST_SHOWN, away.by_id.values(), key=_mistrust_and_speed)
 
 
 def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
@@ -255,17 +262,23 @@ class Kinds:
     has_costs: bool
 
 
-def kinds(nodes: Sequence[NodeView]) -> Kinds:
+@lru_cache(maxsize=1)
+def _kinds_away(away: NodesAway) -> Counter[tuple[str, str, str, str, bool]]:
+    return Counter(map(_kinds_of, away.by_id.values()))
+
+
+def kinds(nodes: Fleet) -> Kinds:
     """Of all nodes, whatever is asked for."""
     by_state, by_standing = Counter[str](), Counter[str]()
     engines = Counter[tuple[str, str]]()
     has_costs = False
-    for (state, standing, engine, precision, costs), number in Counter(map(_kinds_of, nodes)).items():
+    found = Counter(map(_kinds_of, nodes.here.values())) + _kinds_away(nodes.away)
+    for (state, standing, engine, precision, costs), number in found.items():
         by_state[state] += number
         by_standing[standing] += number
         engines[engine, precision] += number
         has_costs = has_costs or costs
-    listed = engines.most_common(KINDS_SHOWN)
+    listed = sorted(engines.items(), key=lambda kind: (-kind[1], kind[0]))[:KINDS_SHOWN]
     return Kinds(
         number=len(nodes),
         states=tuple(_kind(state, by_state[state], state=state) for state in STATES if by_state[state]),

@@ -6,6 +6,8 @@ why, and what can be done about it. As JSON: /api/v1/nodes/ID.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import jinja2
@@ -54,12 +56,13 @@ class FleetNodePage:
             text = self._missing.render(room="nodes", run=run, node_id=node_id, form_token=self._forms.slot)
             return html_response(personal(text), status=404)
 
-        async def render(snapshot: Snapshot) -> str:
+        async def prepare(snapshot: Snapshot) -> Callable[[], str]:
             record = await self._record(node_id)
             if record is None:
                 raise web.HTTPNotFound
             events = await self._source.events(EventFilter(subject=node_id), EVENTS_SHOWN)
-            return self._template.render(
+            return partial(
+                self._template.render,
                 room="nodes",
                 form_token=self._forms.slot,
                 run=snapshot.run,
@@ -69,7 +72,7 @@ class FleetNodePage:
                 public_id=public_id(node_id),
             )
 
-        return await self._live.answer(request, Look(key=("fleet node", node_id), render=render, personal=personal))
+        return await self._live.answer(request, Look(key=("fleet node", node_id), prepare=prepare, personal=personal))
 
     async def serve_json(self, request: web.Request) -> web.Response:
         """GET /api/v1/nodes/{node}: {"node": `NodeView`, and what else a `NodeRecord` has}"""
@@ -86,8 +89,7 @@ class FleetNodePage:
 
 def _view(snapshot: Snapshot, record: NodeRecord) -> NodeView:
     """As the others are shown; of one that is beyond those that the pages list, what the books say."""
-    known = next((node for node in snapshot.nodes if node.totals.node_id == record.totals.node_id), None)
-    return known or NodeView(
+    return snapshot.nodes.get(record.totals.node_id) or NodeView(
         totals=record.totals,
         connected=False,
         activity="",

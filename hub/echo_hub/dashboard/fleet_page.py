@@ -6,7 +6,9 @@ many as anybody likes, and they stand still.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jinja2
 from aiohttp import web
@@ -50,11 +52,11 @@ class FleetPage:
         if wanted.search or wanted.after:
             return html_response(personal(self._render(await self._snapshots.get(), wanted)))
 
-        async def render(snapshot: Snapshot) -> str:
-            return self._render(snapshot, wanted)
+        async def prepare(snapshot: Snapshot) -> Callable[[], str]:
+            return partial(self._render, snapshot, wanted)
 
         key = ("fleet", *(f"{name}={value}" for name, value in wanted.asked.items()))
-        return await self._live.answer(request, Look(key=key, render=render, personal=personal))
+        return await self._live.answer(request, Look(key=key, prepare=prepare, personal=personal))
 
     def _render(self, snapshot: Snapshot, wanted: FleetQuery, *, wrong: str = "") -> str:
         part, all_kinds = find_nodes(snapshot.nodes, wanted), kinds(snapshot.nodes)

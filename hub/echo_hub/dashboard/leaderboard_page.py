@@ -7,6 +7,8 @@ and nothing more of them is shown here.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import jinja2
@@ -99,16 +101,16 @@ class LeaderboardPage:
         snapshot = await self._snapshots.get()
         own, address = snapshot.run.address, self._visits.address(request)
 
-        async def render(snapshot: Snapshot) -> str:
-            return self._render(snapshot, await self._board.board(wanted), wanted)
+        async def prepare(snapshot: Snapshot) -> Callable[[], str]:
+            return partial(self._render, snapshot, await self._board.board(wanted), wanted)
 
         def personal(text: str) -> str:
             """Under the address at which this reader reached the hub: of a host's letters alone."""
             return text.replace(own, address) if own and address else text
 
         if wanted.search or wanted.after:
-            return html_response(personal(await render(snapshot)))
-        look = Look(key=("leaderboard", kind, sort_of(wanted)), render=render, personal=personal)
+            return html_response(personal((await prepare(snapshot))()))
+        look = Look(key=("leaderboard", kind, sort_of(wanted)), prepare=prepare, personal=personal)
         return await self._live.answer(request, look)
 
     def _render(self, snapshot: Snapshot, board: Board, wanted: BoardQuery) -> str:

@@ -50,8 +50,9 @@ class Look:
 
     key: tuple[str, ...]
     """The same for all who are to see the same rendering."""
-    render: Callable[[Snapshot], Awaitable[str]]
-    """The whole page; raises web.HTTPException where there is none, or none any more."""
+    prepare: Callable[[Snapshot], Awaitable[Callable[[], str]]]
+    """Reads what the page needs, and says what makes the whole of it; raises web.HTTPException where there is none, or
+    none any more."""
     personal: Callable[[str], str] = str
     """Puts what is one viewer's own into a page, or into a part of it as JSON."""
     has_curves: bool = False
@@ -68,6 +69,8 @@ class _Page:
         self._known: OrderedDict[str, Marks] = OrderedDict()
         self._news: dict[str, str | None] = {}
         """By the revision that they follow."""
+        self.took_s = 0.0
+        """What the newest rendering took of the processor."""
 
     def is_of(self, snapshot: Snapshot) -> bool:
         return self._of is not None and self._of.taken_at >= snapshot.taken_at
@@ -76,7 +79,10 @@ class _Page:
         """Of this snapshot or a newer one."""
         async with self._lock:
             if self._newest is None or not self.is_of(snapshot):
-                self._newest = rendering(await look.render(snapshot))
+                make = await look.prepare(snapshot)
+                began_s = time.thread_time()
+                self._newest = rendering(make())
+                self.took_s = time.thread_time() - began_s
                 self._of = snapshot
                 self._news.clear()
                 self._known[self._newest.revision] = self._newest.marks
@@ -114,9 +120,8 @@ class _Turns:
             if page.is_of(snapshot):  # By now, for somebody else.
                 return
             await asyncio.sleep(max(0.0, self._free_at - clock()))
-            began_at = clock()
             await page.rendered(look, snapshot)
-            self._free_at = clock() + rest_s(clock() - began_at)
+            self._free_at = clock() + rest_s(page.took_s)
 
 
 class LivePages:

@@ -16,7 +16,7 @@ from echo_hub.dashboard.model import (
     CapacityView,
     CostView,
     EvaluationView,
-    NodeView,
+    Fleet,
     Readiness,
     RunState,
     RunView,
@@ -258,7 +258,7 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
     return _labelled(family, (([share], value) for share, value in known.items() if value is not None))
 
 
-def _nodes(nodes: tuple[NodeView, ...]) -> Iterator[Metric]:
+def _nodes(nodes: Fleet) -> Iterator[Metric]:
     connected = GaugeMetricFamily("echo_nodes_connected", "Nodes by what they do.", labels=["activity"])
     yield _labelled(connected, (([a], n) for a, n in sorted(Counter(n.activity for n in nodes if n.connected).items())))
     about = GaugeMetricFamily(

@@ -8,7 +8,7 @@ JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final, Protocol
@@ -418,6 +418,33 @@ class NodeView:
         return self.totals.evaluated_rollouts
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NodesAway:
+    """Nodes that are away and hold nothing. The same object as long as nothing of any of them changes: what is made of
+    it may be kept."""
+
+    by_id: Mapping[str, NodeView]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All nodes that the pages know of."""
+
+    here: Mapping[str, NodeView]
+    """By their ids those that are connected, or hold rollouts."""
+    away: NodesAway
+
+    def __iter__(self) -> Iterator[NodeView]:
+        yield from self.here.values()
+        yield from self.away.by_id.values()
+
+    def __len__(self) -> int:
+        return len(self.here) + len(self.away.by_id)
+
+    def get(self, node_id: str) -> NodeView | None:
+        return self.here.get(node_id) or self.away.by_id.get(node_id)
+
+
 class Changes:
     """Says that something changed, never what: who waits then reads the newest state, so a missed change is harmless.
 
@@ -442,6 +469,16 @@ class Changes:
         return self.number
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The run and its nodes at one moment."""
+
+    run: RunView
+    nodes: Fleet
+    processor_s: float
+    """What it took of the processor."""
+
+
 class PagesSource(Protocol):
     """What the hub supplies to the pages. Reads may overlap; each returns the newest state that is there."""
 
@@ -450,6 +487,8 @@ class PagesSource(Protocol):
 
     async def run_view(self) -> RunView: ...
 
+    async def picture(self) -> Picture: ...
+
     def health(self) -> Health:
         """From memory: whoever asks whether the hub is alive waits for nothing else."""
         ...
@@ -457,8 +496,6 @@ class PagesSource(Protocol):
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
         """At most `limit` of the events that fit, the newest first."""
         ...
-
-    async def nodes(self) -> tuple[NodeView, ...]: ...
 
     async def node(self, node_id: str) -> NodeRecord | None:
         """By its whole id; None: no node of this id ever joined or was leased to."""

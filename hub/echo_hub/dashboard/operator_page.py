@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import jinja2
@@ -50,17 +51,19 @@ class OperatorPage:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /"""
 
-        async def render(snapshot: Snapshot) -> str:
+        async def prepare(snapshot: Snapshot) -> Callable[[], str]:
             recent = await self._source.steps(max(0, snapshot.run.trained_step - STEPS_SHOWN))
             trend = (await self._curves.newest()).trend
-            return self._render(snapshot, recent, trend)
+            return partial(self._render, snapshot, recent, trend)
 
-        look = Look(key=("operator",), render=render, personal=self._forms.personal(request), has_curves=True)
+        look = Look(key=("operator",), prepare=prepare, personal=self._forms.personal(request), has_curves=True)
         return await self._live.answer(request, look)
 
     def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], trend: Trend | None) -> str:
         run, now = snapshot.run, run_now(snapshot.run, recent)
-        connected = [node for node in snapshot.nodes if node.connected]
+        nodes = snapshot.nodes
+        connected = [node for node in nodes.here.values() if node.connected]
+        mistrusted = {one.node_id: nodes.get(one.node_id) for one in run.trust.mismatch}
         return self._template.render(
             room="operator",
             form_token=self._forms.slot,
@@ -77,15 +80,15 @@ class OperatorPage:
             staleness=bars.staleness_bars(run.work),
             lengths=bars.lengths_bars(run.work),
             mismatch=bars.mismatch_bars(
-                run.trust.mismatch, {node.totals.node_id: node.totals.name for node in snapshot.nodes}
+                run.trust.mismatch, {node_id: node.totals.name for node_id, node in mistrusted.items() if node}
             ),
             evaluations=newest_evaluations(run),
             versions=run.versions[:VERSIONS_SHOWN],
             nodes_by_version=Counter(node.policy_version for node in connected),
             events=run.events[:EVENTS_SHOWN],
-            nodes=foremost(snapshot.nodes),
-            node_kinds=kinds(snapshot.nodes),
-            num_nodes=max(len(snapshot.nodes), run.nodes_known),
+            nodes=foremost(nodes),
+            node_kinds=kinds(nodes),
+            num_nodes=max(len(nodes), run.nodes_known),
             num_connected=len(connected),
             tokens_per_s=sum(node.tokens_per_s for node in connected),
         )

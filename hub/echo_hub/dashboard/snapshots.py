@@ -6,32 +6,33 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from echo_hub.dashboard.model import NodeView, PagesSource, RunView
+from echo_hub.dashboard.model import Fleet, PagesSource, RunView
 
 REST: Final = 40.0
-"""Times what was done for the pages: looking again and again then takes a fortieth of the hub's time."""
+"""Times what was computed for the pages: looking again and again then takes a fortieth of a processor."""
 LONGEST_REST_S: Final = 1.5
 """But no more, so that pages are of now also where the machine is busy with something else ..."""
 LEAST_REST: Final = 9.0
-"""... unless it would take more than a tenth of the hub's time."""
+"""... unless it would take more than a tenth of a processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """`change` is the newest change that is surely in it; `taken_at` is the event loop's time, and so is `good_until`,
-    up to which nobody sees another; `took_s` is what it took to take."""
+    up to which nobody sees another; `took_s` is from when it was wanted to when it was there."""
 
     change: int
     taken_at: float
     good_until: float
     took_s: float
     run: RunView
-    nodes: tuple[NodeView, ...]
+    nodes: Fleet
 
 
-def rest_s(took_s: float) -> float:
-    """How long nothing is done for the pages after what took so long."""
-    return max(min(REST * took_s, LONGEST_REST_S), LEAST_REST * took_s)
+def rest_s(processor_s: float) -> float:
+    """How long nothing is done for the pages after what took so much of the processor. What was waited for is no
+    measure: on a machine that is busy with something else pages would be the older for it."""
+    return max(min(REST * processor_s, LONGEST_REST_S), LEAST_REST * processor_s)
 
 
 class Snapshots:
@@ -62,15 +63,14 @@ class Snapshots:
     async def _take(self) -> Snapshot:
         clock = asyncio.get_running_loop().time
         change, taken_at = self._source.changes.number, clock()
-        run, nodes = await self._source.run_view(), await self._source.nodes()
+        picture = await self._source.picture()
         now = clock()
-        took_s = now - taken_at
-        rests_s = rest_s(took_s) if self._min_interval_s else 0.0
+        rests_s = rest_s(picture.processor_s) if self._min_interval_s else 0.0
         return Snapshot(
             change=change,
             taken_at=taken_at,
             good_until=max(taken_at + self._min_interval_s, now + rests_s),
-            took_s=took_s,
-            run=run,
-            nodes=nodes,
+            took_s=now - taken_at,
+            run=picture.run,
+            nodes=picture.nodes,
         )

@@ -1,12 +1,11 @@
 """Whether the learner is kept busy: how its time was spent of late, what the capacity model expects, what would help.
 
-Reading all of it takes a part of a second on a large fleet, so it is done every few seconds at most, and never on the
-event loop.
+Reading all of it takes a part of a second on a large fleet, so it is done every few seconds at most, and beside those
+who look.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from echo_hub.core.capacity.model import NodeClass, Pool, Prediction, Workload
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.dashboard.model import AdvisedNodes, CapacityView
 from echo_hub.store.store import Store
+from echo_hub.views.beside import ReadBeside
 from echo_hub.views.learner_time import learner_time
 from echo_hub.views.pace import Pace, read_pace, read_steps
 
@@ -39,9 +39,7 @@ class CapacityViews:
     def __init__(self, *, store: Store, started_at: float) -> None:
         self._store = store
         self._started_at = started_at
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._newest: CapacityView | None = None
+        self._views = ReadBeside(self._view, every_s=READ_EVERY_S, name="capacity")
 
     def read(
         self, config: HubConfig, connected: Collection[str] | None, *, waits_for: str | None
@@ -51,11 +49,7 @@ class CapacityViews:
         `config`: as it is now. `connected`: the nodes that count; None = all that worked of late. `waits_for`: what the
         learner waits for at this moment, of `learner_time`'s reasons; None while it trains, or has nothing more to do.
         """
-        with self._lock:
-            if self._newest is None or time.monotonic() - self._read_at >= READ_EVERY_S:
-                self._newest = self._view(config, connected, waits_for)
-                self._read_at = time.monotonic()
-            return self._newest
+        return self._views.newest(config, connected, waits_for)
 
     def _view(self, config: HubConfig, connected: Collection[str] | None, waits_for: str | None) -> CapacityView | None:
         steps = read_steps(self._store)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from echo_hub.dashboard.model import NodeView
@@ -21,11 +19,6 @@ class ConnectedNode(Protocol):
     cost_per_hour: float
     standby: str
     affordable: bool
-
-
-def seen_now(totals: Sequence[NodeTotals], connected: Collection[str], now: float) -> list[NodeTotals]:
-    """The nodes of the books; those that are connected are seen at this moment."""
-    return [replace(row, last_seen=now) if row.node_id in connected else row for row in totals]
 
 
 def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:

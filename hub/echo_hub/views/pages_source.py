@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
-from echo_hub.dashboard.model import Changes, NodeView, RunView
+from echo_hub.dashboard.model import Changes, Fleet, Picture, RunView
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
@@ -40,10 +41,26 @@ class HubPages:
         self._received = Rate(time.time())
 
     async def run_view(self) -> RunView:
+        return await asyncio.to_thread(self._reading_of_run())
+
+    async def picture(self) -> Picture:
+        run, nodes = self._reading_of_run(), self._reading_of_nodes()
+
+        def read() -> Picture:
+            began_s = time.thread_time()
+            return Picture(run=run(), nodes=nodes(), processor_s=time.thread_time() - began_s)
+
+        return await asyncio.to_thread(read)
+
+    def _reading_of_run(self) -> Callable[[], RunView]:
+        """Of this moment."""
         moment = self._moment()
         rollouts_per_s = self._received.per_s(moment.num_received, time.time())
         connected = frozenset(node_id for node_id, node in self._nodes.items() if node.affordable)
-        return await asyncio.to_thread(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
+        return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
+
+    def _reading_of_nodes(self) -> Callable[[], Fleet]:
+        return partial(self._all_nodes.fleet, dict(self._nodes), self._moment().status.leased_by_node)
 
     def health(self) -> Health:
         return health(self._moment())
@@ -51,9 +68,8 @@ class HubPages:
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
         return tuple(await asyncio.to_thread(self._store.events, wanted, limit))
 
-    async def nodes(self) -> tuple[NodeView, ...]:
-        leased, connected = self._moment().status.leased_by_node, dict(self._nodes)
-        return await asyncio.to_thread(self._all_nodes.views, connected, leased)
+    async def nodes(self) -> Fleet:
+        return await asyncio.to_thread(self._reading_of_nodes())
 
     async def node(self, node_id: str) -> NodeRecord | None:
         return await asyncio.to_thread(self._store.node_record, node_id)

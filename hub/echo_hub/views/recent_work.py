@@ -1,12 +1,10 @@
 """What became of the newest rollouts, by their lengths, and how stale the newest batches were.
 
-Reading it takes some hundredths of a second, so it is done every few seconds at most, and never on the event loop.
+Reading it takes some hundredths of a second, so it is done every few seconds at most, and beside those who look.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from statistics import fmean
@@ -16,6 +14,7 @@ from echo_hub.core.spread.holdings import quantile
 from echo_hub.dashboard.model import LengthsView, WorkView
 from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length
 from echo_hub.store.store import Store
+from echo_hub.views.beside import ReadBeside
 from echo_shared.messages import ReceiptState
 
 READ_EVERY_S: Final = 10.0
@@ -28,17 +27,13 @@ class RecentWorkViews:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._read_at = float("-inf")
-        self._newest = WorkView()
+        self._views = ReadBeside(self._view, every_s=READ_EVERY_S, name="recent work")
 
     def read(self) -> WorkView:
-        with self._lock:
-            if time.monotonic() - self._read_at >= READ_EVERY_S:
-                ages = self._store.recent_ages(STEPS_READ)
-                self._newest = work_view(self._store.recent_lengths(ROLLOUTS_READ), ages)
-                self._read_at = time.monotonic()
-            return self._newest
+        return self._views.newest()
+
+    def _view(self) -> WorkView:
+        return work_view(self._store.recent_lengths(ROLLOUTS_READ), self._store.recent_ages(STEPS_READ))
 
 
 def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:

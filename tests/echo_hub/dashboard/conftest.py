@@ -27,6 +27,7 @@ from echo_hub.dashboard.model import (
     DisseminationView,
     Doing,
     NodeView,
+    Picture,
     RunState,
     RunView,
     TrustView,
@@ -50,7 +51,16 @@ from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, S
 from echo_shared.health import Health, HubState
 from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
 from echo_shared.rollout_books import RolloutSummary
-from tests.echo_hub.dashboard.scripted_views import ROLLOUTS, STARTED, STEP_S, TRUST, WORK, evaluation_view, step_record
+from tests.echo_hub.dashboard.scripted_views import (
+    ROLLOUTS,
+    STARTED,
+    STEP_S,
+    TRUST,
+    WORK,
+    evaluation_view,
+    fleet_of,
+    step_record,
+)
 
 HOSTILE_NAMES = (
     '<script>alert("owned")</script>',
@@ -180,6 +190,7 @@ class ScriptedSource:
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
         self.num_reads = 0
+        self.processor_s = 0.0
 
     def advance(self, steps: int = 1) -> None:
         self.step = min(self.step + steps, self.total)
@@ -327,6 +338,9 @@ class ScriptedSource:
         found = (event for event in found if wanted.subject in ("", event.subject))
         found = (event for event in found if wanted.severity in ("", "info") or event.warning)
         return tuple(event for event in found if wanted.before is None or event.number < wanted.before)[:limit]
+
+    async def picture(self) -> Picture:
+        return Picture(run=await self.run_view(), nodes=fleet_of(await self.nodes()), processor_s=self.processor_s)
 
     async def nodes(self) -> tuple[NodeView, ...]:
         share = self.step * ROLLOUTS // max(len(self.names), 1)

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from echo_hub.dashboard.model import EvaluationView, LengthsView, MismatchView, TrustView, WorkView
+from collections.abc import Iterable
+
+from echo_hub.dashboard.model import (
+    EvaluationView,
+    Fleet,
+    LengthsView,
+    MismatchView,
+    NodesAway,
+    NodeView,
+    TrustView,
+    WorkView,
+)
 from echo_shared.books import Evaluation, EvaluationKind, StepRecord
 from echo_shared.step_figures import STEP_FIGURES
 
@@ -97,3 +108,11 @@ def evaluation_view(version: int) -> EvaluationView:
         pass_at={2: accuracy - 0.01, 4: accuracy + 0.01, 8: min(accuracy + 0.04, 1.0)},
         seconds=1.25,
     )
+
+
+def fleet_of(nodes: Iterable[NodeView]) -> Fleet:
+    """As the hub has them."""
+    here, away = dict[str, NodeView](), dict[str, NodeView]()
+    for node in nodes:
+        (here if node.connected or node.in_flight else away)[node.totals.node_id] = node
+    return Fleet(here=here, away=NodesAway(away))

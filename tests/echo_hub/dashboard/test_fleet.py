@@ -27,6 +27,7 @@ from echo_hub.dashboard.fleet import (
 )
 from echo_hub.dashboard.model import NodeView, RunState
 from echo_shared.books import NodeTotals
+from tests.echo_hub.dashboard.scripted_views import fleet_of
 
 
 def node(name: str, *, totals: dict[str, Any] | None = None, **said: Any) -> NodeView:
@@ -74,7 +75,7 @@ async def test_why_a_node_is_idle(source: Any) -> None:
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ({}, ["Bob", "ada", "eve", "idle", "gone", "bad"]),
+        ({}, ["Bob", "ada", "bad", "eve", "gone", "idle"]),
         ({"state": "away"}, ["gone"]),
         ({"state": "banned"}, ["bad"]),
         ({"state": "sampling", "standing": "proven"}, ["Bob"]),
@@ -142,7 +143,7 @@ def test_pages_link_to_each_other_and_keep_what_is_asked_for() -> None:
 
 
 def test_kinds_are_of_all_nodes_and_each_says_where_they_are() -> None:
-    found = kinds(FLEET)
+    found = kinds(fleet_of(FLEET))
     assert [(one.name, one.number) for one in found.states] == [
         *(("sampling", 3), ("standing_by", 1), ("away", 1), ("banned", 1)),
     ]
@@ -151,8 +152,8 @@ def test_kinds_are_of_all_nodes_and_each_says_where_they_are() -> None:
     ]
     assert [(one.name, one.number, one.href) for one in found.engines] == [
         ("torch", 4, "/fleet?engine=torch&precision=-"),
-        ("torch bf16", 1, "/fleet?engine=torch&precision=bf16"),
         ("llama_cpp bf16", 1, "/fleet?engine=llama_cpp&precision=bf16"),
+        ("torch bf16", 1, "/fleet?engine=torch&precision=bf16"),
     ]
     assert (found.number, found.num_other_engines, found.has_costs) == (6, 0, True)
     assert (found.all_engines, found.all_precisions) == (("llama_cpp", "torch"), ("-", "bf16"))
@@ -163,13 +164,23 @@ def test_kinds_are_of_all_nodes_and_each_says_where_they_are() -> None:
 
 def test_as_many_kinds_as_nodes_make_no_page_long() -> None:
     many = tuple(node(str(i), totals={"backend": f"engine-{i}"}) for i in range(200))
-    found = kinds(many)
+    found = kinds(fleet_of(many))
     assert (len(found.engines), found.num_other_engines) == (KINDS_SHOWN, 200 - KINDS_SHOWN)
     assert len(found.all_engines) == CHOICES_SHOWN and not found.has_costs
-    nothing = kinds(())
+    nothing = kinds(fleet_of(()))
     assert (nothing.states, nothing.engines, nothing.number) == ((), (), 0)
 
 
 def test_the_foremost_are_those_that_the_hub_mistrusts_then_the_fastest() -> None:
-    assert [one.totals.name for one in foremost(FLEET)] == ["eve", "idle", "ada", "Bob", "gone", "bad"]
-    assert len(foremost(FLEET * 4)) == FOREMOST_SHOWN
+    assert [one.totals.name for one in foremost(fleet_of(FLEET))] == ["eve", "idle", "ada", "Bob", "gone", "bad"]
+    many = [node(f"{number:02}", **(AWAY if number % 2 else {})) for number in range(4 * FOREMOST_SHOWN)]
+    assert len(foremost(fleet_of(many))) == FOREMOST_SHOWN
+    few = [*many[1::2], many[0], node("owes", **AWAY, in_flight=3, totals={"last_seen": 9.0})]
+    assert [one.totals.name for one in foremost(fleet_of(few))][:4] == ["00", "owes", "01", "03"]
+
+
+def test_a_fleet_is_all_nodes_each_once() -> None:
+    nodes = fleet_of(FLEET)
+    assert len(nodes) == len(FLEET) and set(nodes.here) == {f"id-{name}" for name in ("Bob", "ada", "eve", "idle")}
+    assert {one.totals.name for one in nodes} == {one.totals.name for one in FLEET}
+    assert [nodes.get(one.totals.node_id) for one in FLEET] == list(FLEET) and nodes.get("nobody") is None

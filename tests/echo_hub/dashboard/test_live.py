@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -126,18 +126,18 @@ class Served:
         snapshots = Snapshots(source, min_interval_s=0.01)
         self.pages = LivePages(snapshots, guard, Viewers(guard), CurvesRoom(source), of="files", heartbeat_s=5.0)
 
-    async def render(self, _snapshot: Snapshot) -> str:
+    async def prepare(self, _snapshot: Snapshot) -> Callable[[], str]:
         self.num_rendered += 1
         if self.fails is not None:
             raise self.fails("of this test")
-        return self.text
+        return lambda: self.text
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         def personal(text: str) -> str:
             return text.replace("MINE", request.query.get("who", ""))
 
         key = (request.query.get("key", ""),)
-        return await self.pages.answer(request, Look(key=key, render=self.render, personal=personal))
+        return await self.pages.answer(request, Look(key=key, prepare=self.prepare, personal=personal))
 
 
 def page(said: str) -> str:

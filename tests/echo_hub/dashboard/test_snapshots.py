@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.dashboard.snapshots import LEAST_REST, Snapshots, rest_s
+from echo_hub.dashboard.snapshots import LEAST_REST, REST, Snapshots, rest_s
 
 
 async def test_all_viewers_share_one_snapshot(source: Any) -> None:
@@ -33,22 +33,29 @@ async def test_a_burst_of_changes_is_one_snapshot_for_everybody(source: Any) -> 
     assert source.num_reads == 2
 
 
-async def test_books_that_take_long_are_read_seldom(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("waited_s", "processor_s", "rests_s"), [(3.0, 3.0, LEAST_REST * 3.0), (3.0, 0.01, REST * 0.01)]
+)
+async def test_books_that_cost_much_are_read_seldom_however_long_one_waits_for_them(
+    source: Any, monkeypatch: pytest.MonkeyPatch, waited_s: float, processor_s: float, rests_s: float
+) -> None:
     loop = asyncio.get_running_loop()
     began_at, passed = loop.time(), [0.0]
     monkeypatch.setattr(loop, "time", lambda: began_at + passed[0])
-    read = source.nodes
+    read = source.picture
+    source.processor_s = processor_s
 
     async def slow() -> Any:
-        passed[0] += 3.0
+        passed[0] += waited_s
         return await read()
 
-    monkeypatch.setattr(source, "nodes", slow)
-    snapshots = Snapshots(source, min_interval_s=0.5)
+    monkeypatch.setattr(source, "picture", slow)
+    snapshots = Snapshots(source, min_interval_s=0.01)
     first = await snapshots.get()
-    passed[0] += LEAST_REST * 3.0 - 0.1
+    assert first.took_s == pytest.approx(waited_s)
+    passed[0] += rests_s - 0.05
     assert await snapshots.get() is first
-    passed[0] += 0.2
+    passed[0] += 0.1
     assert await snapshots.get() is not first
 
 

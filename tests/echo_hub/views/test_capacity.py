@@ -8,6 +8,7 @@ import pytest
 
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.dashboard.model import AdvisedNodes, CapacityView
+from echo_hub.views import beside
 from echo_hub.views import capacity as capacity_module
 from echo_hub.views.capacity import CapacityViews, expect, verdict
 from echo_hub.views.pace import Pace, kinds_of
@@ -106,6 +107,8 @@ async def test_it_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyP
     assert views.read(written.config, {"fast0"}, waits_for=None) is first
     assert len(asked) == 1
     later = time.monotonic() + capacity_module.READ_EVERY_S
+    monkeypatch.setattr(beside, "QUICK_S", 1e9)
+    monkeypatch.setattr(beside, "REST", 0.0)
     monkeypatch.setattr(time, "monotonic", lambda: later)
     second = views.read(written.config, {"fast0", "slow0"}, waits_for=None)
     assert second is not None and first is not None

@@ -5,19 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from echo_hub.core.effects import SendLease
-from echo_hub.views.nodes import node_view, seen_now
+from echo_hub.views.nodes import node_view
 from echo_shared.books import Accounting, NodeTotals
 from echo_shared.messages import LeaseReturned
 
 
 def totals(node_id: str) -> NodeTotals:
     return NodeTotals(node_id=node_id, name=node_id, backend="torch", device="cpu", first_seen=1.0, last_seen=2.0)
-
-
-def test_who_is_connected_is_seen_now() -> None:
-    here, away = seen_now([totals("here"), totals("away")], {"here"}, 9.0)
-    assert (here.last_seen, away.last_seen) == (9.0, 2.0)
-    assert (here.first_seen, here.name) == (1.0, "here")
 
 
 def test_a_node_that_is_away_may_still_owe_rollouts() -> None:
