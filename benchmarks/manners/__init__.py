@@ -3,8 +3,8 @@ and what the cage around its engine costs.
 
 A yield is measured from the moment at which the owner's word or a sensor's news is there, to the moment at which every
 thread of the engine is stopped, or gone. Tokens are lost that the engine had drawn of rollouts that the node then gives
-back, and that the hub was not sent before; what the step under way would have given, one token of a rollout at most,
-is counted apart. A slowdown is the time of a program that computes beside a node at its
+back, and that the hub was not sent before; what the step under way would have given, one token of a rollout, or two of
+one that has just begun, is counted apart. A slowdown is the time of a program that computes beside a node at its
 default settings, over its time beside the same node paused, by turns in one run. A new volunteer's installation, and
 the time to its first rollout, are measured where there is a wheelhouse.
 """

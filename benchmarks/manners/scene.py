@@ -108,7 +108,8 @@ class Scene:
 
     def lost_tokens(self) -> tuple[int, int]:
         """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent; and, apart from
-        that, what the step gave that was under way when the engine was stopped, one token of a rollout at most."""
+        that, what the step gave that was under way when the engine was stopped: one token of a rollout at most, and two
+        of one of which nothing was told, for its first step is that of its prompt as well."""
         sent: dict[tuple[int, int], int] = {}
         returned: set[tuple[int, int]] = set()
         for message in self.hub.said:
@@ -119,8 +120,12 @@ class Scene:
                         sent[key] = max(part.start + len(part.ids), sent.get(key, 0))
                 case LeaseReturned(lease_id=lease_id, indices=indices):
                     returned |= {(lease_id, index) for index in indices}
-        unsent = [self._daemon.drawn.get(key, 0) - sent.get(key, 0) for key in returned]
-        return sum(max(0, count - 1) for count in unsent), sum(min(1, count) for count in unsent)
+        lost = under_way = 0
+        for key in returned:
+            unsent = self._daemon.drawn.get(key, 0) - sent.get(key, 0)
+            of_the_step = min(unsent, 1 if sent.get(key) else 2)
+            lost, under_way = lost + unsent - of_the_step, under_way + of_the_step
+        return lost, under_way
 
     async def until(self, condition: Callable[[], bool]) -> float:
         """When it first held, by the monotonic clock."""

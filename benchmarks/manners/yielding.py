@@ -6,6 +6,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -81,11 +82,13 @@ def _until_still(engine: psutil.Process) -> float:
 
 def _states(pid: int) -> Iterator[str]:
     """One letter for each of its threads, as in proc(5)."""
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return  # It has just ended.
+    for task in tasks:
+        with suppress(OSError):  # Likewise.
             yield (task / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue  # It has just ended.
 
 
 def _p99(values: list[float]) -> float:
