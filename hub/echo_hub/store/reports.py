@@ -13,6 +13,7 @@ from sqlalchemy import Column, Connection, Row, Select, distinct, func, select
 
 from echo_hub.core.spread.holdings import quantile
 from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import (
     checking,
     costs,
@@ -86,9 +87,9 @@ def read_leaderboard(
     for row in _rows_of(connection, select(tallies), tallies.c.node_id, chosen):
         final.setdefault(row.node_id, {})[row.outcome] = row
     under_way: dict[str, Counter[str]] = {}
-    for row in _unfinished(connection):
-        if chosen is None or row.node_id in chosen:
-            under_way.setdefault(row.node_id, Counter())[row.state] = row.number
+    for node_id, state, number in _unfinished(connection):
+        if chosen is None or node_id in chosen:
+            under_way.setdefault(node_id, Counter())[state] = number
     known = {row.node_id: row for row in _rows_of(connection, _KNOWN, nodes.c.node_id, chosen)}
     paid = {row.node_id: row for row in _rows_of(connection, select(costs), costs.c.node_id, chosen)}
     checked = {row.node_id: row for row in _rows_of(connection, select(checking), checking.c.node_id, chosen)}
@@ -175,7 +176,7 @@ def read_costs(connection: Connection) -> CostTotals:
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    in_flight = sum(row.number for row in _unfinished(connection))
+    in_flight = sum(number for _, _, number in _unfinished(connection))
     final = final_so_far(connection)
     return Accounting(
         leased=in_flight + sum(final.values()),
@@ -186,13 +187,15 @@ def read_accounting(connection: Connection) -> Accounting:
     )
 
 
-def _unfinished(connection: Connection) -> Sequence[Row[Any]]:
-    """Rollouts that are not final, by node and state; an index holds the states, so this is as fast as they are few."""
-    return connection.execute(
+def _unfinished(connection: Connection) -> Sequence[Sequence[Any]]:
+    """Rollouts that are not final, by node and state, with their number; an index holds the states, so this is as fast
+    as they are few."""
+    return rows_at_once(
+        connection,
         select(rollouts.c.node_id, rollouts.c.state, func.count().label("number"))
         .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)))
-        .group_by(rollouts.c.state, rollouts.c.node_id)
-    ).all()
+        .group_by(rollouts.c.state, rollouts.c.node_id),
+    )
 
 
 _TRAINED_STEPS: Final = select(
@@ -248,17 +251,14 @@ class Fetched:
 
 def read_fetched(connection: Connection, newest: int, known: Mapping[int, Fetched]) -> dict[int, Fetched]:
     """Of the `newest` versions, in order, their fetches; those of `known` are read again only where there are more."""
-    wanted = sorted(
-        connection.scalars(select(versions.c.policy_version).order_by(versions.c.policy_version.desc()).limit(newest))
+    published = select(versions.c.policy_version).order_by(versions.c.policy_version.desc()).limit(newest)
+    wanted = sorted(version for (version,) in rows_at_once(connection, published))
+    counted = (
+        select(fetches.c.policy_version, func.count().label("number"))
+        .where(fetches.c.policy_version.in_(wanted))
+        .group_by(fetches.c.policy_version)
     )
-    numbers = {
-        row.policy_version: row.number
-        for row in connection.execute(
-            select(fetches.c.policy_version, func.count().label("number"))
-            .where(fetches.c.policy_version.in_(wanted))
-            .group_by(fetches.c.policy_version)
-        )
-    }
+    numbers = {row[0]: row[1] for row in rows_at_once(connection, counted)}
     changed = [v for v in wanted if v not in known or known[v].counts.total() != numbers.get(v, 0)]
     found = {version: known[version] if version not in changed else Fetched() for version in wanted}
     for row in connection.execute(select(fetches).where(fetches.c.policy_version.in_(changed))):

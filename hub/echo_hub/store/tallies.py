@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import NodeCost
+from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import WITH_PAYLOAD, checking, costs, fetch_tallies, payloads, rollouts, tallies
 from echo_shared.messages import DropReason, ReceiptState
 
@@ -98,8 +99,8 @@ def useful_nodes(connection: Connection) -> frozenset[str]:
 def final_so_far(connection: Connection) -> dict[str, int]:
     """Rollouts that ever became final, by outcome."""
     number = func.sum(tallies.c.rollouts).label("number")
-    rows = connection.execute(select(tallies.c.outcome, number).group_by(tallies.c.outcome))
-    return {row.outcome: int(row.number) for row in rows}
+    rows = rows_at_once(connection, select(tallies.c.outcome, number).group_by(tallies.c.outcome))
+    return {outcome: int(number) for outcome, number in rows}
 
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
