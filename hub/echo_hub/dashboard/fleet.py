@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 from urllib.parse import urlencode
 
@@ -19,6 +20,7 @@ from echo_hub.dashboard.model import Fleet, NodesAway, NodeView, RunState, RunVi
 from echo_hub.dashboard.responses import whole_number
 from echo_hub.dashboard.tables import Column, known_sort, sort_rows
 
+_ID: Final = attrgetter("totals.node_id")
 NODES_SHOWN: Final = 100
 FOREMOST_SHOWN: Final = 10
 KINDS_SHOWN: Final = 8
@@ -191,11 +193,15 @@ class FleetPart:
 
 
 def find_nodes(nodes: Iterable[NodeView], wanted: FleetQuery) -> FleetPart:
-    """Those that fit, sorted, and cut; among equals those come first whose work counts most."""
+    """Those that fit, sorted, and cut; without a column to sort by, those whose work counts most come first."""
     found = [node for node in nodes if _fits(node, wanted)] if wanted.is_narrow else list(nodes)
-    found.sort(key=lambda node: (-node.totals.share, node.totals.name, node.totals.node_id))
+    found.sort(key=_ID if wanted.sort else _work)  # Whoever comes or goes, equals keep their order.
     ordered = sort_rows(found, COLUMNS, wanted.sort)
     return FleetPart(nodes=ordered[wanted.after : wanted.after + wanted.limit], num_found=len(ordered))
+
+
+def _work(node: NodeView) -> tuple[float, str, str]:
+    return -node.totals.share, node.totals.name, node.totals.node_id
 
 
 def _fits(node: NodeView, wanted: FleetQuery) -> bool:
