@@ -60,7 +60,9 @@ class HubPages:
         return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
 
     def _reading_of_nodes(self) -> Callable[[], Fleet]:
-        return partial(self._all_nodes.fleet, dict(self._nodes), self._moment().status.leased_by_node)
+        """Of this moment: what is leased is the coordinator's own, which changes while a thread looks."""
+        leased = dict(self._moment().status.leased_by_node)
+        return partial(self._all_nodes.fleet, dict(self._nodes), leased)
 
     def health(self) -> Health:
         return health(self._moment())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,14 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     assert {node.totals.node_id for node in await hub.pages.nodes()} == {"a", "here"}
     view = await hub.pages.run_view()
     assert (view.nodes_known, view.nodes_useful) == (3, 1)
+
+
+async def test_what_is_leased_is_looked_at_as_it_was_when_somebody_asked(hub: Any) -> None:
+    """The coordinator goes on leasing while a thread looks."""
+    await hub.join("a")
+    live = dict.fromkeys(("a", "b"), 3)
+    moment = hub.pages._moment()
+    hub.pages._moment = lambda: replace(moment, status=replace(moment.status, leased_by_node=live))
+    read = hub.pages._reading_of_nodes()
+    live["a"] = 7
+    assert read().here["a"].in_flight == 3
