@@ -22,7 +22,7 @@ ENDS_WITHIN_S: Final = 150.0
 OWN_HUB_WITHIN_S: Final = 600.0
 WARM_UP_STEPS: Final = 20
 """By then the hub's memory grows no more by itself."""
-WARM_UP_S: Final = 120.0
+WARM_UP_S: Final = 600.0
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 MOST_LOG_BYTES: Final = 256 * 1024
 """That one attack may add to all logs of the hub and of its processes."""

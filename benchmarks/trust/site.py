@@ -24,8 +24,9 @@ from echo_hub.run.making import make_run
 from echo_shared.messages.fields import printable
 
 LOOK_S: Final = 0.05
-ELSEWHERE: Final = ("nice", "-n", "19")
-"""Nodes have machines of their own, so they get what hub, learner and verifier leave of this one."""
+ELSEWHERE: Final = ("nice", "-n", "10")
+"""Nodes have machines of their own, so hub, learner and verifier go before them on this one; but something is left for
+them even where all else is busy, too, for a hostile node that gets no turn shows nothing."""
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "run": {"name": "trust"},
     "training": {"steps": 100_000},

@@ -48,7 +48,7 @@ SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 
 """The attacks on a class take some 400 steps. At the default rate the model would learn in a fifth of them all that
 there is; where everybody is sure of the next token, what anybody draws or claims shows little, and does little."""
 WARM_UP_STEPS: Final = 3
-WARM_UP_S: Final = 120.0
+WARM_UP_S: Final = 600.0
 HONEST_ROLLOUTS: Final = 10_000
 STEADY_FROM: Final = TrustConfig().first_checked / TrustConfig().least_checked
 """Verified rollouts of a node from which on no smaller share of its work is checked."""

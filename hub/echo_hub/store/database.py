@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Timer
 from typing import Any, Final
@@ -67,11 +68,32 @@ def storage_errors(what: str) -> Iterator[None]:
         raise StorageError(what, got=text, do=advice) from error
 
 
+_LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", default=None)
+
+
 @contextmanager
 def open_to_read(engine: Engine) -> Iterator[Connection]:
-    """Raises StorageError."""
-    with storage_errors("The hub's database cannot be read."), engine.connect() as connection:
-        yield connection
+    """The state of one commit: that of `one_look`, within it. Raises StorageError."""
+    look = _LOOK.get()
+    with storage_errors("The hub's database cannot be read."):
+        if look is not None and look[0] is engine:
+            yield look[1]
+            return
+        # PostgreSQL would give each statement a state of its own.
+        of_one_commit = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        with engine.execution_options(**of_one_commit).connect() as connection:
+            yield connection
+
+
+@contextmanager
+def one_look(engine: Engine) -> Iterator[None]:
+    """All that this thread reads within is the state of one commit, and costs one transaction. Raises StorageError."""
+    with open_to_read(engine) as connection:
+        token = _LOOK.set((engine, connection))
+        try:
+            yield
+        finally:
+            _LOOK.reset(token)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Final
 
 from sqlalchemy import Connection, delete, insert, select
 
+from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import events
 from echo_shared.books import EventFilter, RunEvent, Severity
 
@@ -43,5 +44,5 @@ def read_events(connection: Connection, wanted: EventFilter, limit: int) -> list
         query = query.where(events.c.subject == wanted.subject)
     if wanted.before is not None:
         query = query.where(events.c.number < wanted.before)
-    rows = connection.execute(query).mappings()
-    return [RunEvent(**{**row, "severity": Severity(row["severity"])}) for row in rows]
+    rows = rows_at_once(connection, query)
+    return [RunEvent(**{**row._mapping, "severity": Severity(row.severity)}) for row in rows]

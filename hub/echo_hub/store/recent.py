@@ -65,8 +65,10 @@ def read_recent_rollouts(connection: Connection, newest: int) -> list[RecentRoll
         .limit(newest),
     )
     return [
-        RecentRollout(node_id=node_id, leased_at=leased_at, received_at=received_at, sampling_s=sampling_s)
-        for node_id, leased_at, received_at, sampling_s in rows
+        RecentRollout(
+            node_id=row.node_id, leased_at=row.leased_at, received_at=row.received_at, sampling_s=row.sampling_s
+        )
+        for row in rows
     ]
 
 

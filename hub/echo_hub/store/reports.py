@@ -156,11 +156,11 @@ def _rows_of(
 ) -> Iterator[Row[Any]]:
     """Those of the chosen nodes; None = of all."""
     if chosen is None:
-        yield from connection.execute(query)
+        yield from rows_at_once(connection, query)
         return
     keys = sorted(chosen)
     for start in range(0, len(keys), KEYS_A_QUERY):
-        yield from connection.execute(query.where(key.in_(keys[start : start + KEYS_A_QUERY])))
+        yield from rows_at_once(connection, query.where(key.in_(keys[start : start + KEYS_A_QUERY])))
 
 
 def read_num_nodes(connection: Connection) -> NumNodes:
@@ -215,7 +215,7 @@ _TRAINED_STEPS: Final = select(
 def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecord]:
     """The first `limit` trained steps after step `since`, in order."""
     after = _TRAINED_STEPS.where(steps.c.step > since).order_by(steps.c.step).limit(limit)
-    return [_step_record(row) for row in connection.execute(after)]
+    return [_step_record(row) for row in rows_at_once(connection, after)]
 
 
 def read_newest_step(connection: Connection) -> StepRecord | None:
@@ -249,19 +249,23 @@ class Fetched:
     seconds: list[float] = field(default_factory=list)
 
 
-def read_fetched(connection: Connection, newest: int, known: Mapping[int, Fetched]) -> dict[int, Fetched]:
-    """Of the `newest` versions, in order, their fetches; those of `known` are read again only where there are more."""
-    published = select(versions.c.policy_version).order_by(versions.c.policy_version.desc()).limit(newest)
-    wanted = sorted(version for (version,) in rows_at_once(connection, published))
+def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
+    """The rows of the `newest` versions, in order."""
+    query = select(versions).order_by(versions.c.policy_version.desc()).limit(newest)
+    return rows_at_once(connection, query)[::-1]
+
+
+def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[int, Fetched]) -> dict[int, Fetched]:
+    """Of these versions their fetches; those of `known` are read again only where there are more."""
     counted = (
         select(fetches.c.policy_version, func.count().label("number"))
         .where(fetches.c.policy_version.in_(wanted))
         .group_by(fetches.c.policy_version)
     )
-    numbers = {row[0]: row[1] for row in rows_at_once(connection, counted)}
+    numbers = {row.policy_version: row.number for row in rows_at_once(connection, counted)}
     changed = [v for v in wanted if v not in known or known[v].counts.total() != numbers.get(v, 0)]
     found = {version: known[version] if version not in changed else Fetched() for version in wanted}
-    for row in connection.execute(select(fetches).where(fetches.c.policy_version.in_(changed))):
+    for row in rows_at_once(connection, select(fetches).where(fetches.c.policy_version.in_(changed))):
         fetched, of_version = bytes_by_source(dict(row._mapping)), found[row.policy_version]
         of_version.counts[main_transport(fetched)] += 1
         of_version.sizes.update(fetched)
@@ -272,11 +276,8 @@ def read_fetched(connection: Connection, newest: int, known: Mapping[int, Fetche
     return found
 
 
-def version_records(connection: Connection, fetched: Mapping[int, Fetched]) -> list[VersionRecord]:
-    """In order."""
-    published = connection.execute(
-        select(versions).where(versions.c.policy_version.in_(fetched)).order_by(versions.c.policy_version)
-    )
+def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched]) -> list[VersionRecord]:
+    """In the order of the rows."""
     return [
         VersionRecord(
             policy_version=row.policy_version,

@@ -8,6 +8,7 @@ Every method is one transaction, and raises StorageError when the database canno
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 
 from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
@@ -20,7 +21,15 @@ from echo_hub.store import browsing, invites, reading, recent, recent_work, repo
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
-from echo_hub.store.database import check_migrated, check_undamaged, connect, migrate, open_to_read, open_to_write
+from echo_hub.store.database import (
+    check_migrated,
+    check_undamaged,
+    connect,
+    migrate,
+    one_look,
+    open_to_read,
+    open_to_write,
+)
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
@@ -85,6 +94,10 @@ class Store:
 
     def close(self) -> None:
         self.engine.dispose()
+
+    def one_look(self) -> AbstractContextManager[None]:
+        """All that this thread reads within is the state of one commit, and costs one transaction."""
+        return one_look(self.engine)
 
     # --- the coordinator's books
 
@@ -331,8 +344,10 @@ class Store:
     def versions_history(self, newest: int) -> list[VersionRecord]:
         """The `newest` published versions, in order."""
         with open_to_read(self.engine) as connection:
-            self._fetched = reports.read_fetched(connection, newest, self._fetched)
-            return reports.version_records(connection, self._fetched)
+            published = reports.read_published(connection, newest)
+            wanted = [row.policy_version for row in published]
+            self._fetched = reports.read_fetched(connection, wanted, self._fetched)
+            return reports.version_records(published, self._fetched)
 
     def versions_by_transport(self) -> dict[str, int]:
         """Fetches of policy versions over all nodes, by where most bytes came from; the base model is not counted."""

@@ -100,7 +100,7 @@ def final_so_far(connection: Connection) -> dict[str, int]:
     """Rollouts that ever became final, by outcome."""
     number = func.sum(tallies.c.rollouts).label("number")
     rows = rows_at_once(connection, select(tallies.c.outcome, number).group_by(tallies.c.outcome))
-    return {outcome: int(number) for outcome, number in rows}
+    return {row.outcome: int(row.number) for row in rows}
 
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:

@@ -48,7 +48,8 @@ class HubPages:
 
         def read() -> Picture:
             began_s = time.thread_time()
-            return Picture(run=run(), nodes=nodes(), processor_s=time.thread_time() - began_s)
+            with self._store.one_look():
+                return Picture(run=run(), nodes=nodes(), processor_s=time.thread_time() - began_s)
 
         return await asyncio.to_thread(read)
 

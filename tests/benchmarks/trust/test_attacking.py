@@ -10,7 +10,7 @@ from benchmarks.progress import Progress
 from benchmarks.trust import attacking, headline
 from benchmarks.trust.protocol import Unnoticed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 ON_HUB = ("protocol, captured handshake", "protocol, nested frames", "protocol, a version that was not leased")
 ON_NODE = ("on a node, unsigned manifest", "on a node, adapter of NaN")

@@ -7,7 +7,8 @@ from sqlalchemy import literal, select
 from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.database import open_to_read
 from echo_hub.store.store import Store
-from echo_hub.store.tables import nodes
+from echo_hub.store.tables import events, nodes
+from echo_shared.books import RunEvent, Severity
 
 AWKWARD = """it's "so", \\ and \u202e\n[1, 2]"""
 
@@ -28,6 +29,17 @@ def test_they_are_what_the_query_alone_says_in_its_order(store: Store) -> None:
     for found, expected in zip(at_once, plain, strict=True):
         assert found[:2] + found[3:] == expected[:2] + expected[3:]
         assert abs(found[2] - expected[2]) < 2e-5
+
+
+def test_what_is_kept_as_json_or_as_yes_or_no_is_what_it_was(store: Store) -> None:
+    data = {"why": AWKWARD, "nodes": [1, 2.5, None], "of": {"a": True}}
+    said = RunEvent(at=7.5, kind="ban", severity=Severity.INFO, subject="n", text=AWKWARD, data=data)
+    store.apply([], 8.0, [said])
+    query: Any = select(events.c.data, events.c.at, (events.c.number > 0).label("is_numbered"))
+    with open_to_read(store.engine) as connection:
+        (row,) = rows_at_once(connection, query)
+        assert row == connection.execute(query).one()
+    assert (row.data, row.is_numbered) == (data, True)
 
 
 def test_there_may_be_none(store: Store) -> None:

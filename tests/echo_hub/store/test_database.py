@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE
 from echo_hub.core.trust.judging import NOTHING
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.store import database
-from echo_hub.store.database import connect, holds_run, migrate
+from echo_hub.store.database import connect, holds_run, migrate, open_to_read
 from echo_hub.store.standings import read_standings
 from echo_hub.store.store import Store
-from echo_hub.store.tables import metadata
+from echo_hub.store.tables import metadata, nodes
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.messages import ReceiptState
 
@@ -309,3 +310,30 @@ def test_a_postgresql_server_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     with pytest.raises(StorageError, match=r"(?s)cannot be opened.*server runs"):
         Store.open(f"postgresql://echo@/postgres?host={tmp_path}")
+
+
+def test_one_look_is_of_one_commit(store: Store) -> None:
+    """On SQLite and on PostgreSQL; so is each other read."""
+
+    def join(name: str) -> None:
+        store.node_seen(node_id=name, public_key=name.encode(), name=name, backend="", device="d", now=7.0)
+
+    join("before")
+    with store.one_look():
+        assert store.num_nodes().known == 1
+        with ThreadPoolExecutor(1) as another:
+            another.submit(join, "meanwhile").result()
+            assert another.submit(store.num_nodes).result().known == 2, "another thread looks for itself"
+        assert (store.num_nodes().known, len(store.leaderboard())) == (1, 1)
+    assert store.num_nodes().known == 2
+    with open_to_read(store.engine) as connection:
+        assert connection.scalar(select(func.count()).select_from(nodes)) == 2
+        join("later")
+        assert connection.scalar(select(func.count()).select_from(nodes)) == 2
+
+
+def test_a_look_that_fails_is_over(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.one_look():
+        raise ZeroDivisionError
+    store.node_seen(node_id="n", public_key=b"n", name="n", backend="", device="d", now=7.0)
+    assert store.num_nodes().known == 1
