@@ -28,8 +28,9 @@ from echo_shared.errors import ConnectError
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """Computes, and nothing else."""
-ROUNDS: Final = 12_000_000
-PAIRS: Final = 15
+ROUNDS: Final = 6_000_000
+"""Half a second: the machine itself changes its speed in longer ones."""
+PAIRS: Final = 60
 WITHIN_S: Final = 120.0
 LEAST: Final = 5
 LOOK_S: Final = 0.02
@@ -39,13 +40,14 @@ async def measure(scratch: Path, models: Models, engine: Engine, progress: Progr
     """Times of one program, and of one for each core, beside a sampling node and beside a paused one, by turns."""
     ratios: dict[int, list[float]] = {1: [], psutil.cpu_count() or 1: []}
     async with _node(scratch, models(engine.model), engine) as node:
-        for _ in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
+        for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for programs, found in ratios.items():
-                beside_s = await _time(programs)
-                await node.pause()
-                alone_s = await _time(programs)
-                await node.resume()
-                found.append(beside_s / alone_s)
+                took_s = {}
+                # By turns either comes first: a machine that gets slower, or faster, tells for neither.
+                for is_paused in (False, True) if number % 2 else (True, False):
+                    await (node.pause() if is_paused else node.resume())
+                    took_s[is_paused] = await _time(programs)
+                found.append(took_s[False] / took_s[True])
     one, all_cores = ratios[1], ratios[max(ratios)]
     return {
         "owner_slowdown_1": statistics.median(one),

@@ -83,9 +83,8 @@ def test_lines_of_a_file_are_tried(tmp_path: Path) -> None:
     file.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "Factor $x^2-1$.", "answer": "(x-1)(x+1)"}\n')
     trial = found("jsonl", "--option", f"path={file}", "--option", 'answer="math"')
     rewards = {(p["prompt"][0], a["kind"]): a["reward"] for p in trial["problems"] for a in p["answers"]}
-    assert rewards["F", "tagged"] == rewards["1", "tagged"] == rewards["1", "reference"] == 1
-    assert rewards["F", "reference"] == 0, "it is no formula where it stands alone"
-    assert len(trial["warnings"]) == 1 and "copied answer is paid on" in trial["warnings"][0], "x^2-1 is (x-1)(x+1)"
+    assert {rewards[problem, kind] for problem in "1F" for kind in ("reference", "tagged")} == {1}
+    assert rewards["F", "copied"] == 0 and trial["warnings"] == [], "x^2-1 has not been factored"
 
 
 def test_a_runs_settings_hold(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def _open(frame: Frame) -> Problems:
             do="Put back what was there. New problems go into new files, for a new run.",
         )
     if config.task.name == "jsonl":
-        is_equal("1", "1")  # Loads math-verify, which takes long, before calls have limits.
+        is_equal("1 cm", "1 m")  # Loads math-verify and pint, which takes long, before calls have limits.
     return problems
 
 

@@ -13,6 +13,7 @@ import os
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -21,10 +22,13 @@ from pydantic import Field
 from echo_hub.tasks.answers import extract_answer
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.math_forms import Form
 from echo_hub.tasks.options import TaskOptions
 from echo_shared.errors import ConfigError
 
 _SHOWN_CHARACTERS: Final = 200
+FORM: Final = "answer_form"
+"""A line's key."""
 
 
 class JsonlOptions(TaskOptions):
@@ -38,11 +42,18 @@ class JsonlOptions(TaskOptions):
     """math: equal as mathematics, by math-verify. exact: the same text."""
 
 
-def _is_same_text(answer: str, expected: str) -> bool:
-    return extract_answer(answer) == expected.strip()
+def _is_same_text(problem: Problem, completion: str) -> bool:
+    expected: str = problem.metadata["answer"]
+    return extract_answer(completion) == expected.strip()
 
 
-_GRADERS: Final[Mapping[str, Callable[[str, str], bool]]] = {"math": is_equal, "exact": _is_same_text}
+def _is_same_mathematics(problem: Problem, completion: str) -> bool:
+    form = problem.metadata.get(FORM)
+    expected = problem.metadata["answer"]
+    return is_equal(completion, expected, question=problem.prompt, form=Form(form) if form else None)
+
+
+_GRADERS: Final[Mapping[str, Callable[[Problem, str], bool]]] = {"math": _is_same_mathematics, "exact": _is_same_text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +126,11 @@ def _problem(line: bytes, *, place: str) -> Problem:
         raise _bad_line(place, line, "has no text as prompt")
     if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
         raise _bad_line(place, line, "has neither text nor a number as answer")
-    return Problem(prompt=prompt, metadata={**content, "answer": str(answer)})
+    if content.get(FORM) not in (None, *Form):
+        raise _bad_line(place, line, f"has an {FORM} that is none of {', '.join(Form)}")
+    # Python writes 0.00001 as 1e-05, and no line of the file does.
+    text = format(Decimal(repr(answer)), "f") if isinstance(answer, float) else str(answer)
+    return Problem(prompt=prompt, metadata={**content, "answer": text})
 
 
 def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
@@ -159,7 +174,7 @@ class JsonlTask:
         return self._heldout[number]
 
     def score(self, problem: Problem, completion: str) -> float:
-        return float(self._is_right(completion, problem.metadata["answer"]))
+        return float(self._is_right(problem, completion))
 
 
 def make_jsonl(options: Mapping[str, Any]) -> JsonlTask:

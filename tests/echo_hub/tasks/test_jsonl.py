@@ -56,6 +56,28 @@ def test_graders(tmp_path: Path, grader: str, completion: str, reward: float) ->
     assert task.score(task.sample(0), completion) == reward
 
 
+def test_a_line_says_which_form_its_answer_has_to_have(tmp_path: Path) -> None:
+    line = {"prompt": "Expand (x-1)(x+1).", "answer": "x^2-1", "answer_form": "expanded"}
+    task = make_jsonl({"path": str(write(tmp_path / "one.jsonl", line))})
+    problem = task.sample(0)
+    answers = ("x^2-1", "<answer>-1+x^2</answer>", "<answer>(x+1)(x-1)</answer>", "<answer>(x-1)(x+1)</answer>")
+    assert [task.score(problem, answer) for answer in answers] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_who_repeats_the_question_earns_nothing(tmp_path: Path) -> None:
+    task = make_jsonl({"path": str(write(tmp_path / "one.jsonl", {"prompt": "Simplify 6/8.", "answer": "3/4"}))})
+    assert [task.score(task.sample(0), answer) for answer in ("6/8", "3/4", "0.75")] == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("number", "text"), [(0.00001, "0.00001"), (1e20, "1" + 20 * "0"), (2.5, "2.5"), (3.0, "3.0")])
+def test_a_number_of_the_file_is_as_people_write_it(tmp_path: Path, number: float, text: str) -> None:
+    task = make_jsonl(
+        {"path": str(write(tmp_path / "one.jsonl", {"prompt": "?", "answer": number})), "answer": "exact"}
+    )
+    assert task.sample(0).metadata["answer"] == text
+    assert task.score(task.sample(0), f"<answer>{text}</answer>") == 1.0
+
+
 def test_held_out_problems_are_never_trained_on(data: Path) -> None:
     problems = stream(data, heldout=95)
     problems.prepare()
@@ -101,6 +123,14 @@ def test_the_same_prompt_again_and_again_is_too_small_a_set(tmp_path: Path) -> N
         ('{"prompt": "1+1=", "answer": ""}', "has neither text nor a number as answer"),
         ('{"prompt": "1+1=", "answer": true}', "has neither text nor a number as answer"),
         ('{"prompt": "1+1=", "answer": ["2"]}', "has neither text nor a number as answer"),
+        (
+            '{"prompt": "1+1=", "answer": 2, "answer_form": "pretty"}',
+            "has an answer_form that is none of number, simpli",
+        ),
+        (
+            '{"prompt": "1+1=", "answer": 2, "answer_form": ["unit"]}',
+            "has an answer_form that is none of number, simpli",
+        ),
     ],
 )
 def test_a_bad_line_is_named_with_its_file_number_and_what_it_should_be(data: Path, line: str, what: str) -> None:

@@ -51,9 +51,18 @@ def test_several_answers_at_once_are_none(hedged: str, expected: str) -> None:
     assert not is_equal(hedged, expected)
 
 
-def test_an_expected_answer_that_is_no_mathematics_is_an_error() -> None:
-    with pytest.raises(ValueError, match="finds no mathematics"):
-        is_equal("5", "\\boxed{}")
+@pytest.mark.parametrize("expected", ["\\boxed{}", "$", ".", "***"])
+def test_an_expected_answer_that_says_nothing_is_not_given_by_nothing(expected: str) -> None:
+    assert not any(is_equal(answer, expected) for answer in ("", " ", "5", "<answer></answer>"))
+
+
+@pytest.mark.parametrize(
+    "part", [".*", "\\boxed{", "<answer>", " and ", "\\frac", "$", "(", "1,", "9", " ", "answer: "]
+)
+@pytest.mark.parametrize("expected", ["42", "x + 1", "Yes", "5 cm"])
+def test_a_hundred_thousand_times_the_same_takes_no_longer_for_it(part: str, expected: str) -> None:
+    """Whoever looks to the end from each would take minutes."""
+    assert not is_equal(f"<answer>{part * 100_000}</answer>", expected, question="What is x + 1?")
 
 
 def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,157 @@
+"""The form that an answer has to have beside its value: who is asked to factor has not done it by copying a formula."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from echo_hub.tasks.quantities import as_written
+
+if TYPE_CHECKING:
+    from sympy import Basic
+
+_MOST_FACTORS: Final = 100
+_SPACED: Final = 10
+"""A formula is set in no more than so many times what it says."""
+_ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
+
+
+class Form(StrEnum):
+    """What a problem may ask for. Of an answer that is a number, written out, or a product of sums, the form is asked
+    for without being named."""
+
+    NUMBER = "number"
+    """Written out: nothing is left to compute."""
+    SIMPLIFIED = "simplified"
+    """Fractions reduced, no square left under a root, like terms collected, nothing left to compute."""
+    FACTORED = "factored"
+    """A product of as many factors as the reference answer's."""
+    EXPANDED = "expanded"
+    """A sum without products of sums."""
+    UNIT = "unit"
+    """The unit may not be left out."""
+
+
+def form_of(expected: Basic, question: str) -> Form | None:
+    """What the reference answer asks for by itself: to be a product of sums where the question, if it is known, asks
+    for one; to be a product of numbers."""
+    from sympy import Add, Basic
+
+    if not isinstance(expected, Basic) or num_factors(expected) < 2:
+        return None
+    is_sum_among = any(isinstance(part, Add) for part in _factors(expected))
+    is_asked = not question or _ASKS_TO_FACTOR.search(question) is not None
+    return Form.FACTORED if not expected.free_symbols or (is_sum_among and is_asked) else None
+
+
+def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
+    """Whether the answer, as it was written and not as sympy would, has the form; it is equal to the expected one."""
+    from sympy import Equality
+
+    if isinstance(answer, Equality) and not isinstance(expected, Equality):
+        answer = answer.rhs  # The end of a chain.
+    if form is Form.FACTORED:
+        return num_factors(answer) >= num_factors(expected)
+    if form is Form.EXPANDED:
+        return not any(_is_product_of_sums(part) for part in _parts(answer))
+    if form is Form.SIMPLIFIED:
+        return is_worked_out(answer) and num_terms(answer) <= num_terms(expected) and not _may_be_reduced(answer)
+    return bool(answer.free_symbols) or is_worked_out(answer)
+
+
+def is_worked_out(answer: Basic) -> bool:
+    """Whether no sum, product or quotient of plain numbers is left to compute but a fraction."""
+    from sympy import Add, Mul, Number, Pow
+
+    for part in _parts(answer):
+        if isinstance(part, Add) and sum(isinstance(term, Number) for term in part.args) > 1:
+            return False
+        if isinstance(part, Mul) and sum(isinstance(term, Number) and term != -1 for term in part.args) > 1:
+            return False
+        if isinstance(part, Pow) and all(isinstance(term, Number) for term in part.args):
+            base, exponent = part.args
+            if exponent != -1 and (exponent.is_integer or (base**exponent).is_rational):
+                return False
+    return True
+
+
+def is_sum_of_numbers(expression: Basic) -> bool:
+    from sympy import Add, Number
+
+    return isinstance(expression, Add) and all(isinstance(part.doit(), Number) for part in expression.args)
+
+
+def num_factors(expression: Basic) -> int:
+    """How many factors hold a variable, each as often as it is there; of a product of whole numbers, how many numbers.
+    A power of one number is no product."""
+    from sympy import Mul
+
+    return sum(1 for _ in _factors(expression)) if expression.free_symbols or isinstance(expression, Mul) else 1
+
+
+def _factors(expression: Basic, *, of_numbers: bool | None = None) -> Iterator[Basic]:
+    from sympy import Integer, Mul, Pow
+
+    of_numbers = not expression.free_symbols if of_numbers is None else of_numbers
+    if isinstance(expression, Mul):
+        for part in expression.args:
+            yield from _factors(part, of_numbers=of_numbers)
+    elif isinstance(expression, Pow) and isinstance(expression.exp, Integer) and 0 < expression.exp <= _MOST_FACTORS:
+        for _ in range(int(expression.exp)):
+            yield from _factors(expression.base, of_numbers=of_numbers)
+    elif isinstance(expression, Pow) and expression.exp.is_negative:
+        return  # A quotient's denominator.
+    elif expression.free_symbols or (of_numbers and isinstance(expression, Integer) and abs(expression) > 1):
+        yield expression
+
+
+def num_terms(expression: Basic) -> int:
+    from sympy import Add
+
+    return sum(map(num_terms, expression.args)) if isinstance(expression, Add) else 1
+
+
+def _parts(expression: Basic) -> Iterator[Basic]:
+    from sympy import preorder_traversal
+
+    return iter(preorder_traversal(expression))
+
+
+def _is_product_of_sums(part: Basic) -> bool:
+    from sympy import Add, Integer, Mul, Pow
+
+    if isinstance(part, Mul):
+        return any(isinstance(factor, Add) for factor in part.args)
+    return isinstance(part, Pow) and isinstance(part.base, Add) and isinstance(part.exp, Integer) and part.exp > 1
+
+
+def _may_be_reduced(answer: Basic) -> bool:
+    """Whether one of its fractions, or roots of whole numbers, is not as small as it can be."""
+    from sympy import Integer, Pow, Rational, cancel, denom, fraction
+
+    for part in _parts(answer):
+        if (
+            isinstance(part, Pow)
+            and isinstance(part.base, Integer)
+            and part.exp == Rational(1, 2)
+            and part.doit() != part
+        ):
+            return True
+    below = denom(answer)
+    if any(isinstance(part, Pow) and not part.exp.is_integer for part in _parts(below)):
+        return True
+    return bool(below != 1 and denom(cancel(answer)) != fraction(answer.doit())[1])
+
+
+def repeats(answer: str, question: str, expected: str) -> bool:
+    """Whether the answer is what the question says, and not how the reference answer says it."""
+    if len(answer) > _SPACED * len(question):
+        return False
+    said, asked = as_written(answer), as_written(question)
+    return (
+        len(said) > 2
+        and said != as_written(expected)
+        and re.search(rf"(?<![\d.]){re.escape(said)}(?![\d.]*\d)", asked) is not None
+    )

@@ -1,0 +1,286 @@
+r"""Numbers that are written out, with what they count: `1\,234`, `-\frac{3}{4}`, `1 1/2`, `2e-3`, `5\%`, `\$3`, `5 cm`.
+
+Written out means that nothing is left to compute: `17*23` and `\sqrt{4}` are no numbers here. Values are exact.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from tokenize import TokenError
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pint import UnitRegistry
+
+_LONGEST: Final = 200
+"""Characters: what is longer is not one number."""
+_KEPT: Final = 1_024
+
+_INTEGER: Final = r"(?:\d{1,3}(?:(?:,|\\,|\{,\}|\ )\d{3})+(?!\d)|\d+)"
+_DECIMAL: Final = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)"
+_TO_THE: Final = r"10\s*(?:\^|\*\*)\s*(?:\{\s*%s\s*\}|%s)"
+_POWER: Final = r"[+-]?\d{1,3}"
+_TIMES: Final = r"(?:\\times|\\cdot|\*|·|x)"
+_NUMBER: Final = rf"""
+    (?P<whole>{_INTEGER})(?:\s|\\\s|\\,)*\\frac\{{(?P<of_whole>{_INTEGER})\}}\{{(?P<by_whole>{_INTEGER})\}}
+  | (?P<and>{_INTEGER})\s+(?:and\s+)?(?P<of_and>\d+)\s*/\s*(?P<by_and>\d+)
+  | \\frac\{{\s*(?P<of>[+-]?\s*{_INTEGER})\s*\}}\{{\s*(?P<by>[+-]?\s*{_INTEGER})\s*\}}
+  | (?P<over>{_INTEGER})\s*/\s*(?P<under>[+-]?{_INTEGER})
+  | {_TO_THE % (f"(?P<braced>{_POWER})", f"(?P<bare>{_POWER})")}
+  | (?P<decimal>{_DECIMAL})(?:\\(?:overline|bar)\{{(?P<repeated>\d+)\}})?
+    (?:[eE](?P<exponent>{_POWER})
+      |\s*{_TIMES}\s*{_TO_THE % (f"(?P<times_braced>{_POWER})", f"(?P<times_bare>{_POWER})")})?
+"""
+_QUANTITY: Final = re.compile(
+    rf"(?P<sign>[+-])?\s*(?P<money>\\?\$|[€£¥])?\s*(?P<inner>[+-])?\s*(?P<number>{_NUMBER})(?P<gap>(?:\s|\\\s|\\,|~)*)(?P<unit>.*)",
+    re.VERBOSE | re.DOTALL,
+)
+_WORD: Final = r"[A-Za-zµμΩ°%€£¥$]+(?:\s*(?:\^|\*\*)\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+_UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
+SAYS_MORE: Final = frozenset(
+    {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
+)
+"""Words that make more of a number than an amount of something."""
+_LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥$")
+"""All other single letters are variables."""
+_SAYS_NOTHING: Final = frozenset({"unit", "units"})
+_SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+"""Powers of ten by name."""
+_UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, TokenError)
+"""What pint raises beside its own errors where a stranger's words are no unit."""
+_NAMES: Final = {
+    **{"$": "us_dollar", "dollar": "us_dollar", "dollars": "us_dollar", "usd": "us_dollar"},
+    **{"cents": "us_cent", "cent": "us_cent", "€": "euro", "euros": "euro", "eur": "euro", "£": "gbp", "¥": "yen"},
+    **{"percent": "%", "percentage": "%", "pct": "%", "°c": "degC", "°f": "degF", "°": "degree", "sq": "square"},
+    **{"celsius": "degC", "fahrenheit": "degF"},
+}
+_MONEY: Final = (
+    "us_dollar = [us_money]",
+    "us_cent = us_dollar / 100",
+    "euro = [eu_money]",
+    "gbp = [uk_money]",
+    "yen = [jp_money]",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """So much of something."""
+
+    value: Fraction
+    """As it is written: 50 for `50 %`."""
+    written: str
+    """The number in the notation that it is written in, spacing aside: `2/4`, `1000` for `1,000.0`."""
+    unit: str
+    """What follows the number, or the currency before it; empty = it stands alone."""
+    is_letter: bool
+    """The unit is one letter right behind the number: it may be a variable as well."""
+
+    @property
+    def is_percentage(self) -> bool:
+        return self.unit == "%"
+
+
+def plain(text: str) -> str:
+    """The same without what only surrounds or spaces it."""
+    text = "".join(map(_without_fraction, text)).strip()
+    for written, meant in _SPELLINGS:
+        text = text.replace(written, meant)
+    text = _TEXT.sub(r" \1 ", text)
+    text = _TEMPERATURE.sub(lambda found: f"°{found[1].upper()}", text)
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    before = None
+    while text != before:
+        before, text = text, text.lstrip(_EDGE).rstrip(_EDGE + ".")
+        for begin, end in _AROUND:
+            inner = text[len(begin) : len(text) - len(end)]
+            if len(text) > len(begin) and text.startswith(begin) and text.endswith(end) and begin not in inner:
+                text = inner
+    return text
+
+
+_SPELLINGS: Final = (
+    *(
+        ("−", "-"),
+        ("–", "-"),
+        ("×", r"\times "),
+        ("⋅", r"\cdot "),
+        ("\u2009", r"\,"),
+        ("\u202f", r"\,"),
+        ("\u00a0", " "),
+    ),
+    *(
+        (r"\dfrac", r"\frac"),
+        (r"\tfrac", r"\frac"),
+        (r"\cfrac", r"\frac"),
+        (r"\left", ""),
+        (r"\right", ""),
+        (r"\!", ""),
+    ),
+    *((r"^{\circ}", "°"), (r"^\circ", "°"), (r"\circ", "°"), (r"\degree", "°"), (r"\%", "%"), ("²", "^2"), ("³", "^3")),
+)
+_TEXT: Final = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname|rm)\s*\{([^{}]*)\}")
+_SHORT_FRACTION: Final = re.compile(r"\\frac\s*\{?\s*(\d+(?=\s*\}|\s*\{)|\d)\s*\}?\s*\{?\s*(\d+(?=\s*\})|\d)\s*\}?")
+_TEMPERATURE: Final = re.compile(r"(?:°|\bdegrees?)\s*(c|f)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
+_EDGE: Final = " \t\r\n*"
+_AROUND: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
+
+
+def _without_fraction(character: str) -> str:
+    """½ and the like in figures."""
+    if "<fraction>" not in unicodedata.decomposition(character):
+        return character
+    return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
+
+
+def read_quantity(text: str) -> Quantity | None:
+    """What all of the text says; None where that is anything else."""
+    return _read(text) if len(text) <= _LONGEST else None
+
+
+@lru_cache(_KEPT)
+def _read(text: str) -> Quantity | None:
+    text, sign = plain(text), 1
+    while (inner := _PARENTHESES.fullmatch(text)) is not None:
+        sign, text = -sign if inner["sign"] == "-" else sign, inner["inner"]
+    found = _QUANTITY.fullmatch(text)
+    if found is None or (found["sign"] and found["inner"]):
+        return None
+    value = _value(found)
+    unit = _unit(found["unit"])
+    if value is None or unit is None:
+        return None
+    scale, _, rest = unit.partition(" ")
+    if power := _SCALES.get(scale.lower()):
+        value, unit = value * 10**power, rest
+    if unit and found["money"]:
+        return None
+    if "-" in (found["sign"], found["inner"]):
+        sign = -sign
+    return Quantity(
+        value=sign * value,
+        written=as_written(found["number"]),
+        unit=unit or _money(found["money"]),
+        is_letter=len(unit) == 1 and unit.isalpha() and not found["gap"],
+    )
+
+
+_PARENTHESES: Final = re.compile(r"(?P<sign>[+-])?\((?P<inner>[^()]*)\)")
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    """None where it divides by zero."""
+    for whole, of, by in (("whole", "of_whole", "by_whole"), ("and", "of_and", "by_and")):
+        if found[whole]:
+            above, below = _integer(found[of]), _integer(found[by])
+            return _integer(found[whole]) + Fraction(above, below) if above < below else None
+    for of, by in (("of", "by"), ("over", "under")):
+        if found[of]:
+            return Fraction(_integer(found[of]), _integer(found[by])) if _integer(found[by]) else None
+    if power := found["braced"] or found["bare"]:
+        return Fraction(10) ** int(power)
+    before, _, after = found["decimal"].partition(".")
+    value = Fraction(f"{_integer(before or '0')}.{after or '0'}")
+    if repeated := found["repeated"]:
+        value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(after))
+    power = found["exponent"] or found["times_braced"] or found["times_bare"]
+    return value * Fraction(10) ** int(power or 0)
+
+
+def as_written(text: str) -> str:
+    """The same without what only sets formulas and figures, so that one can be looked for in another."""
+    for pattern, meant in _SETTING:
+        text = pattern.sub(meant, text)
+    return text
+
+
+_SETTING: Final = (
+    (re.compile(r"([\^_])\{([^{}]*)\}"), r"\1\2"),
+    (re.compile(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
+    (re.compile(r"(?<=\d)(?:,|\\,|\{,\}|\s)(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\(?:left|right|cdot|times|quad|[,!;:])|[\s{}$*]"), ""),
+    (re.compile(r"(\.\d*?)0+(?!\d)"), r"\1"),
+    (re.compile(r"\.(?!\d)"), ""),
+)
+
+
+def _integer(digits: str) -> int:
+    return int(re.sub(r"[^\d+-]", "", digits))
+
+
+def _unit(text: str) -> str | None:
+    """As it is compared; None where the text is none."""
+    text = text.strip()
+    if not text:
+        return ""
+    if not _UNIT.fullmatch(text):
+        return None
+    words = re.sub(r"[{}]", "", text).split()
+    if SAYS_MORE & {word.lower() for word in words} or (len(text) == 1 and text not in _LETTERS):
+        return None
+    return " ".join(_NAMES.get(word.lower(), word) for word in words if word.lower() not in _SAYS_NOTHING)
+
+
+def _money(sign: str | None) -> str:
+    return _NAMES[sign.removeprefix("\\")] if sign else ""
+
+
+def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool = False) -> bool:
+    """Whether they are equal. A unit may be left out, unless it is needed, and one may be added; 5 m are not 5 cm, and
+    500 cm are 5 m. A percentage is a number as well: 50 % is 0.5."""
+    if answer.unit == expected.unit:
+        return answer.value == expected.value
+    if needs_unit and not answer.unit:
+        return False
+    if answer.is_percentage or expected.is_percentage:
+        return _is_same_percentage(answer, expected)
+    if not answer.unit:
+        return answer.value == expected.value
+    if not expected.unit:
+        return answer.value == expected.value and not answer.is_letter
+    ratio = _ratio(answer.unit, expected.unit)
+    return ratio is not None and answer.value * ratio == expected.value
+
+
+def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
+    """One of them is a percentage. The sign may be left out, and added, where the number can be no share itself."""
+    if answer.unit and expected.unit:
+        return False
+    in_full = [quantity.value / (100 if quantity.is_percentage else 1) for quantity in (answer, expected)]
+    return in_full[0] == in_full[1] or (answer.value == expected.value and abs(expected.value) >= 1)
+
+
+@lru_cache(_KEPT)
+def _ratio(unit: str, other: str) -> Fraction | None:
+    """How many of the others one is; None where they do not measure the same, or one is no unit at all."""
+    from pint.errors import PintError
+
+    registry = _registry()
+    try:
+        units = [registry.parse_units(name) for name in (unit, other)]
+    except (*_UNREADABLE, PintError):
+        return Fraction(1) if _things(unit) & _things(other) else None
+    try:
+        zero, one = (registry.Quantity(Fraction(number), units[0]).to(units[1]).magnitude for number in (0, 1))
+    except PintError:
+        return None
+    return None if zero else Fraction(one)  # Degrees of temperature begin at different places.
+
+
+def _things(unit: str) -> frozenset[str]:
+    """The words of which one is enough to mean the same: 3 red apples are 3 apples."""
+    return frozenset(word.lower().removesuffix("s") for word in unit.split() if len(word) > 3 and word.isalpha())
+
+
+@lru_cache(1)
+def _registry() -> UnitRegistry[Any]:
+    from pint import UnitRegistry
+
+    registry: UnitRegistry[Any] = UnitRegistry(non_int_type=Fraction, cache_folder=None)
+    for definition in _MONEY:
+        registry.define(definition)
+    return registry

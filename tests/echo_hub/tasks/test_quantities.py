@@ -1,0 +1,79 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.tasks.quantities import is_same_quantity, read_quantity
+
+PIECES = [
+    "1",
+    "23",
+    ".",
+    ",",
+    "-",
+    "/",
+    " ",
+    "e",
+    "^",
+    "{",
+    "}",
+    "\\frac",
+    "\\,",
+    "%",
+    "$",
+    "cm",
+    "m",
+    "apples",
+    "(",
+    ")",
+    "½",
+]
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(1, 10**6))
+def test_a_fraction_is_read_exactly(above: int, below: int) -> None:
+    for text in (f"{above}/{below}", f"\\frac{{{above}}}{{{below}}}", f"${above} / {below}$"):
+        read = read_quantity(text)
+        assert read is not None
+        assert read.value == Fraction(above, below)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=6, min_value=-(10**9), max_value=10**9))
+def test_a_decimal_is_read_exactly(number: object) -> None:
+    for text in (f"{number:f}", f"{number:,f}", f"{number:E}"):
+        read = read_quantity(text)
+        assert read is not None
+        assert read.value == Fraction(f"{number:f}")
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_whatever_else_is_written_is_a_number_or_none(text: str) -> None:
+    read = read_quantity(text)
+    assert read is None or is_same_quantity(read, read)
+
+
+@given(st.text(max_size=30).map(lambda unit: f"5 {unit}"), st.text(max_size=30).map(lambda unit: f"5 {unit}"))
+def test_any_words_may_stand_for_a_unit(one: str, other: str) -> None:
+    read = [quantity for text in (one, other, "5 cm") if (quantity := read_quantity(text)) is not None]
+    for answer in read:
+        for expected in read:
+            assert isinstance(is_same_quantity(answer, expected), bool)
+
+
+@pytest.mark.parametrize(
+    "unit", ["cm^", "m**9", "m^-9", "per", "per per", "m/", "°C", "delta", "sq", "µ", "in in in", "%%", "a b"]
+)
+def test_words_that_come_near_a_unit_are_one_or_none(unit: str) -> None:
+    read = read_quantity(f"5 {unit}")
+    centimetres = read_quantity("5 cm")
+    assert centimetres is not None
+    assert read is None or not is_same_quantity(read, centimetres)
+
+
+def test_temperatures_begin_at_different_places() -> None:
+    celsius, fahrenheit = read_quantity("100 °C"), read_quantity("212 °F")
+    assert celsius is not None
+    assert fahrenheit is not None
+    assert not is_same_quantity(celsius, fahrenheit), "what 1 degree is, says nothing of 100"
+    assert is_same_quantity(celsius, celsius)
