@@ -11,8 +11,8 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.connected import ConnectedNodes
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions import OperatorDesk
-from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.pages import routes as page_routes
+from echo_hub.dashboard.source import PagesSource
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.install_routes import routes as install_routes

@@ -40,7 +40,7 @@ from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.headers import add_security_headers
-from echo_hub.dashboard.model import Changes
+from echo_hub.dashboard.source import Changes
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs

@@ -27,7 +27,7 @@ from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, Step
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.step_screen import StepScreen
-from echo_hub.dashboard.model import Changes
+from echo_hub.dashboard.source import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.process import Learner, StepUnderWay
 from echo_hub.learner.request_batches import batches

@@ -15,7 +15,7 @@ from echo_hub.core.effects import TellOperator
 from echo_hub.dashboard.access.credentials import Credentials
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.actions import ForbiddenError, NoSuchActionError
-from echo_hub.dashboard.model import Changes
+from echo_hub.dashboard.source import Changes
 from echo_hub.operator_desk import Desk, asked_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.actions import ActionBooks

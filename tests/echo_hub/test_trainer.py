@@ -21,7 +21,7 @@ from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, T
 from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.dashboard.model import Changes
+from echo_hub.dashboard.source import Changes
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base

@@ -38,9 +38,10 @@ from aiohttp_sse import sse_response
 
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.fleet import WrongFleetQueryError, find_nodes, fleet_query
-from echo_hub.dashboard.model import PagesSource, Readiness
+from echo_hub.dashboard.model import Readiness
 from echo_hub.dashboard.responses import MAX_NUMBER, json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 

@@ -18,8 +18,8 @@ from typing import Final, Literal
 
 from aiohttp import web
 
-from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.responses import json_response, whole_number
+from echo_hub.dashboard.source import PagesSource
 from echo_shared import step_figures
 from echo_shared.books import StepRecord
 

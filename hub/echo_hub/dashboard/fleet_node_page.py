@@ -16,9 +16,10 @@ from aiohttp import web
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
-from echo_hub.dashboard.model import NodeView, PagesSource, public_id
+from echo_hub.dashboard.model import NodeView, public_id
 from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
+from echo_hub.dashboard.source import PagesSource
 from echo_shared.books import EventFilter
 from echo_shared.node_books import NodeRecord
 

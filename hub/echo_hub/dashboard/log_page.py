@@ -15,8 +15,8 @@ import jinja2
 from aiohttp import web
 
 from echo_hub.dashboard.access.guard import Guard
-from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
+from echo_hub.dashboard.source import PagesSource
 from echo_shared.books import EventFilter, Severity
 
 ROWS_SHOWN: Final = 100

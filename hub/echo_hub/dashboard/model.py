@@ -1,4 +1,4 @@
-"""All that the pages read: frozen views of the run, and the protocol of whoever makes them.
+"""All that the pages read: frozen views of the run.
 
 What the books say is shown as it is (`echo_shared.books`); a view adds what no book knows. The same dataclasses are the
 JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch on the hub's clock, durations end in
@@ -7,24 +7,21 @@ JSON of /api/v1/: a field's name is a promise. Times are seconds since the epoch
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from echo_shared.books import (
     FLAT,
     Accounting,
     Evaluation,
-    EventFilter,
     NodeTotals,
     RunEvent,
     StepRecord,
     VersionRecord,
 )
 from echo_shared.health import Health, HubState
-from echo_shared.node_books import NodeRecord
 
 _PUBLIC_DIGITS: Final = 10
 
@@ -443,64 +440,3 @@ class Fleet:
 
     def get(self, node_id: str) -> NodeView | None:
         return self.here.get(node_id) or self.away.by_id.get(node_id)
-
-
-class Changes:
-    """Says that something changed, never what: who waits then reads the newest state, so a missed change is harmless.
-
-    Belongs to one event loop.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        """How many changes there were."""
-        self._next = asyncio.Event()
-
-    def notify(self) -> None:
-        """Says that something has changed. Cheap: call it at every change."""
-        self.number += 1
-        woken, self._next = self._next, asyncio.Event()
-        woken.set()
-
-    async def wait(self, seen: int) -> int:
-        """Returns `number` once it is above `seen`. Cancel-safe."""
-        while self.number <= seen:
-            await self._next.wait()
-        return self.number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """The run and its nodes at one moment."""
-
-    run: RunView
-    nodes: Fleet
-    processor_s: float
-    """What it took of the processor."""
-
-
-class PagesSource(Protocol):
-    """What the hub supplies to the pages. Reads may overlap; each returns the newest state that is there."""
-
-    @property
-    def changes(self) -> Changes: ...
-
-    async def run_view(self) -> RunView: ...
-
-    async def picture(self) -> Picture: ...
-
-    def health(self) -> Health:
-        """From memory: whoever asks whether the hub is alive waits for nothing else."""
-        ...
-
-    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
-        """At most `limit` of the events that fit, the newest first."""
-        ...
-
-    async def node(self, node_id: str) -> NodeRecord | None:
-        """By its whole id; None: no node of this id ever joined or was leased to."""
-        ...
-
-    async def steps(self, since: int) -> tuple[StepRecord, ...]:
-        """The trained steps after step `since`, in order; where there are many, at least the first 1,000."""
-        ...

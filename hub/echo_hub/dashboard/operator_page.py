@@ -17,9 +17,10 @@ from echo_hub.dashboard.curves import CurvesRoom, Trend
 from echo_hub.dashboard.fleet import foremost, kinds
 from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
-from echo_hub.dashboard.model import EvaluationView, PagesSource, RunView
+from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_hub.dashboard.run_now import run_now
 from echo_hub.dashboard.snapshots import Snapshot
+from echo_hub.dashboard.source import PagesSource
 from echo_shared import step_figures
 from echo_shared.books import StepRecord
 

@@ -23,12 +23,12 @@ from echo_hub.dashboard.leaderboard_page import LeaderboardPage
 from echo_hub.dashboard.live import LivePages
 from echo_hub.dashboard.log_page import LogRoom
 from echo_hub.dashboard.metrics import Metrics
-from echo_hub.dashboard.model import PagesSource
 from echo_hub.dashboard.openapi import serve as serve_openapi
 from echo_hub.dashboard.operator_page import OperatorPage
 from echo_hub.dashboard.public_rooms import PublicRooms
 from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.templating import environment
 from echo_hub.dashboard.viewers import Viewers
 

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from echo_hub.dashboard.model import Fleet, PagesSource, RunView
+from echo_hub.dashboard.model import Fleet, RunView
+from echo_hub.dashboard.source import PagesSource
 
 REST: Final = 40.0
 """Times what was computed for the pages: looking again and again then takes a fortieth of a processor."""

@@ -30,7 +30,7 @@ class Offload:
             return
         for parameter, state in self._optimizer.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and value.device == self._device:
+                if isinstance(value, Tensor) and value.device == parameter.device:
                     state[name] = self._buffer((parameter, name), value).copy_(value, non_blocking=True)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -43,7 +43,7 @@ class Offload:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         for (parameter, name), buffer in self._on_host.items():
-            self._optimizer.state[parameter][name] = buffer.to(self._device, non_blocking=True, copy=True)
+            self._optimizer.state[parameter][name] = buffer.to(parameter.device, non_blocking=True, copy=True)
         self._away = False
 
     def _buffer(self, key: tuple[Any, str], like: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.sinks.base import MetricSink
 from echo_hub.sinks.following import Following
 from echo_hub.sinks.reading import Reading
-from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.sinks.texts import SampleTexts
 from echo_hub.sinks.wandb_sink import WandB
 from echo_hub.store.store import Store
@@ -23,6 +22,8 @@ def chosen_sinks(
     """Each with what follows the store for it; `root` is the run's directory."""
     sinks: list[MetricSink] = []
     if config.metrics.tensorboard:
+        from echo_hub.sinks.tensorboard import TensorBoard  # It takes a part of a second, of every hub's start.
+
         sinks.append(TensorBoard(root / "tensorboard"))
     if config.metrics.wandb != "off":
         sinks.append(WandB(config, directory=root / "wandb", logs=root / "logs", run_id=run_id))

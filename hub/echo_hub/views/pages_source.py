@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
-from echo_hub.dashboard.model import Changes, Fleet, Picture, RunView
+from echo_hub.dashboard.model import Fleet, RunView
+from echo_hub.dashboard.source import Changes, Picture
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode

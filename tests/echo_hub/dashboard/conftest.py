@@ -22,12 +22,10 @@ from echo_hub.dashboard.leaderboard_page import columns
 from echo_hub.dashboard.model import (
     AdvisedNodes,
     CapacityView,
-    Changes,
     CostView,
     DisseminationView,
     Doing,
     NodeView,
-    Picture,
     RunState,
     RunView,
     TrustView,
@@ -35,6 +33,7 @@ from echo_hub.dashboard.model import (
     WorkView,
 )
 from echo_hub.dashboard.pages import routes
+from echo_hub.dashboard.source import Changes, Picture
 from echo_hub.dashboard.tables import sort_rows
 from echo_hub.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from echo_hub.dashboard.model import Changes
+from echo_hub.dashboard.source import Changes
 from echo_hub.sinks import following
 from echo_hub.sinks.base import Entry, Position
 from echo_hub.sinks.following import Following

@@ -15,7 +15,7 @@ from echo_hub.connected import ConnectedNodes
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
 from echo_hub.core.spread.holdings import DistributionStatus
-from echo_hub.dashboard.model import Changes
+from echo_hub.dashboard.source import Changes
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.operation.event_log import EventLog
