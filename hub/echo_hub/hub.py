@@ -99,7 +99,12 @@ class Hub:
         )
         self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
         self._distributor = self._make_distributor()
-        self.publishing = Publishing(distributor=self._distributor, directory=directory, report=self._version_published)
+        self.publishing = Publishing(
+            distributor=self._distributor,
+            directory=directory,
+            report=self._version_published,
+            room=opened.store.room,
+        )
         self._own_sampler = OwnSampler(config.training, report=self._driver.report)
         self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send)
         self._trained_receipts = TrainedReceipts(send=self._gateway.send)
@@ -314,6 +319,7 @@ class Hub:
             },
             needs_nodes=self.config.run.mode != "colocated",
             watched=self.operation.watching.active,
+            lacks_room=self._opened.store.room.lacks,
         )
 
     async def open(self) -> None:
@@ -332,7 +338,10 @@ class Hub:
         await self.server.open(routes, guards=[self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
-        """Works until cancelled. Raises what makes going on impossible: a full disk, a learner that cannot live."""
+        """Works until cancelled. Raises what makes going on impossible: a disk that fails, a learner that cannot live.
+
+        A disk that is full is waited for.
+        """
         report = self._driver.report
         self.operation.began()
         try:
@@ -366,6 +375,7 @@ class Hub:
             self.operation.failed(error)
             raise
         finally:
+            self._opened.store.room.give_up()
             await self._gateway.close(*self.ending.farewell())
             await self.operation.ended()
 

@@ -20,7 +20,7 @@ from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_hub.views.alarms import alarms
-from echo_hub.views.run import LEARNER_IS_DOWN, Moment, common_faults, lacks_nodes, waits_for
+from echo_hub.views.run import Moment, broken_now, common_faults, lacks_nodes, waits_for
 from echo_shared.books import EventFilter, StepRecord
 from echo_shared.errors import EchoError, StorageError
 from echo_shared.messages.fields import printable_line
@@ -109,8 +109,7 @@ class Operation:
     async def _observe(self) -> Observation:
         moment, view = self._moment(), await self._view()
         faults = " ".join(common_faults(moment))
-        broken = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
-        broken |= {ProblemKind.COMMON_FAULT: faults} if faults else {}
+        broken = broken_now(moment) | ({ProblemKind.COMMON_FAULT: faults} if faults else {})
         capacity = view.capacity if view.trained_step >= STEADY_STEPS else None
         return Observation(
             broken=broken,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from echo_hub.config.sections import HubConfig
@@ -11,6 +12,7 @@ from echo_hub.core.events import VersionPublished
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.evaluation.due import is_due
 from echo_hub.net.distributor import Distributor
+from echo_hub.room import Room
 from echo_hub.run.directory import RunDirectory
 
 
@@ -23,10 +25,12 @@ class Publishing:
         distributor: Distributor,
         directory: RunDirectory,
         report: Callable[[VersionPublished], Awaitable[None]],
+        room: Room,
     ) -> None:
         self._distributor = distributor
         self._directory = directory
         self._report = report
+        self._room = room
         self._waiting: asyncio.Queue[int] = asyncio.Queue()
 
     async def reopen(
@@ -51,13 +55,15 @@ class Publishing:
         """Publishes for ever."""
         while True:
             version = await self._waiting.get()
-            await self._distributor.publish(version, self._directory.adapter(version))
+            adapter = self._directory.adapter(version)
+            await self._room.until_done(partial(self._distributor.publish, version, adapter))
             await self._report(VersionPublished(policy_version=version))
 
     async def keep_for_evaluation(self, policy_version: int) -> None:
         """Nodes can fetch this version from now on, however old it is; the base they have."""
         if policy_version:
-            await self._distributor.keep_for_evaluation(policy_version, self._directory.adapter(policy_version))
+            adapter = self._directory.adapter(policy_version)
+            await self._room.until_done(partial(self._distributor.keep_for_evaluation, policy_version, adapter))
 
 
 def export_path(config: HubConfig, directory: RunDirectory, settings: CoordinatorSettings, step: int) -> Path | None:

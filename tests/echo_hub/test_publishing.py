@@ -21,12 +21,14 @@ from echo_hub.net.send_queue import Rank
 from echo_hub.net.tracker import Tracker
 from echo_hub.opening import coordinator_settings
 from echo_hub.publishing import Publishing, export_path
+from echo_hub.room import Room
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_shared import key_file
 from echo_shared.errors import RefusedError
 from echo_shared.messages import FromHub, RefusalCode
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
+from tests.small_disk import SmallDisk
 
 
 class Nobody:
@@ -58,7 +60,10 @@ class Run:
             record=self._record,
         )
         self.reported: asyncio.Queue[VersionPublished] = asyncio.Queue()
-        self.publishing = Publishing(distributor=self.distributor, directory=directory, report=self.reported.put)
+        self.room = Room(retry_s=0.0)
+        self.publishing = Publishing(
+            distributor=self.distributor, directory=directory, report=self.reported.put, room=self.room
+        )
 
     async def _record(self, news: Sequence[Release | Arrival]) -> None: ...
 
@@ -88,6 +93,26 @@ async def test_versions_go_out_in_order_and_the_coordinator_hears_of_each(run: R
     assert run.distributor.has(1) and run.distributor.has(2)
     working.cancel()
     await asyncio.wait([working])
+
+
+async def test_a_version_that_a_full_disk_does_not_take_goes_out_once_there_is_room(small_disk: SmallDisk) -> None:
+    swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
+    run = Run(RunDirectory(small_disk.directory), swarm)
+    await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
+    run.export(1)
+    small_disk.fill()
+    run.publishing.submit(1)
+    working = asyncio.create_task(run.publishing.run())
+    async with asyncio.timeout(60):
+        while not run.room.lacks:  # noqa: ASYNC110 - nobody is told that it waits.
+            await asyncio.sleep(0.01)
+        assert not run.distributor.has(1)
+        small_disk.empty()
+        assert (await run.reported.get()).policy_version == 1
+    assert run.distributor.has(1) and not run.room.lacks
+    working.cancel()
+    await asyncio.wait([working])
+    await swarm.close()
 
 
 async def test_after_a_restart_the_newest_version_is_there_at_once_and_who_is_banned_stays_out(run: Run) -> None:

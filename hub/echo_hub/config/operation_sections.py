@@ -9,7 +9,15 @@ from pydantic import AfterValidator, Field, model_validator
 from echo_hub.config.section import Port, Section
 
 AlertKind = Literal[
-    "learner_down", "learner_idle", "no_nodes", "reward_fell", "disk", "attack", "common_fault", "finished"
+    "learner_down",
+    "disk_full",
+    "learner_idle",
+    "no_nodes",
+    "reward_fell",
+    "disk",
+    "attack",
+    "common_fault",
+    "finished",
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]
 

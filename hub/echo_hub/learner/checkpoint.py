@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import StepTold
-from echo_shared.errors import StorageError
+from echo_shared.files import disk_error
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +87,8 @@ def atomic_directory(final: Path) -> Iterator[Path]:
             unfinished.rename(final)
         _sync(final.parent)
     except OSError as error:
-        raise StorageError(
-            "A directory could not be written.", got=f"{final}: {error}", do="Check the disk's free space and health."
-        ) from error
+        got = f"{final}: {error}"
+        raise disk_error("A directory could not be written.", final, got=got, code=error.errno) from error
 
 
 def take(policy: Policy, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: State
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(_ADAPTER)}
     with atomic_directory(root / f"step-{state.step:06d}") as directory:
         policy.save_adapter(directory, adapter_in(tensors))
-        save_file(rest, directory / OPTIMIZER)
+        (directory / OPTIMIZER).write_bytes(as_safetensors(rest))
         marker = {
             "step": state.step,
             "told": [

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -198,7 +198,8 @@ class Policy:
     def save_adapter(self, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Writes the adapter, or `weights` in its place, in PEFT's layout; the same weights give the same bytes."""
         tensors = {name: weight.detach().cpu() for name, weight in (weights or self.parameters).items()}
-        save_file(tensors, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+        # Not by its own hand, which does not say why a disk refuses it.
+        (directory / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
         config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
         config["target_modules"] = sorted(config["target_modules"])
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

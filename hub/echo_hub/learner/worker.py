@@ -45,6 +45,7 @@ from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, screened_step
 from echo_hub.learner.writer import Writer
+from echo_hub.room import Room
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
@@ -75,6 +76,7 @@ class Worker:
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = Writer()
+        self._room = Room()
         self._unconfirmed: Callable[[], None] | None = None
         """Writes what the last step has left, if that is computed and not confirmed."""
         self.failed = False
@@ -188,7 +190,8 @@ class Worker:
         answer({"kind": "result", "policy_version": self.policy_version, "at_work_s": seconds})
 
     def close(self) -> None:
-        """Returns once all is written; raises what writing raised."""
+        """Returns once all is written that there is room for; raises what writing raised."""
+        self._room.give_up()
         self._writer.wait()
 
     def confirm(self, step: int) -> None:
@@ -246,11 +249,10 @@ class Worker:
         try:
             # In this order: a step that is in a checkpoint has been exported, so that a crash between repeats it.
             if export_to is not None:
-                with checkpoint.atomic_directory(Path(export_to)) as directory:
-                    self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
+                self._room.until(partial(self._export, tensors, Path(export_to)))
             if checkpointed:
                 kept = self._settings.learner
-                checkpoint.save(self._checkpoints, self._policy, tensors, state)
+                self._room.until(partial(checkpoint.save, self._checkpoints, self._policy, tensors, state))
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
@@ -258,6 +260,10 @@ class Worker:
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})
+
+    def _export(self, tensors: Mapping[str, Tensor], export_to: Path) -> None:
+        with checkpoint.atomic_directory(export_to) as directory:
+            self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
         """Draws by the very weights that a node would get."""

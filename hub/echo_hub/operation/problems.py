@@ -26,6 +26,8 @@ class ProblemKind(StrEnum):
     """What may be wrong."""
 
     LEARNER_DOWN = "learner_down"
+    DISK_FULL = "disk_full"
+    """The hub waits for room."""
     COMMON_FAULT = "common_fault"
     LEARNER_IDLE = "learner_idle"
     NO_NODES = "no_nodes"
@@ -150,7 +152,7 @@ class Problems:
 
     def _found(self, seen: Observation, now: float) -> Iterator[tuple[ProblemKind, str]]:
         yield from seen.broken.items()
-        if (text := self._disk(seen)) is not None:
+        if ProblemKind.DISK_FULL not in seen.broken and (text := self._disk(seen)) is not None:
             yield ProblemKind.DISK, text
         if seen.is_over:
             return

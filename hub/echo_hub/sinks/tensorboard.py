@@ -7,7 +7,10 @@ Loads no torch.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,7 +20,7 @@ import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.plugins.text.metadata import create_summary_metadata
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from echo_hub.dashboard.formats import visible
@@ -34,7 +37,7 @@ class TensorBoard:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._thread = _DaemonThread()
-        self._writer: EventFileWriter | None = None
+        self._writer: RecordWriter | None = None
 
     async def open(self) -> Position:
         """A new file in the place of those of earlier starts."""
@@ -54,10 +57,16 @@ class TensorBoard:
             await self._thread.call(writer.close)
         self._thread.end()
 
-    def _open(self) -> EventFileWriter:
+    def _open(self) -> RecordWriter:
+        self._directory.mkdir(parents=True, exist_ok=True)
         for old in self._directory.glob("events.out.tfevents.*"):
             old.unlink()
-        return EventFileWriter(str(self._directory))
+        # Not TensorBoard's EventFileWriter: it writes on a thread of its own, which ends with whatever a disk refuses.
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
+        writer = RecordWriter((self._directory / name).open("wb"))
+        writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        writer.flush()
+        return writer
 
 
 class _DaemonThread:
@@ -98,13 +107,14 @@ class _DaemonThread:
             work()
 
 
-def _write(writer: EventFileWriter, entries: Sequence[Entry]) -> None:
+def _write(writer: RecordWriter, entries: Sequence[Entry]) -> None:
     for entry in entries:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in entry.scalars.items()]
         values += [Summary.Value(tag=tag, histo=_histogram(of)) for tag, of in entry.histograms.items()]
         if entry.texts:
             values.append(_texts(entry.texts))
-        writer.add_event(Event(step=entry.policy_version, wall_time=entry.at, summary=Summary(value=values)))
+        event = Event(step=entry.policy_version, wall_time=entry.at, summary=Summary(value=values))
+        writer.write(event.SerializeToString())
     writer.flush()
 
 

@@ -1,7 +1,8 @@
 """The store for the event loop: its methods as coroutines, those that write on one thread, those that read on another.
 
-SQLite has one writer, and what is told to it in order is committed in order. Reads go on beside writes, and have what
-was committed when they began. Pages and curves read `store` directly, on threads of theirs.
+SQLite has one writer, and what is told to it in order is committed in order; what a full disk does not take waits, and
+all behind it. Reads go on beside writes, and have what was committed when they began. Pages and curves read `store`
+directly, on threads of theirs.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.room import Room
 from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
@@ -30,18 +33,21 @@ class AsyncStore:
     """Each method is the store's of that name, and raises what it raises. `write` and `read` take those of books that
     are classes of their own."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, room: Room | None = None) -> None:
         self.store = store
+        self.room = room or Room()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
     async def write(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: method(*args, **kwargs))
+        write = partial(self.room.until, lambda: method(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     async def read(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._reader, lambda: method(*args, **kwargs))
 
     async def close(self) -> None:
+        self.room.give_up()
         await asyncio.to_thread(self._reader.shutdown)
         await self.write(self.store.close)
         self._writer.shutdown()

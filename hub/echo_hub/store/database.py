@@ -27,7 +27,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_u
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
 from echo_hub.store.tables import run_meta
-from echo_shared.errors import ConfigError, StorageError
+from echo_shared.errors import DISK_FULL, ConfigError, StorageError
 from echo_shared.installation import how_to_install, how_to_upgrade
 
 log = logging.getLogger(__name__)
@@ -44,9 +44,11 @@ _RESTORE: Final = (
     "Restore the run directory, checkpoints and database together, from one backup. Without a backup: its adapters are "
     "whole (echo-hub export RUN DIRECTORY), but a new run must be made (echo-hub init OTHER_DIRECTORY)."
 )
+_MAKE_ROOM: Final = "Make room on the disk; what was acked is safe, and nodes keep the rest."
 _ADVICE: Final = {
     "locked": "Close the program that holds the file open for writing.",
-    "full": "Make room on the disk; what was acked is safe, and nodes keep the rest.",
+    "disk is full": _MAKE_ROOM,
+    "no space left": _MAKE_ROOM,
     "readonly": "Make the file and its directory writable for the hub's user.",
     "unable to open": "Check that the directory exists and is writable.",
     "malformed": _RESTORE,
@@ -65,7 +67,8 @@ def storage_errors(what: str) -> Iterator[None]:
     except DBAPIError as error:
         text = str(error.orig)
         advice = next((advice for word, advice in _ADVICE.items() if word in text.lower()), None)
-        raise StorageError(what, got=text, do=advice) from error
+        code = DISK_FULL if advice is _MAKE_ROOM else None
+        raise StorageError(what, got=text, do=advice, code=code) from error
 
 
 _LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", default=None)

@@ -29,6 +29,10 @@ EVENTS_KEPT: Final = 50
 LEARNER_IS_DOWN: Final = (
     "The learner process has died; it is being started again. If it dies again, `echo-hub log RUN` says of what."
 )
+DISK_IS_FULL: Final = (
+    "The disk is full ({said}): nothing is leased, acknowledged or trained on until there is room. Make some; nothing "
+    "is lost."
+)
 COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
@@ -77,6 +81,8 @@ class Moment:
     """Since the hub's start, by what it was and why."""
     needs_nodes: bool = True
     """The hub does not sample for itself."""
+    lacks_room: str = ""
+    """What the disk says to whoever waits for room on it."""
     watched: tuple[Problem, ...] = ()
     """The problems that there are, of those that are watched for."""
     sinks: tuple[str, ...] = ()
@@ -186,8 +192,19 @@ class RunViews:
 
 def problems(moment: Moment) -> tuple[str, ...]:
     """What is broken."""
-    down = (LEARNER_IS_DOWN,) if moment.learner_is_down else ()
-    return (*down, *common_faults(moment))
+    return (*broken_now(moment).values(), *common_faults(moment))
+
+
+def broken_now(moment: Moment) -> dict[ProblemKind, str]:
+    """What the hub cannot work without."""
+    down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
+    full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
+    return {**down, **full}
+
+
+def _beside(moment: Moment) -> set[ProblemKind]:
+    """What is watched for, and is told of by `broken_now` as long as it is so, and no longer."""
+    return {ProblemKind.LEARNER_DOWN, ProblemKind.DISK_FULL, *([ProblemKind.DISK] if moment.lacks_room else [])}
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:
@@ -197,7 +214,7 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
     """What is watched for and was found, beside what is broken; `is_told`: so are the newest step's alarms."""
-    told = {ProblemKind.LEARNER_DOWN, ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else [])}
+    told = {ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else []), *_beside(moment)}
     return tuple(problem.text for problem in moment.watched if problem.kind not in told)
 
 
@@ -213,7 +230,7 @@ def health(moment: Moment) -> Health:
         is_starting=moment.learner_is_starting,
         broken=problems(moment),
         lacks_nodes=lacks_nodes(moment) and not moment.last_is_published,
-        watched=moment.watched,
+        watched=tuple(problem for problem in moment.watched if problem.kind not in _beside(moment)),
     )
 
 

@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from sqlalchemy import event
 
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
+from echo_shared.errors import StorageError
+from tests.small_disk import SmallDisk
 
 
 @asynccontextmanager
@@ -46,6 +49,34 @@ async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
         await asyncio.to_thread(writes.wait, 60)
         assert await store.run_meta() == {"a": "1"}
         may_commit.set()
+
+
+async def test_what_a_full_disk_does_not_take_waits_and_all_behind_it(small_disk: SmallDisk) -> None:
+    values = ["x" * 2_000_000, "y"]
+    async with opened(small_disk.directory) as store, asyncio.TaskGroup() as tasks:
+        small_disk.fill()
+        writes = [tasks.create_task(store.set_run_meta("a", value)) for value in values]
+        async with asyncio.timeout(60):
+            while not store.room.lacks:  # noqa: ASYNC110 - a thread tells nobody that it waits.
+                await asyncio.sleep(0.01)
+        assert "full" in store.room.lacks
+        assert not any(write.done() for write in writes)
+        assert await store.run_meta() == {}, "it may be read meanwhile"
+        small_disk.empty()
+        await writes[1]
+        assert writes[0].done() and await store.run_meta() == {"a": "y"}, "in order"
+        assert not store.room.lacks
+
+
+async def test_who_closes_it_waits_for_no_room(small_disk: SmallDisk) -> None:
+    async with opened(small_disk.directory) as store:
+        small_disk.fill()
+        write = asyncio.create_task(store.set_run_meta("a", "x" * 2_000_000))
+        async with asyncio.timeout(60):
+            while not store.room.lacks:  # noqa: ASYNC110 - as above.
+                await asyncio.sleep(0.01)
+    with pytest.raises(StorageError, match="full"):
+        await write
 
 
 def test_each_method_is_the_stores_of_that_name() -> None:

@@ -24,7 +24,7 @@ from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Doing, MismatchView, Readiness, RunState
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.tallies import TRANSPORTS
-from echo_hub.views.run import COMMON_FAULT, DETAILS, LEARNER_IS_DOWN, trust_view, waits_for
+from echo_hub.views.run import COMMON_FAULT, DETAILS, DISK_IS_FULL, LEARNER_IS_DOWN, trust_view, waits_for
 from echo_shared.books import Accounting
 from echo_shared.health import HubState
 
@@ -228,6 +228,14 @@ async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub:
     hub.said = {"watched": (down, disk), "learner_is_down": True}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((LEARNER_IS_DOWN, disk.text), True), "each once"
+
+
+async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:
+    nearly = Problem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
+    hub.said = {"lacks_room": "No space left on device", "watched": (nearly,)}
+    view = await hub.pages.run_view()
+    assert view.problems == (DISK_IS_FULL.format(said="No space left on device"),) and view.broken
+    assert hub.pages.health().reasons == view.problems
 
 
 async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:

@@ -1,0 +1,90 @@
+"""Room on the run's disk: what a full disk does not take is tried again until there is some, and all else waits for it.
+
+So a hub whose disk is full stands still, says so, and goes on by itself: nothing is leased, acknowledged or trained on
+that was not written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from threading import Event, Lock
+from typing import Final, TypeVar
+
+from echo_shared.errors import DISK_FULL, StorageError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_S: Final = 1.0
+
+
+class Room:
+    """Safe to use from several threads. What is tried again must have left nothing behind when it failed."""
+
+    def __init__(self, *, retry_s: float = RETRY_S) -> None:
+        self._retry_s = retry_s
+        self._given_up = Event()
+        self._lock = Lock()
+        self._waiting: dict[object, str] = {}
+        """Who waits, and what the disk has said."""
+
+    @property
+    def lacks(self) -> str:
+        """What the disk says to somebody who waits; empty = nobody does."""
+        with self._lock:
+            return next(iter(self._waiting.values()), "")
+
+    def give_up(self) -> None:
+        """Nobody waits any more: what does not fit is raised."""
+        self._given_up.set()
+
+    def until(self, write: Callable[[], T]) -> T:
+        """What `write` gives once no full disk keeps it from it; blocks. Raises what else it raises, and StorageError
+        once it is given up."""
+        turn = object()
+        try:
+            while True:
+                try:
+                    return write()
+                except StorageError as error:
+                    self._wait(turn, error)
+                    if self._given_up.wait(self._retry_s):
+                        raise
+        finally:
+            self._done(turn)
+
+    async def until_done(self, write: Callable[[], Awaitable[T]]) -> T:
+        """The same on the event loop."""
+        turn = object()
+        try:
+            while True:
+                try:
+                    return await write()
+                except StorageError as error:
+                    self._wait(turn, error)
+                    if self._given_up.is_set():
+                        raise
+                await asyncio.sleep(self._retry_s)
+        finally:
+            self._done(turn)
+
+    def _wait(self, turn: object, error: StorageError) -> None:
+        """Raises the error if room does not cure it."""
+        if error.code != DISK_FULL:
+            raise error
+        with self._lock:
+            is_first = not self._waiting
+            self._waiting[turn] = error.got or error.what
+        if is_first:
+            extra = {"event": "disk_full"}
+            log.error("the disk is full, and the hub waits until there is room: %s", error.got, extra=extra)
+
+    def _done(self, turn: object) -> None:
+        with self._lock:
+            waited = self._waiting.pop(turn, None) is not None
+            is_last = waited and not self._waiting
+        if is_last and not self._given_up.is_set():
+            log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from echo_hub.room import Room
+from echo_shared.errors import DISK_FULL, StorageError
+
+FULL = StorageError("The disk is full.", got="No space left on device", code=DISK_FULL)
+
+
+def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = lambda: None) -> Callable[[], str]:
+    """A write that fails so many times."""
+    left = [error] * times
+
+    def write() -> str:
+        seen()
+        if left:
+            raise left.pop()
+        return "written"
+
+    return write
+
+
+def test_what_does_not_fit_is_written_once_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    room, said = Room(retry_s=0.0), list[str]()
+    with caplog.at_level(logging.WARNING):
+        assert room.until(failing(3, seen=lambda: said.append(room.lacks))) == "written"
+    assert said == ["", *["No space left on device"] * 3]
+    assert room.lacks == ""
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"], "once each"
+
+
+async def test_so_it_is_on_the_event_loop() -> None:
+    room, write = Room(retry_s=0.0), failing(3)
+
+    async def later() -> str:
+        return write()
+
+    assert await room.until_done(later) == "written"
+    assert room.lacks == ""
+
+
+@pytest.mark.parametrize("error", [StorageError("The disk is broken."), OSError("what"), KeyError("x")])
+async def test_nothing_else_is_tried_again(error: Exception) -> None:
+    room, write = Room(retry_s=0.0), failing(1, error)
+
+    async def later() -> str:
+        return write()
+
+    with pytest.raises(type(error)):
+        room.until(failing(1, error))
+    with pytest.raises(type(error)):
+        await room.until_done(later)
+    assert room.lacks == ""
+
+
+async def test_once_it_is_given_up_nobody_waits() -> None:
+    room, begun = Room(retry_s=3_600.0), threading.Event()
+    waiting = asyncio.create_task(asyncio.to_thread(room.until, failing(2, seen=begun.set)))
+    await asyncio.to_thread(begun.wait, 60)
+    room.give_up()
+    with pytest.raises(StorageError):
+        await waiting
+
+    async def later() -> str:
+        raise FULL
+
+    with pytest.raises(StorageError):
+        await room.until_done(later)
+    assert room.lacks == ""
+
+
+async def test_as_long_as_one_waits_there_is_no_room() -> None:
+    room, begun = Room(retry_s=0.0), threading.Event()
+
+    def long() -> str:
+        begun.set()
+        raise FULL
+
+    waiting = asyncio.create_task(asyncio.to_thread(room.until, long))
+    await asyncio.to_thread(begun.wait, 60)
+    assert room.until(failing(2)) == "written"
+    assert room.lacks == "No space left on device"
+    room.give_up()
+    with pytest.raises(StorageError):
+        await waiting
+    assert room.lacks == ""

@@ -1,0 +1,41 @@
+"""The disk of a hub is full in the middle of its run: it says so, waits, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS = 60
+
+
+@pytest.mark.slow
+async def test_a_hub_waits_for_room_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
+    run = await site.make_run("disk/run", training={"steps": STEPS}, learner={"checkpoint_every": 5})
+    hub, url = await site.hub(run)
+    node = await site.node(url, "volunteer")
+    await until(url, lambda view: view["trained_step"] >= 3)
+    small_disk.fill()
+    await hub.printed("the disk is full, and the hub waits")
+    view = await until(url, lambda view: any("The disk is full" in problem for problem in view["problems"]))
+    assert view["health"]["state"] != "ready"
+    small_disk.empty()
+    await hub.printed("there is room on the disk again")
+    view = await until(url, lambda view: view["state"] == "finished")
+    assert not any("The disk is full" in problem for problem in view["problems"])
+    books = view["accounting"]
+    assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
+    with closing(sqlite3.connect(run / "echo.db")) as database:
+        query = "SELECT step, rollout_ids FROM steps WHERE trained_at IS NOT NULL ORDER BY step"
+        steps = [(step, json.loads(ids)) for step, ids in database.execute(query)]
+    assert [step for step, _ in steps] == list(range(1, STEPS + 1))
+    assert set(Counter(rollout for _, ids in steps for rollout in ids).values()) == {1}
+    assert (await node.ended())[0] == 0
+    status, said = await hub.end()
+    assert (status, "Traceback" in said) == (0, False), said
