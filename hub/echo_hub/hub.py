@@ -51,6 +51,7 @@ from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
 from echo_hub.http_routes import http_routes
 from echo_hub.joining import install_command, join_command, windows_install_command
+from echo_hub.learner.schedule import share_of_highest
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway
@@ -191,8 +192,12 @@ class Hub:
             run_dir=self.directory.root,
             batches=TrainingBatches(self._opened.store, self._opened.problems),
             export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
-            learning_rate=lambda step: self._opened.coordinator.settings.learning_rate_of(step),
+            learning_rate=self._learning_rate,
         )
+
+    def _learning_rate(self, step: int) -> float:
+        highest = self._opened.coordinator.settings.learning_rate_of(step)
+        return highest * share_of_highest(self.config.training, step)
 
     def _make_handing_out(self) -> HandingOut:
         return HandingOut(

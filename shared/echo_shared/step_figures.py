@@ -218,6 +218,12 @@ TOKENS_PER_S: Final = StepFigure(
 LOSS: Final = StepFigure(
     key="loss", label="loss", about="What the newest step minimised.", prometheus="echo_learner_loss"
 )
+LEARNING_RATE: Final = StepFigure(
+    key="learning_rate_used",
+    label="learning rate",
+    about="The optimizer's learning rate of the newest step.",
+    prometheus="echo_learner_learning_rate",
+)
 UPDATED: Final = StepFigure(
     key="updated",
     label="updates",
@@ -295,7 +301,7 @@ TRAIN_S: Final = StepFigure(
 
 STEP_FIGURES: tuple[StepFigure, ...] = (
     *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, GAP_S, SECONDS),
-    *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
+    *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, LEARNING_RATE, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
     *(SHARE_MIXED, TOKEN_STALENESS, HELD_BACK, GROUPS_LEFT_OUT),
     *(ENTROPY, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),

@@ -98,7 +98,13 @@ class TrainingConfig(Section):
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates in one step, each on its share of the step's groups."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-4
-    """Adam's, constant. For LoRA about ten times that of full fine-tuning."""
+    """Adam's, at its highest. For LoRA about ten times that of full fine-tuning."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the learning rate rises to that, linearly."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it goes on over the run's steps: as it is, or down to `final_share` of it, evenly or by half a cosine."""
+    final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What is left of the learning rate behind the last step, unless it is constant."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16

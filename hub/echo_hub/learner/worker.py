@@ -50,7 +50,7 @@ from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
 from echo_shared.sampling import GroupRequest
-from echo_shared.step_figures import EVAL_S, GAP_S
+from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
 from echo_shared.torch_draws import draw, most_likely
 
 log = logging.getLogger(__name__)
@@ -205,8 +205,9 @@ class Worker:
 
     def _train(self, step: int, groups: Sequence[TrainingGroup], learning_rate: float | None) -> None:
         self._offload.take_back()
+        rate = self._settings.training.learning_rate if learning_rate is None else learning_rate
         for of_group in self._optimizer.param_groups:
-            of_group["lr"] = self._settings.training.learning_rate if learning_rate is None else learning_rate
+            of_group["lr"] = rate
         began = time.perf_counter()
         outcome = screened_step(
             self._policy,
@@ -217,6 +218,7 @@ class Worker:
             norms=self._norms,
         )
         metrics = outcome.metrics
+        metrics[LEARNING_RATE.key] = rate
         metrics[EVAL_S.key], self._eval_s = self._eval_s, 0.0
         if self._ended is not None:
             metrics[GAP_S.key] = began - self._ended

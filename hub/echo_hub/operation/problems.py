@@ -170,7 +170,7 @@ class Problems:
         least = limit / BETTER if ProblemKind.DISK in self._active else limit
         if free is None or free >= least:
             return None
-        return f"The disk of the run directory has {free / 1e9:.2f} GB left: make room, or the hub will have to wait for it."
+        return f"The disk of the run directory has {free / 1e9:.2f} GB left: make room, or the hub will have to wait."
 
     def _no_nodes(self, now: float) -> str | None:
         limit, since = self._limits.no_nodes_s, self._alone_since

@@ -1,0 +1,53 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_hub.config.sections import TrainingConfig
+from echo_hub.learner.schedule import share_of_highest
+
+
+def shares(**settings: object) -> list[float]:
+    training = TrainingConfig.model_validate(settings)
+    return [share_of_highest(training, step) for step in range(1, training.steps + 1)]
+
+
+def test_by_default_it_is_constant() -> None:
+    assert shares(steps=5) == [1.0] * 5
+
+
+def test_it_rises_evenly_and_is_whole_behind_the_warm_up() -> None:
+    assert shares(steps=6, warmup_steps=3) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_it_falls_evenly_to_what_is_left() -> None:
+    assert shares(steps=5, schedule="linear") == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    assert shares(steps=6, schedule="linear", warmup_steps=1, final_share=0.5) == pytest.approx(
+        [0.5, 1.0, 0.9, 0.8, 0.7, 0.6]
+    )
+
+
+def test_it_falls_by_half_a_cosine() -> None:
+    expected = [(1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]
+    assert shares(steps=4, schedule="cosine") == pytest.approx(expected)
+    assert shares(steps=4, schedule="cosine", final_share=0.2) == pytest.approx([0.2 + 0.8 * one for one in expected])
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(0, 60),
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.floats(0, 1),
+    st.integers(1, 200),
+)
+def test_no_step_takes_nothing_or_more_than_all(
+    steps: int, warmup: int, schedule: str, final: float, step: int
+) -> None:
+    """Also behind the last step, where a run has been given more of them and its repeated steps come after it."""
+    training = TrainingConfig.model_validate(
+        {"steps": steps, "warmup_steps": warmup, "schedule": schedule, "final_share": final}
+    )
+    share = share_of_highest(training, step)
+    assert 0 <= share <= 1
+    assert share > 0 or step > steps
