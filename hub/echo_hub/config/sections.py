@@ -233,6 +233,8 @@ class LearnerConfig(Section):
     """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time."""
     offload_optimizer: bool = True
     """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
+    deterministic: bool = True
+    """A step that is trained again gives the very same adapter. Off, some of CUDA's kernels are faster."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3

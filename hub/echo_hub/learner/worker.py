@@ -99,7 +99,7 @@ class Worker:
         run_dir = Path(frame["run_dir"])
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(settings.learner.deterministic, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
         worker = cls(settings, run_dir, Policy.load(settings, ranks), lock)
