@@ -46,6 +46,16 @@ TALLIES: Final = (
     "INSERT INTO tallies (node_id, outcome, rollouts, received, tokens) SELECT node_id, coalesce(drop_reason, state),"
     " count(*), count(received_at), coalesce(sum(num_tokens), 0) FROM rollouts WHERE lease_id > ? GROUP BY 1, 2"
 )
+OUTCOMES: Final = (
+    "INSERT INTO outcome_tallies SELECT outcome, sum(rollouts) FROM tallies WHERE true GROUP BY 1"
+    " ON CONFLICT (outcome) DO UPDATE SET rollouts = excluded.rollouts"
+)
+BYTES: Final = 430_112
+"""Of a fetch."""
+FETCHES: Final = (
+    "INSERT INTO version_tallies VALUES (?, 'inline', ?, 0, 0, 0, ?, 0) ON CONFLICT (policy_version, transport) DO"
+    " UPDATE SET fetches = fetches + excluded.fetches, pushed_bytes = pushed_bytes + excluded.pushed_bytes"
+)
 FETCH: Final = (
     "INSERT INTO fetches (node_id, info_hash, policy_version, seconds, swarm_bytes, web_seed_bytes, fetched_at,"
     " pushed_bytes, mesh_bytes, broadcast_s) VALUES (?, ?, ?, ?, 0, 0, ?, ?, ?, ?)"
@@ -82,13 +92,15 @@ def fill(store: Path, *, nodes: int, rollouts: int, seed: int, now: float) -> No
                 ROLLOUT, _rollouts(rng, [ids[one] for one in by], first, start, newest_step, began_at=began_at)
             )
         books.execute(TALLIES, (newest_lease,))
+        books.execute(OUTCOMES)
         newest = books.execute("SELECT policy_version FROM versions ORDER BY 1 DESC LIMIT ?", (VERSIONS,)).fetchall()
         for (version,) in newest:
             took = np.round(rng.lognormal(0.0, 0.6, nodes), 3).tolist()
             fetched = zip(ids, took, strict=True)
             books.executemany(
-                FETCH, ((node_id, f"{version:040x}", version, s, now, 430_112, 0, s) for node_id, s in fetched)
+                FETCH, ((node_id, f"{version:040x}", version, s, now, BYTES, 0, s) for node_id, s in fetched)
             )
+            books.execute(FETCHES, (version, nodes, nodes * BYTES))
         checked = zip(ids, rng.integers(0, 60, nodes).tolist(), strict=True)
         standings = (
             (node_id, "proven" if checks > 20 else "new", checks, checks, now - 60.0 * checks, began_at)

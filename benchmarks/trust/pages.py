@@ -97,6 +97,7 @@ async def million_rows(victim: Victim) -> str:
             ((f"{number:020x}", f"{number:064x}") for number in range(KEYS)),
         )
         books.executemany("INSERT INTO tallies VALUES (?, 'trained', 1, 1, 4)", ((f"{n:020x}",) for n in range(KEYS)))
+        books.execute("UPDATE outcome_tallies SET rollouts = rollouts + ? WHERE outcome = 'trained'", (KEYS,))
     asked = ("/api/v1/leaderboard", "/leaderboard?sort=-name", "/api/v1/leaderboard?limit=1000000&offset=-1", "/readyz")
     sizes: Counter[str] = Counter()
     until = time.monotonic() + FLOOD_S

@@ -26,6 +26,7 @@ from echo_hub.store.tables import (
     steps,
     tallies,
     trust,
+    version_tallies,
     versions,
 )
 from echo_hub.store.tallies import (
@@ -35,7 +36,6 @@ from echo_hub.store.tallies import (
     bytes_by_source,
     dropped_of,
     final_so_far,
-    main_transport,
 )
 from echo_shared.books import (
     Accounting,
@@ -98,7 +98,8 @@ def read_leaderboard(
         node_id: sum(row.rollouts for outcome, row in of_node.items() if outcome in (TRAINED, EVALUATED))
         for node_id, of_node in final.items()
     }
-    total = int(connection.scalar(select(func.sum(tallies.c.rollouts)).where(_IS_USEFUL)) or 0)
+    so_far = final_so_far(connection)
+    total = so_far.get(TRAINED, 0) + so_far.get(EVALUATED, 0)
     rows = []
     for node_id in known.keys() | final.keys() | under_way.keys():
         of_node, states, node = final.get(node_id, {}), under_way.get(node_id, Counter()), known.get(node_id)
@@ -242,7 +243,7 @@ def _step_record(row: Any) -> StepRecord:
 
 @dataclass(slots=True)
 class Fetched:
-    """What the fetches of one version come to. Each is written once, so these are good as long as their number is."""
+    """What the fetches of one version come to. Each is written once, so all is as it was as long as their number is."""
 
     counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
@@ -256,21 +257,25 @@ def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
 
 
 def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[int, Fetched]) -> dict[int, Fetched]:
-    """Of these versions their fetches; those of `known` are read again only where there are more."""
-    counted = (
-        select(fetches.c.policy_version, func.count().label("number"))
-        .where(fetches.c.policy_version.in_(wanted))
-        .group_by(fetches.c.policy_version)
-    )
-    numbers = {row.policy_version: row.number for row in rows_at_once(connection, counted)}
-    changed = [v for v in wanted if v not in known or known[v].counts.total() != numbers.get(v, 0)]
-    found = {version: known[version] if version not in changed else Fetched() for version in wanted}
-    for row in rows_at_once(connection, select(fetches).where(fetches.c.policy_version.in_(changed))):
-        fetched, of_version = bytes_by_source(dict(row._mapping)), found[row.policy_version]
-        of_version.counts[main_transport(fetched)] += 1
-        of_version.sizes.update(fetched)
-        if row.broadcast_s is not None:
-            of_version.seconds.append(row.broadcast_s)
+    """Of these versions their fetches. How long each took is read again only of those of which `known` has fewer."""
+    found = {version: Fetched() for version in wanted}
+    tallied = select(version_tallies).where(version_tallies.c.policy_version.in_(wanted))
+    for row in rows_at_once(connection, tallied):
+        of_version = found[row.policy_version]
+        of_version.counts[row.transport] = row.fetches
+        of_version.sizes.update(bytes_by_source(dict(row._mapping)))
+    changed = []
+    for version, fetched in found.items():
+        if version in known and known[version].counts.total() == fetched.counts.total():
+            fetched.seconds = known[version].seconds
+        elif fetched.counts:
+            changed.append(version)
+    if changed:
+        lasted = select(fetches.c.policy_version, fetches.c.broadcast_s).where(
+            fetches.c.policy_version.in_(changed), fetches.c.broadcast_s.is_not(None)
+        )
+        for row in rows_at_once(connection, lasted):
+            found[row.policy_version].seconds.append(row.broadcast_s)
     for version in changed:
         found[version].seconds.sort()
     return found

@@ -38,7 +38,7 @@ from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, S
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
 from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, steps, versions
-from echo_hub.store.tallies import bytes_by_source, main_transport, tally_fetch, useful_nodes
+from echo_hub.store.tallies import bytes_by_source, tally_fetch, useful_nodes
 from echo_hub.store.writing import key_of, write
 from echo_shared.books import (
     Accounting,
@@ -461,4 +461,4 @@ def _write_arrival(connection: Connection, arrival: Arrival, now: float) -> None
     if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
         connection.execute(insert(fetches), row)
         if fetch.policy_version is not None:
-            tally_fetch(connection, main_transport(bytes_by_source(row)))
+            tally_fetch(connection, fetch.policy_version, bytes_by_source(row))

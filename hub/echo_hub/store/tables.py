@@ -7,7 +7,8 @@
     keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
     nodes, versions, fetches, evaluations, run_meta
     invites ─< nodes                     one row an invite: for whom, for how many keys, until when
-    tallies, fetch_tallies               running totals of final rollouts and of fetches
+    tallies, outcome_tallies             running totals of final rollouts, by node and outcome, and by outcome
+    fetch_tallies, version_tallies       running totals of fetches, of all versions and by version
     costs                                running totals of what each node cost while it was active, in US dollars
     checking                             running totals of what each node computed again of others' rollouts
     credit ─< credit_days, credit_steps  running totals of what counted: of each node, each team and the whole run
@@ -260,11 +261,31 @@ checking = Table(
     Column("tokens", BigInteger, nullable=False),
 )
 
+outcome_tallies = Table(
+    "outcome_tallies",
+    metadata,
+    Column("outcome", String(16), primary_key=True),
+    Column("rollouts", BigInteger, nullable=False),
+)
+
 fetch_tallies = Table(
     "fetch_tallies",
     metadata,
     Column("transport", String(16), primary_key=True),
     Column("fetches", BigInteger, nullable=False),
+)
+
+version_tallies = Table(
+    "version_tallies",
+    metadata,
+    Column("policy_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("transport", String(16), primary_key=True),
+    Column("fetches", BigInteger, nullable=False),
+    Column("swarm_bytes", BigInteger, nullable=False),
+    Column("web_seed_bytes", BigInteger, nullable=False),
+    Column("shared_memory_bytes", BigInteger, nullable=False),
+    Column("pushed_bytes", BigInteger, nullable=False),
+    Column("mesh_bytes", BigInteger, nullable=False),
 )
 
 trust = Table(

@@ -10,11 +10,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
-from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, insert, select, update
 
 from echo_hub.core.effects import NodeCost
 from echo_hub.store.at_once import rows_at_once
-from echo_hub.store.tables import WITH_PAYLOAD, checking, costs, fetch_tallies, payloads, rollouts, tallies
+from echo_hub.store.tables import (
+    WITH_PAYLOAD,
+    checking,
+    costs,
+    fetch_tallies,
+    outcome_tallies,
+    payloads,
+    rollouts,
+    tallies,
+    version_tallies,
+)
 from echo_shared.messages import DropReason, ReceiptState
 
 Transport = Literal["swarm", "web_seed", "shared_memory", "inline", "broadcast"]
@@ -64,12 +74,18 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
     add_to(
         connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values())
     )
+    if of_all := sum(counts["rollouts"] for counts in by_node.values()):
+        add_to(connection, outcome_tallies, [{"outcome": outcome}], [{"rollouts": of_all}])
     return by_node
 
 
-def tally_fetch(connection: Connection, transport: Transport) -> None:
-    """Counts that a node has fetched a policy version, by this transport for the most part."""
+def tally_fetch(connection: Connection, policy_version: int, fetched: Mapping[Source, int]) -> None:
+    """Counts that a node has fetched a policy version, by the transport of the most part of its bytes."""
+    transport = main_transport(fetched)
     add_to(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
+    sizes = {f"{source}_bytes": size for source, size in fetched.items()}
+    key = {"policy_version": policy_version, "transport": transport}
+    add_to(connection, version_tallies, [key], [{"fetches": 1, **sizes}])
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
@@ -98,9 +114,7 @@ def useful_nodes(connection: Connection) -> frozenset[str]:
 
 def final_so_far(connection: Connection) -> dict[str, int]:
     """Rollouts that ever became final, by outcome."""
-    number = func.sum(tallies.c.rollouts).label("number")
-    rows = rows_at_once(connection, select(tallies.c.outcome, number).group_by(tallies.c.outcome))
-    return {row.outcome: int(row.number) for row in rows}
+    return {row.outcome: row.rollouts for row in rows_at_once(connection, select(outcome_tallies))}
 
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
@@ -125,7 +139,7 @@ def main_transport(fetched: Mapping[Source, int]) -> Transport:
 
 
 def add_to(
-    connection: Connection, table: Table, keys: Sequence[Mapping[str, str]], added: Sequence[Mapping[str, float]]
+    connection: Connection, table: Table, keys: Sequence[Mapping[str, str | int]], added: Sequence[Mapping[str, float]]
 ) -> None:
     """Adds to the row of each key, which begins at zero; safe, for there is one writer."""
     if not keys:

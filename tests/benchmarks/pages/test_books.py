@@ -15,6 +15,7 @@ INSERT INTO groups (group_id, seed, opened_at, step) VALUES (4, 1, 1, 1);
 INSERT INTO rollouts (lease_id, [index], node_id, group_id, policy_version, leased_at, deadline, state)
     VALUES (9, 0, 'real', 4, 0, 1, 2, 'trained');
 INSERT INTO tallies VALUES ('real', 'trained', 1, 1, 5);
+INSERT INTO outcome_tallies VALUES ('trained', 1);
 INSERT INTO steps (step, group_ids, rollout_ids, staleness, num_groups, num_rollouts, num_tokens, mean_reward,
     planned_at, trained_at, metrics, pruned) VALUES (3, '[4]', '["9-0"]', '[0]', 1, 1, 5, 0.5, 1, 2, '{}', 1);
 INSERT INTO versions (policy_version, published_at) VALUES (3, 2);

@@ -196,12 +196,17 @@ def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Pat
         for number, (version, swarm, web_seed) in enumerate([(1, 9, 1), (2, 9, 1), (3, 1, 9), (None, 9, 1)]):
             values = {"hash": str(number), "version": version, "swarm": swarm, "web_seed": web_seed}
             connection.execute(text(fetch), values)
+        for version in (1, 3):
+            connection.execute(text(f"INSERT INTO versions (policy_version, published_at) VALUES ({version}, 1)"))
     engine.dispose()
     store = Store.open(url)
     assert shown(store) == counted(store)
     books = store.accounting()
     assert (books.trained, books.num_dropped, books.in_flight) == (2, 2, 1)
     assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0, "inline": 0, "broadcast": 0}
+    first, last = store.versions_history(9)
+    assert (first.fetches_by_transport, last.fetches_by_transport) == ({"swarm": 1}, {"web_seed": 1})
+    assert (first.bytes_by_transport["swarm"], last.bytes_by_transport["web_seed"]) == (9, 9)
     store.close()
 
 
