@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import events
@@ -15,6 +15,7 @@ from echo_shared.books import EventFilter, RunEvent, Severity
 
 KEPT: Final = 2_000
 """Of each kind, by default."""
+_NEWEST: Final = select(events).order_by(events.c.number.desc()).limit(bindparam("most"))
 _FROM: Final = {severity.value: tuple(Severity)[place:] for place, severity in enumerate(Severity)}
 """A severity, and those above it."""
 
@@ -35,7 +36,7 @@ def add_events(connection: Connection, new: Sequence[RunEvent], *, kept: int) ->
 
 def read_events(connection: Connection, wanted: EventFilter, limit: int) -> list[RunEvent]:
     """At most `limit` of those that fit, the newest first."""
-    query = select(events).order_by(events.c.number.desc()).limit(limit)
+    query = _NEWEST
     if wanted.kind:
         query = query.where(events.c.kind == wanted.kind)
     if wanted.severity:
@@ -44,5 +45,5 @@ def read_events(connection: Connection, wanted: EventFilter, limit: int) -> list
         query = query.where(events.c.subject == wanted.subject)
     if wanted.before is not None:
         query = query.where(events.c.number < wanted.before)
-    rows = rows_at_once(connection, query)
+    rows = rows_at_once(connection, query, {"most": limit})
     return [RunEvent(**{**row._mapping, "severity": Severity(row.severity)}) for row in rows]

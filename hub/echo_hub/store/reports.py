@@ -9,7 +9,7 @@ from itertools import islice
 from statistics import fmean
 from typing import Any, Final
 
-from sqlalchemy import Column, Connection, Row, Select, distinct, func, select
+from sqlalchemy import Column, Connection, Row, Select, bindparam, distinct, func, select
 
 from echo_hub.core.spread.holdings import quantile
 from echo_hub.core.trust.numerics import NumericsClass
@@ -51,19 +51,52 @@ from echo_shared.messages import ReceiptState
 from echo_shared.step_figures import figures_of
 
 _IS_USEFUL: Final = tallies.c.outcome.in_((TRAINED, EVALUATED)) & (tallies.c.rollouts > 0)
-_KNOWN: Final = select(nodes, invites.c.name.label("invite")).outerjoin(
-    invites, invites.c.invite_id == nodes.c.invite_id
+
+
+@dataclass(frozen=True, slots=True)
+class _OfNodes:
+    """Rows that nodes have: of all, and of those that are `chosen`."""
+
+    all: Select[Any]
+    chosen: Select[Any]
+
+    @classmethod
+    def by(cls, key: Column[str], query: Select[Any]) -> _OfNodes:
+        return cls(query, query.where(key.in_(bindparam("chosen", expanding=True))))
+
+
+_KNOWN: Final = _OfNodes.by(
+    nodes.c.node_id,
+    select(nodes, invites.c.name.label("invite")).outerjoin(invites, invites.c.invite_id == nodes.c.invite_id),
 )
-_JUDGED: Final = select(
+_TALLIES: Final = _OfNodes.by(tallies.c.node_id, select(tallies))
+_COSTS: Final = _OfNodes.by(costs.c.node_id, select(costs))
+_CHECKING: Final = _OfNodes.by(checking.c.node_id, select(checking))
+_JUDGED: Final = _OfNodes.by(
     trust.c.node_id,
-    trust.c.state,
-    trust.c.numerics,
-    trust.c.reason,
-    trust.c.since,
-    trust.c.num_verified,
-    trust.c.num_checked,
-    trust.c.num_failed,
-    trust.c.checked_at,
+    select(
+        trust.c.node_id,
+        trust.c.state,
+        trust.c.numerics,
+        trust.c.reason,
+        trust.c.since,
+        trust.c.num_verified,
+        trust.c.num_checked,
+        trust.c.num_failed,
+        trust.c.checked_at,
+    ),
+)
+_UNFINISHED: Final = (
+    select(rollouts.c.node_id, rollouts.c.state, func.count().label("number"))
+    .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)))
+    .group_by(rollouts.c.state, rollouts.c.node_id)
+)
+_PUBLISHED: Final = select(versions).order_by(versions.c.policy_version.desc()).limit(bindparam("most"))
+_FETCHED: Final = select(version_tallies).where(
+    version_tallies.c.policy_version.in_(bindparam("wanted", expanding=True))
+)
+_LASTED: Final = select(fetches.c.policy_version, fetches.c.broadcast_s).where(
+    fetches.c.policy_version.in_(bindparam("changed", expanding=True)), fetches.c.broadcast_s.is_not(None)
 )
 KEYS_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
@@ -84,16 +117,16 @@ def read_leaderboard(
     else:
         chosen = None if most is None else {*_foremost(connection, most), *always}
     final: dict[str, dict[str, Row[Any]]] = {}
-    for row in _rows_of(connection, select(tallies), tallies.c.node_id, chosen):
+    for row in _rows_of(connection, _TALLIES, chosen):
         final.setdefault(row.node_id, {})[row.outcome] = row
     under_way: dict[str, Counter[str]] = {}
     for node_id, state, number in _unfinished(connection):
         if chosen is None or node_id in chosen:
             under_way.setdefault(node_id, Counter())[state] = number
-    known = {row.node_id: row for row in _rows_of(connection, _KNOWN, nodes.c.node_id, chosen)}
-    paid = {row.node_id: row for row in _rows_of(connection, select(costs), costs.c.node_id, chosen)}
-    checked = {row.node_id: row for row in _rows_of(connection, select(checking), checking.c.node_id, chosen)}
-    judged = {row.node_id: row for row in _rows_of(connection, _JUDGED, trust.c.node_id, chosen)}
+    known = {row.node_id: row for row in _rows_of(connection, _KNOWN, chosen)}
+    paid = {row.node_id: row for row in _rows_of(connection, _COSTS, chosen)}
+    checked = {row.node_id: row for row in _rows_of(connection, _CHECKING, chosen)}
+    judged = {row.node_id: row for row in _rows_of(connection, _JUDGED, chosen)}
     useful = {
         node_id: sum(row.rollouts for outcome, row in of_node.items() if outcome in (TRAINED, EVALUATED))
         for node_id, of_node in final.items()
@@ -152,16 +185,14 @@ def _foremost(connection: Connection, most: int) -> set[str]:
     return found
 
 
-def _rows_of(
-    connection: Connection, query: Select[Any], key: Column[str], chosen: Collection[str] | None
-) -> Iterator[Row[Any]]:
+def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str] | None) -> Iterator[Row[Any]]:
     """Those of the chosen nodes; None = of all."""
     if chosen is None:
-        yield from rows_at_once(connection, query)
+        yield from rows_at_once(connection, of_nodes.all)
         return
     keys = sorted(chosen)
     for start in range(0, len(keys), KEYS_A_QUERY):
-        yield from rows_at_once(connection, query.where(key.in_(keys[start : start + KEYS_A_QUERY])))
+        yield from rows_at_once(connection, of_nodes.chosen, {"chosen": keys[start : start + KEYS_A_QUERY]})
 
 
 def read_num_nodes(connection: Connection) -> NumNodes:
@@ -191,12 +222,7 @@ def read_accounting(connection: Connection) -> Accounting:
 def _unfinished(connection: Connection) -> Sequence[Sequence[Any]]:
     """Rollouts that are not final, by node and state, with their number; an index holds the states, so this is as fast
     as they are few."""
-    return rows_at_once(
-        connection,
-        select(rollouts.c.node_id, rollouts.c.state, func.count().label("number"))
-        .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)))
-        .group_by(rollouts.c.state, rollouts.c.node_id),
-    )
+    return rows_at_once(connection, _UNFINISHED)
 
 
 _TRAINED_STEPS: Final = select(
@@ -252,15 +278,13 @@ class Fetched:
 
 def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
     """The rows of the `newest` versions, in order."""
-    query = select(versions).order_by(versions.c.policy_version.desc()).limit(newest)
-    return rows_at_once(connection, query)[::-1]
+    return rows_at_once(connection, _PUBLISHED, {"most": newest})[::-1]
 
 
 def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[int, Fetched]) -> dict[int, Fetched]:
     """Of these versions their fetches. How long each took is read again only of those of which `known` has fewer."""
     found = {version: Fetched() for version in wanted}
-    tallied = select(version_tallies).where(version_tallies.c.policy_version.in_(wanted))
-    for row in rows_at_once(connection, tallied):
+    for row in rows_at_once(connection, _FETCHED, {"wanted": wanted}):
         of_version = found[row.policy_version]
         of_version.counts[row.transport] = row.fetches
         of_version.sizes.update(bytes_by_source(dict(row._mapping)))
@@ -271,10 +295,7 @@ def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[i
         elif fetched.counts:
             changed.append(version)
     if changed:
-        lasted = select(fetches.c.policy_version, fetches.c.broadcast_s).where(
-            fetches.c.policy_version.in_(changed), fetches.c.broadcast_s.is_not(None)
-        )
-        for row in rows_at_once(connection, lasted):
+        for row in rows_at_once(connection, _LASTED, {"changed": changed}):
             found[row.policy_version].seconds.append(row.broadcast_s)
     for version in changed:
         found[version].seconds.sort()

@@ -38,6 +38,7 @@ TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
 """This one and TRAINED are outcomes, as is the value of every DropReason."""
 
+_BY_OUTCOME: Final = select(outcome_tallies)
 LEASES_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
 
@@ -114,7 +115,7 @@ def useful_nodes(connection: Connection) -> frozenset[str]:
 
 def final_so_far(connection: Connection) -> dict[str, int]:
     """Rollouts that ever became final, by outcome."""
-    return {row.outcome: row.rollouts for row in rows_at_once(connection, select(outcome_tallies))}
+    return {row.outcome: row.rollouts for row in rows_at_once(connection, _BY_OUTCOME)}
 
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:

@@ -120,6 +120,8 @@ def test_what_counted_before_there_was_credit_is_counted_once(store: Store, reco
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("teams", "team_members", "events", "actions", "live_settings", "api_tokens"):
             connection.execute(text(f"DROP TABLE {name}"))
+        for name in ("outcome_tallies", "version_tallies"):
+            connection.execute(text(f"DROP TABLE {name}"))
         connection.execute(text("DROP INDEX ix_tallies_outcome"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0016'"))
     migrate(store.engine)
