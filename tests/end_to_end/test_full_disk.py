@@ -36,6 +36,6 @@ async def test_a_hub_waits_for_room_and_loses_nothing(site: Any, until: Any, sma
         steps = [(step, json.loads(ids)) for step, ids in database.execute(query)]
     assert [step for step, _ in steps] == list(range(1, STEPS + 1))
     assert set(Counter(rollout for _, ids in steps for rollout in ids).values()) == {1}
-    assert (await node.ended())[0] == 0
+    assert (await node.end())[0] == 0
     status, said = await hub.end()
     assert (status, "Traceback" in said) == (0, False), said
