@@ -88,7 +88,7 @@ class Quantity:
 def plain(text: str) -> str:
     """The same without what only surrounds or spaces it."""
     text = "".join(map(_without_fraction, text)).strip()
-    for written, meant in _SPELLINGS:
+    for written, meant in _SPELLINGS.items():
         text = text.replace(written, meant)
     text = _TEXT.sub(r" \1 ", text)
     text = _TEMPERATURE.sub(lambda found: f"°{found[1].upper()}", text)
@@ -103,26 +103,12 @@ def plain(text: str) -> str:
     return text
 
 
-_SPELLINGS: Final = (
-    *(
-        ("−", "-"),
-        ("–", "-"),
-        ("×", r"\times "),
-        ("⋅", r"\cdot "),
-        ("\u2009", r"\,"),
-        ("\u202f", r"\,"),
-        ("\u00a0", " "),
-    ),
-    *(
-        (r"\dfrac", r"\frac"),
-        (r"\tfrac", r"\frac"),
-        (r"\cfrac", r"\frac"),
-        (r"\left", ""),
-        (r"\right", ""),
-        (r"\!", ""),
-    ),
-    *((r"^{\circ}", "°"), (r"^\circ", "°"), (r"\circ", "°"), (r"\degree", "°"), (r"\%", "%"), ("²", "^2"), ("³", "^3")),
-)
+_SPELLINGS: Final = {
+    **{"−": "-", "–": "-", "×": r"\times ", "⋅": r"\cdot ", "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " "},
+    **{r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\left": "", r"\right": "", r"\!": ""},
+    **{r"^{\circ}": "°", r"^\circ": "°", r"\circ": "°", r"\degree": "°", r"\%": "%", "²": "^2", "³": "^3"},
+}
+"""In this order."""
 _TEXT: Final = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname|rm)\s*\{([^{}]*)\}")
 _SHORT_FRACTION: Final = re.compile(r"\\frac\s*\{?\s*(\d+(?=\s*\}|\s*\{)|\d)\s*\}?\s*\{?\s*(\d+(?=\s*\})|\d)\s*\}?")
 _TEMPERATURE: Final = re.compile(r"(?:°|\bdegrees?)\s*(c|f)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
@@ -214,7 +200,7 @@ def _integer(digits: str) -> int:
 
 def _unit(text: str) -> str | None:
     """As it is compared; None where the text is none."""
-    text = text.strip()
+    text = " ".join(text.split())  # Of many spaces in each gap, the expression would try all ways to share them out.
     if not text:
         return ""
     if not _UNIT.fullmatch(text):

@@ -2,8 +2,11 @@ import logging
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.math_forms import Form
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,68 @@ def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) 
         thread.join()
     assert results == [True]
     assert caplog.text == ""
+
+
+PIECES = [
+    "<answer>",
+    "</answer>",
+    "\\boxed{",
+    "}",
+    "{",
+    "$",
+    "x",
+    "1",
+    "23",
+    "+",
+    "-",
+    "/",
+    "^",
+    "=",
+    "<",
+    "\\le",
+    ",",
+    "(",
+    "]",
+]
+MORE = [
+    "\\frac",
+    "\\sqrt",
+    "\\pi",
+    "\\infty",
+    "\\text",
+    "\\pm",
+    "\\cup",
+    "%",
+    "\\$",
+    " cm",
+    " or ",
+    ".",
+    "0",
+    "\\{",
+    "\\}",
+    "!",
+    "i",
+]
+EXPECTED = [
+    "42",
+    "5 cm",
+    "(x-1)(x+1)",
+    "2\\sqrt{2}",
+    "(0,1]",
+    "\\{1,2\\}",
+    "x < 3",
+    "Yes",
+    "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES + MORE), max_size=12).map("".join),
+    st.sampled_from(EXPECTED),
+    st.sampled_from([None, *Form]),
+)
+def test_whatever_is_written_is_right_or_wrong(answer: str, expected: str, form: Form | None) -> None:
+    """A scorer that fails is no verdict."""
+    for completion in (answer, f"<answer>{answer}</answer>"):
+        assert is_equal(completion, expected, question="Solve 2x < 6, or factor x^2-1.", form=form) in (True, False)

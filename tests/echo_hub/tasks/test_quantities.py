@@ -71,6 +71,12 @@ def test_words_that_come_near_a_unit_are_one_or_none(unit: str) -> None:
     assert read is None or not is_same_quantity(read, centimetres)
 
 
+@pytest.mark.parametrize("gap", [" ", "  ", " - ", "  /  ", "^2  ", "\\cdot ", " \n\t "])
+def test_two_hundred_characters_are_read_at_once(gap: str) -> None:
+    """Whoever tried all ways to take them apart would not come back."""
+    assert read_quantity(f"5 a{f'{gap}b' * 200}"[:198] + "!") is None
+
+
 def test_temperatures_begin_at_different_places() -> None:
     celsius, fahrenheit = read_quantity("100 °C"), read_quantity("212 °F")
     assert celsius is not None
