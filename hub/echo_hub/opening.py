@@ -45,6 +45,7 @@ from echo_hub.views.live import configured
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
+from echo_shared.room import Room
 from echo_shared.swarm import SwarmSettings, open_swarm
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)
         await asyncio.to_thread(problems.prepare)
-        store = AsyncStore(await asyncio.to_thread(_open_store, config, directory))
+        room = Room(full=_say_full, over=_say_room)
+        store = AsyncStore(await asyncio.to_thread(_open_store, config, directory), room)
         stack.push_async_callback(store.close)
         await check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
@@ -125,6 +127,15 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def _say_full(said: str) -> None:
+    extra = {"event": "disk_full"}
+    log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
+
+
+def _say_room() -> None:
+    log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
 
 
 def _open_store(config: HubConfig, directory: RunDirectory) -> Store:

@@ -12,8 +12,8 @@ from echo_hub.core.events import VersionPublished
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.evaluation.due import is_due
 from echo_hub.net.distributor import Distributor
-from echo_hub.room import Room
 from echo_hub.run.directory import RunDirectory
+from echo_shared.room import Room
 
 
 class Publishing:

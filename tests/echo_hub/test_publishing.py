@@ -21,12 +21,12 @@ from echo_hub.net.send_queue import Rank
 from echo_hub.net.tracker import Tracker
 from echo_hub.opening import coordinator_settings
 from echo_hub.publishing import Publishing, export_path
-from echo_hub.room import Room
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_shared import key_file
 from echo_shared.errors import RefusedError
 from echo_shared.messages import FromHub, RefusalCode
+from echo_shared.room import Room
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 from tests.small_disk import SmallDisk
 

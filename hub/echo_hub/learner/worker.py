@@ -45,10 +45,10 @@ from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, screened_step
 from echo_hub.learner.writer import Writer
-from echo_hub.room import Room
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
 from echo_shared.torch_draws import draw, most_likely
@@ -76,7 +76,7 @@ class Worker:
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = Writer()
-        self._room = Room()
+        self._room = Room(full=lambda said: log.warning("the disk is full: %s", said))
         self._unconfirmed: Callable[[], None] | None = None
         """Writes what the last step has left, if that is computed and not confirmed."""
         self.failed = False

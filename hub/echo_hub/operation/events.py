@@ -50,6 +50,8 @@ class EventKind(StrEnum):
     SCORER_DIED = "scorer_died"
     VERIFIER_DIED = "verifier_died"
     VERSION_EVALUATED = "version_evaluated"
+    DISK_FULL = "disk_full"
+    DISK_HAS_ROOM = "disk_has_room"
     PROBLEM_BEGAN = "problem_began"
     PROBLEM_ENDED = "problem_ended"
     ALERT_FAILED = "alert_failed"

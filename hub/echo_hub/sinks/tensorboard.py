@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
@@ -42,31 +43,38 @@ class TensorBoard:
     async def open(self) -> Position:
         """A new file in the place of those of earlier starts."""
         self._thread = _DaemonThread()  # One that hangs is left to itself.
-        self._writer = await self._thread.call(self._open)
+        await self._thread.call(self._open)
         return Position()
 
     async def write(self, entries: Sequence[Entry], position: Position) -> None:
         """On the disk when it returns."""
-        writer = self._writer
-        assert writer is not None, "it is open"
-        await self._thread.call(lambda: _write(writer, entries))
+        await self._thread.call(partial(self._write, entries))
 
     async def close(self) -> None:
+        try:
+            await self._thread.call(self._close)
+        finally:
+            self._thread.end()
+
+    def _close(self) -> None:
+        """On the thread, as all that touches the file: an opening that nobody waited for any more is closed, too."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            await self._thread.call(writer.close)
-        self._thread.end()
+            writer.close()
 
-    def _open(self) -> RecordWriter:
+    def _open(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         for old in self._directory.glob("events.out.tfevents.*"):
             old.unlink()
         # Not TensorBoard's EventFileWriter: it writes on a thread of its own, which ends with whatever a disk refuses.
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
-        writer = RecordWriter((self._directory / name).open("wb"))
-        writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
-        writer.flush()
-        return writer
+        self._writer = RecordWriter((self._directory / name).open("wb"))
+        self._writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        self._writer.flush()
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        assert self._writer is not None, "it is open"
+        _write(self._writer, entries)
 
 
 class _DaemonThread:

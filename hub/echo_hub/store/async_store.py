@@ -16,7 +16,6 @@ from typing import ParamSpec, TypeVar
 from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.room import Room
 from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
@@ -24,6 +23,7 @@ from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, Invite, RunEvent
 from echo_shared.contribution import Contribution
 from echo_shared.messages import Receipt
+from echo_shared.room import Room
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""Room on the run's disk: what a full disk does not take is tried again until there is some, and all else waits for it.
+"""Room on a disk: what a full one does not take is tried again until there is some, and all else waits for it.
 
 So a hub whose disk is full stands still, says so, and goes on by itself: nothing is leased, acknowledged or trained on
 that was not written.
@@ -7,14 +7,11 @@ that was not written.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from threading import Event, Lock
 from typing import Final, TypeVar
 
 from echo_shared.errors import DISK_FULL, StorageError
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -22,10 +19,19 @@ RETRY_S: Final = 1.0
 
 
 class Room:
-    """Safe to use from several threads. What is tried again must have left nothing behind when it failed."""
+    """Safe to use from several threads. What is tried again must have left nothing behind when it failed. `full` is
+    called with what the disk says when somebody begins to wait, `over` when nobody waits any more; from any thread."""
 
-    def __init__(self, *, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self,
+        *,
+        retry_s: float = RETRY_S,
+        full: Callable[[str], object] = lambda said: None,
+        over: Callable[[], object] = lambda: None,
+    ) -> None:
         self._retry_s = retry_s
+        self._full = full
+        self._over = over
         self._given_up = Event()
         self._lock = Lock()
         self._waiting: dict[object, str] = {}
@@ -75,16 +81,16 @@ class Room:
         """Raises the error if room does not cure it."""
         if error.code != DISK_FULL:
             raise error
+        said = error.got or error.what
         with self._lock:
             is_first = not self._waiting
-            self._waiting[turn] = error.got or error.what
+            self._waiting[turn] = said
         if is_first:
-            extra = {"event": "disk_full"}
-            log.error("the disk is full, and the hub waits until there is room: %s", error.got, extra=extra)
+            self._full(said)
 
     def _done(self, turn: object) -> None:
         with self._lock:
             waited = self._waiting.pop(turn, None) is not None
             is_last = waited and not self._waiting
         if is_last and not self._given_up.is_set():
-            log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
+            self._over()

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 
 import pytest
 
-from echo_hub.room import Room
 from echo_shared.errors import DISK_FULL, StorageError
+from echo_shared.room import Room
 
 FULL = StorageError("The disk is full.", got="No space left on device", code=DISK_FULL)
 
@@ -26,13 +25,13 @@ def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = la
     return write
 
 
-def test_what_does_not_fit_is_written_once_it_does(caplog: pytest.LogCaptureFixture) -> None:
-    room, said = Room(retry_s=0.0), list[str]()
-    with caplog.at_level(logging.WARNING):
-        assert room.until(failing(3, seen=lambda: said.append(room.lacks))) == "written"
+def test_what_does_not_fit_is_written_once_it_does() -> None:
+    told, said = list[str](), list[str]()
+    room = Room(retry_s=0.0, full=told.append, over=lambda: told.append("over"))
+    assert room.until(failing(3, seen=lambda: said.append(room.lacks))) == "written"
     assert said == ["", *["No space left on device"] * 3]
     assert room.lacks == ""
-    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"], "once each"
+    assert told == ["No space left on device", "over"], "once each"
 
 
 async def test_so_it_is_on_the_event_loop() -> None:
