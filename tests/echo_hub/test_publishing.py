@@ -60,7 +60,8 @@ class Run:
             record=self._record,
         )
         self.reported: asyncio.Queue[VersionPublished] = asyncio.Queue()
-        self.room = Room(retry_s=0.0)
+        self.waits = asyncio.Event()
+        self.room = Room(retry_s=0.0, full=lambda said: self.waits.set())
         self.publishing = Publishing(
             distributor=self.distributor, directory=directory, report=self.reported.put, room=self.room
         )
@@ -104,8 +105,7 @@ async def test_a_version_that_a_full_disk_does_not_take_goes_out_once_there_is_r
     run.publishing.submit(1)
     working = asyncio.create_task(run.publishing.run())
     async with asyncio.timeout(60):
-        while not run.room.lacks:  # noqa: ASYNC110 - nobody is told that it waits.
-            await asyncio.sleep(0.01)
+        await run.waits.wait()
         assert not run.distributor.has(1)
         small_disk.empty()
         assert (await run.reported.get()).policy_version == 1

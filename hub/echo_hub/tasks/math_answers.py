@@ -9,7 +9,6 @@ import logging
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
 from typing import TYPE_CHECKING, Any, Final
 
 from echo_hub.tasks.answers import tagged_answer
@@ -54,7 +53,7 @@ def is_equal(completion: str, expected: str, *, question: str = "", form: Form |
         if found is None or not is_same_quantity(found, reference.quantity, needs_unit=needs_unit):
             return False
         return not repeats(found.written, question, reference.quantity.written) and (
-            form is not Form.SIMPLIFIED or _is_reduced(found.written)
+            form is not Form.SIMPLIFIED or found.is_reduced
         )
     if _as_words(_words_in(completion) if said is None else said) == reference.words:
         return True
@@ -125,12 +124,6 @@ def _last_quantity(text: str) -> Quantity | None:
         with_unit = read_quantity(side + unit[0]) if unit else None
         return with_unit or quantity
     return None
-
-
-def _is_reduced(number: str) -> bool:
-    """Whether a fraction, if it is one, is in lowest terms."""
-    above, _, below = number.partition("/")
-    return not below or (int(below) > 1 and gcd(int(above), int(below)) == 1)
 
 
 def _formulas(completion: str, said: str | None, *, reads_units: bool) -> list[tuple[Basic, str]]:

@@ -12,7 +12,6 @@ from echo_hub.tasks.quantities import as_written
 if TYPE_CHECKING:
     from sympy import Basic
 
-_MOST_FACTORS: Final = 100
 _SPACED: Final = 10
 """A formula is set in no more than so many times what it says."""
 _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
@@ -41,7 +40,7 @@ def form_of(expected: Basic, question: str) -> Form | None:
 
     if not isinstance(expected, Basic) or num_factors(expected) < 2:
         return None
-    is_sum_among = any(isinstance(part, Add) for part in _factors(expected))
+    is_sum_among = any(isinstance(part, Add) for part, _ in _factors(expected))
     is_asked = not question or _ASKS_TO_FACTOR.search(question) is not None
     return Form.FACTORED if not expected.free_symbols or (is_sum_among and is_asked) else None
 
@@ -88,23 +87,25 @@ def num_factors(expression: Basic) -> int:
     A power of one number is no product."""
     from sympy import Mul
 
-    return sum(1 for _ in _factors(expression)) if expression.free_symbols or isinstance(expression, Mul) else 1
+    return (
+        sum(times for _, times in _factors(expression)) if expression.free_symbols or isinstance(expression, Mul) else 1
+    )
 
 
-def _factors(expression: Basic, *, of_numbers: bool | None = None) -> Iterator[Basic]:
+def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = None) -> Iterator[tuple[Basic, int]]:
+    """Each with how often it is there."""
     from sympy import Integer, Mul, Pow
 
     of_numbers = not expression.free_symbols if of_numbers is None else of_numbers
     if isinstance(expression, Mul):
         for part in expression.args:
-            yield from _factors(part, of_numbers=of_numbers)
-    elif isinstance(expression, Pow) and isinstance(expression.exp, Integer) and 0 < expression.exp <= _MOST_FACTORS:
-        for _ in range(int(expression.exp)):
-            yield from _factors(expression.base, of_numbers=of_numbers)
+            yield from _factors(part, times, of_numbers=of_numbers)
+    elif isinstance(expression, Pow) and isinstance(expression.exp, Integer) and expression.exp > 0:
+        yield from _factors(expression.base, times * int(expression.exp), of_numbers=of_numbers)
     elif isinstance(expression, Pow) and expression.exp.is_negative:
         return  # A quotient's denominator.
     elif expression.free_symbols or (of_numbers and isinstance(expression, Integer) and abs(expression) > 1):
-        yield expression
+        yield expression, times
 
 
 def num_terms(expression: Basic) -> int:

@@ -10,6 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import gcd
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,8 @@ class Quantity:
     """As it is written: 50 for `50 %`."""
     written: str
     """The number in the notation that it is written in, spacing aside: `2/4`, `1000` for `1,000.0`."""
+    is_reduced: bool
+    """It is no fraction, or one in lowest terms."""
     unit: str
     """What follows the number, or the currency before it; empty = it stands alone."""
     is_letter: bool
@@ -150,6 +153,7 @@ def _read(text: str) -> Quantity | None:
     return Quantity(
         value=sign * value,
         written=as_written(found["number"]),
+        is_reduced=_is_reduced(found),
         unit=unit or _money(found["money"]),
         is_letter=len(unit) == 1 and unit.isalpha() and not found["gap"],
     )
@@ -175,6 +179,14 @@ def _value(found: re.Match[str]) -> Fraction | None:
         value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(after))
     power = found["exponent"] or found["times_braced"] or found["times_bare"]
     return value * Fraction(10) ** int(power or 0)
+
+
+def _is_reduced(found: re.Match[str]) -> bool:
+    for of, by in (("of_whole", "by_whole"), ("of_and", "by_and"), ("of", "by"), ("over", "under")):
+        if found[of]:
+            above, below = _integer(found[of]), _integer(found[by])
+            return below > 1 and gcd(above, below) == 1
+    return True
 
 
 def as_written(text: str) -> str:
@@ -252,8 +264,8 @@ def _ratio(unit: str, other: str) -> Fraction | None:
         return Fraction(1) if _things(unit) & _things(other) else None
     try:
         zero, one = (registry.Quantity(Fraction(number), units[0]).to(units[1]).magnitude for number in (0, 1))
-    except PintError:
-        return None
+    except (*_UNREADABLE, PintError):
+        return None  # Levels, as decibels are, follow no ratio.
     return None if zero else Fraction(one)  # Degrees of temperature begin at different places.
 
 

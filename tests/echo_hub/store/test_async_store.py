@@ -13,12 +13,13 @@ from sqlalchemy import event
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_shared.errors import StorageError
+from echo_shared.room import Room
 from tests.small_disk import SmallDisk
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[AsyncStore]:
-    store = AsyncStore(Store.open(f"sqlite:///{directory / 'echo.db'}"))
+async def opened(directory: Path, room: Room | None = None) -> AsyncIterator[AsyncStore]:
+    store = AsyncStore(Store.open(f"sqlite:///{directory / 'echo.db'}"), room)
     yield store
     await store.close()
 
@@ -53,12 +54,12 @@ async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
 
 async def test_what_a_full_disk_does_not_take_waits_and_all_behind_it(small_disk: SmallDisk) -> None:
     values = ["x" * 2_000_000, "y"]
-    async with opened(small_disk.directory) as store, asyncio.TaskGroup() as tasks:
+    waits = threading.Event()
+    room = Room(full=lambda said: waits.set())
+    async with opened(small_disk.directory, room) as store, asyncio.TaskGroup() as tasks:
         small_disk.fill()
         writes = [tasks.create_task(store.set_run_meta("a", value)) for value in values]
-        async with asyncio.timeout(60):
-            while not store.room.lacks:  # noqa: ASYNC110 - a thread tells nobody that it waits.
-                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(waits.wait, 60)
         assert "full" in store.room.lacks
         assert not any(write.done() for write in writes)
         assert await store.run_meta() == {}, "it may be read meanwhile"
@@ -69,12 +70,11 @@ async def test_what_a_full_disk_does_not_take_waits_and_all_behind_it(small_disk
 
 
 async def test_who_closes_it_waits_for_no_room(small_disk: SmallDisk) -> None:
-    async with opened(small_disk.directory) as store:
+    waits = threading.Event()
+    async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         small_disk.fill()
         write = asyncio.create_task(store.set_run_meta("a", "x" * 2_000_000))
-        async with asyncio.timeout(60):
-            while not store.room.lacks:  # noqa: ASYNC110 - as above.
-                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(waits.wait, 60)
     with pytest.raises(StorageError, match="full"):
         await write
 

@@ -81,6 +81,12 @@ def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) 
     assert caplog.text == ""
 
 
+def test_powers_of_powers_are_counted_and_not_gone_through() -> None:
+    tower = "((((x+1)^{99})^{99})^{99})^{99}"
+    assert is_equal(tower, tower, question="Factor it.")
+    assert is_equal(f"<answer>1 \\cdot {tower}</answer>", tower, question="Factor it.")
+
+
 PIECES = [
     "<answer>",
     "</answer>",

@@ -77,6 +77,15 @@ def test_two_hundred_characters_are_read_at_once(gap: str) -> None:
     assert read_quantity(f"5 a{f'{gap}b' * 200}"[:198] + "!") is None
 
 
+@pytest.mark.parametrize("unit", ["dB", "dBm", "neper", "octave", "bel", "W", "degC"])
+@pytest.mark.parametrize("other", ["W", "dBm", "degF", "m"])
+def test_levels_are_no_multiples_of_what_they_measure(unit: str, other: str) -> None:
+    one, another = read_quantity(f"5 {unit}"), read_quantity(f"5 {other}")
+    assert one is not None
+    assert another is not None
+    assert is_same_quantity(one, another) == (unit == other)
+
+
 def test_temperatures_begin_at_different_places() -> None:
     celsius, fahrenheit = read_quantity("100 °C"), read_quantity("212 °F")
     assert celsius is not None
