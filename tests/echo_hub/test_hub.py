@@ -17,13 +17,16 @@ from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
 from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError
+from echo_shared.step_figures import LEARNING_RATE
+
+TRAINING = TrainingConfig(steps=2, groups_per_step=2, group_size=2, lora_rank=2)
 
 
 def settings(**sections: object) -> HubConfig:
     return HubConfig.model_validate(
         {
             "run": RunConfig(mode="colocated"),
-            "training": TrainingConfig(steps=2, groups_per_step=2, group_size=2, lora_rank=2),
+            "training": TRAINING,
             "evaluation": EvaluationConfig(problems=2),
             "learner": LearnerConfig(threads=1),
             "server": ServerConfig(port=0),
@@ -33,7 +36,10 @@ def settings(**sections: object) -> HubConfig:
 
 
 async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) -> None:
-    config, directory = settings(), RunDirectory(tmp_path / "run")
+    config, directory = (
+        settings(training=TRAINING.model_copy(update={"warmup_steps": 1})),
+        RunDirectory(tmp_path / "run"),
+    )
     make_run(directory, config)
     async with open_hub(config, directory) as hub:
         assert hub.join_command == f"echo-node join {hub.url}"
@@ -45,6 +51,8 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
         view = await hub.pages.run_view()
         assert (view.trained_step, view.published_version) == (2, 2)
         assert [evaluation.greedy.policy_version for evaluation in view.evaluations] == [0, 2]
+        rates = [step.figures[LEARNING_RATE.key] for step in await hub.pages.steps(0)]
+        assert rates == pytest.approx([config.training.learning_rate / 2, config.training.learning_rate])
         async with aiohttp.ClientSession() as http, http.get(f"{hub.url}/healthz") as answer:
             assert answer.status == 200 and await answer.json() == {"status": "ok", "state": "finished"}
         assert view.health == hub.pages.health()

@@ -120,3 +120,23 @@ class AlertsConfig(Section):
     def secrets(self) -> tuple[str, ...]:
         """What no log may hold."""
         return tuple(filter(None, (self.webhook_url, self.webhook_secret, self.smtp_password)))
+
+
+class MetricsConfig(Section):
+    """Where the run's curves go beside the hub's own pages. None of it can stop a run. May be changed between two
+    starts."""
+
+    tensorboard: bool = True
+    """Event files in RUN/tensorboard."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases (extra `wandb`): offline writes to RUN/wandb, for `wandb sync`; online sends it to the account
+    that `wandb login` or WANDB_API_KEY names: figures, histograms and the run's settings, but none of the server's."""
+    wandb_project: Annotated[str, Field(min_length=1, max_length=128)] = "echo"
+    """Of W&B."""
+    wandb_entity: Annotated[str, Field(max_length=128)] = ""
+    """The user or team there; empty: the account's own."""
+    texts: Annotated[int, Field(ge=0, le=64)] = 0
+    """So many prompts and completions of a step go there too, of the groups that keeping.share chooses; 0 = none. With
+    wandb = "online" they leave this machine."""
+    texts_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between those."""

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_hub.config.about_section import AboutConfig
 from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
-from echo_hub.config.operation_sections import AlertsConfig, LogConfig
+from echo_hub.config.operation_sections import AlertsConfig, LogConfig, MetricsConfig
 from echo_hub.config.section import Port, Section
 from echo_hub.tasks.names import check_name
 from echo_shared.artefacts import DELTA_REACH
@@ -414,26 +414,6 @@ class KeepingConfig(Section):
     """Of all groups, those whose completions are kept, with their log-probabilities: 1 = all, 0 = none."""
     max_bytes: Annotated[int, Field(ge=0)] = 500_000_000
     """How much of them is kept, in the store: about 8 bytes a token. Above it the oldest are deleted."""
-
-
-class MetricsConfig(Section):
-    """Where the run's curves go beside the hub's own pages. None of it can stop a run. May be changed between two
-    starts."""
-
-    tensorboard: bool = True
-    """Event files in RUN/tensorboard."""
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases (extra `wandb`): offline writes to RUN/wandb, for `wandb sync`; online sends it to the account
-    that `wandb login` or WANDB_API_KEY names: figures, histograms and the run's settings, but none of the server's."""
-    wandb_project: Annotated[str, Field(min_length=1, max_length=128)] = "echo"
-    """Of W&B."""
-    wandb_entity: Annotated[str, Field(max_length=128)] = ""
-    """The user or team there; empty: the account's own."""
-    texts: Annotated[int, Field(ge=0, le=64)] = 0
-    """So many prompts and completions of a step go there too, of the groups that keeping.share chooses; 0 = none. With
-    wandb = "online" they leave this machine."""
-    texts_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between those."""
 
 
 class HubConfig(BaseSettings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from echo_hub.config.sections import MetricsConfig
+from echo_hub.config.operation_sections import MetricsConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.sinks.base import SampleText
