@@ -16,7 +16,7 @@ import typer
 
 import echo_hub.main
 import echo_node.main
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "Containerfile"

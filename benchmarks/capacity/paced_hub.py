@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from echo_hub import main
-from echo_hub.config.sections import LearnerConfig
+from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import process
 
 

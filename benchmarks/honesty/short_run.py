@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.config.sections import LearnerConfig, TrainingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step

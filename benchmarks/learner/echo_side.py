@@ -6,7 +6,8 @@ from pathlib import Path
 
 from benchmarks.learner.cases import LEARNING_RATE, LORA_RANK, Case, fill_adapter, make_batch
 from benchmarks.learner.side import Questions
-from echo_hub.config.sections import LearnerConfig, ObjectiveConfig, TrainingConfig
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.step import make_optimizer, train_step

@@ -17,7 +17,8 @@ from typing import Any, Final
 from benchmarks.learning.cases import Case
 from benchmarks.learning.virtual_run import run
 from benchmarks.progress import Planned, Progress
-from echo_hub.config.sections import ObjectiveConfig, TrainingConfig
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.training_sections import TrainingConfig
 
 SEEDS: Final = 3
 SECONDS: Final = 30.0

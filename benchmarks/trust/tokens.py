@@ -33,7 +33,8 @@ from benchmarks.processes import RunFailed, ended
 from benchmarks.progress import Planned, Progress
 from benchmarks.trust.falsifications import FALSIFICATIONS
 from benchmarks.trust.site import RunningNode, Site, open_site
-from echo_hub.config.sections import TrainingConfig, TrustConfig
+from echo_hub.config.sections import TrustConfig
+from echo_hub.config.training_sections import TrainingConfig
 
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from echo_hub.config.sections import SamplingConfig
+from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.connected import LiveNode
 from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup

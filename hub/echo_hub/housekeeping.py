@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
 
-from echo_hub.config.sections import LearnerConfig
+from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.core.events import NodePardoned
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.run.directory import RunDirectory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from echo_hub.config.sections import TrainingConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.events import NodeConnected, NodeReported
 from echo_hub.core.nodes.node import HUB_NODE_ID
 

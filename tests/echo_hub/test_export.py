@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.export import evaluate_versions, export_adapter
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.config.sections import HubConfig, SamplingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.connected import LiveNode
 from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_hub import housekeeping as housekeeping_module
-from echo_hub.config.sections import LearnerConfig
+from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.core.effects import StandingRecorded, TrustDecided
 from echo_hub.core.events import NodePardoned
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState

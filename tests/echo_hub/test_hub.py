@@ -9,7 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, LearnerConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig, RunConfig
+from echo_hub.config.serving_sections import ServerConfig
+from echo_hub.config.task_sections import EvaluationConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.opening import open_hub
 from echo_hub.operation.log_lines import path_of
 from echo_hub.run.directory import RunDirectory

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echo_hub.config.sections import HubConfig, ServerConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.joining import install_command, windows_install_command
 from echo_hub.net.server import Server
 

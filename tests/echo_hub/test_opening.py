@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, KeepingConfig, ServerConfig, StoreConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig
+from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.opening import check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from echo_hub.config.sections import TrainingConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.events import NodeConnected, NodeReported
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.own_sampler import OwnSampler

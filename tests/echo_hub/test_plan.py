@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.config.sections import HubConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
 from echo_hub.store.store import Store

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from echo_hub.config.sections import DisseminationConfig, EvaluationConfig, HubConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.serving_sections import DisseminationConfig
+from echo_hub.config.task_sections import EvaluationConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.events import VersionPublished
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net.broadcaster import Broadcaster

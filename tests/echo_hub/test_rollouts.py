@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from echo_hub import rollouts as module
-from echo_hub.config.sections import HubConfig, ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.sections import HubConfig
 from echo_hub.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.keeping import Keeping

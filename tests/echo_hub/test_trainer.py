@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 from echo_hub import trainer as trainer_module
-from echo_hub.config.sections import HubConfig, LearnerConfig, SamplingConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import SamplingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID

@@ -13,16 +13,10 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from echo_hub.config.sections import (
-    EvaluationConfig,
-    HubConfig,
-    LearnerConfig,
-    RunConfig,
-    SamplingConfig,
-    ServerConfig,
-    TrainingConfig,
-    TrustConfig,
-)
+from echo_hub.config.sections import HubConfig, RunConfig, TrustConfig
+from echo_hub.config.serving_sections import ServerConfig
+from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.hub import Hub
 from echo_hub.opening import open_hub
 from echo_hub.run.base_model import resolve_base

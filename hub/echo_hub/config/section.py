@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Section(BaseModel):

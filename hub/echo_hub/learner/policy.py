@@ -27,7 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from echo_hub.config.sections import LearnerConfig, Precision
+from echo_hub.config.section import Precision
+from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import lora, packing
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.logprobs import Screened, distances, screened_logprobs, selected_logprobs

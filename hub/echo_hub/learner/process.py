@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_hub.config.sections import LearnerConfig
+from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import frames
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from echo_hub.config.sections import TrainingConfig
+from echo_hub.config.training_sections import TrainingConfig
 
 
 def share_of_highest(training: TrainingConfig, step: int) -> float:

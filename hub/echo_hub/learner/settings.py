@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from echo_hub.config.section import Section
-from echo_hub.config.sections import HubConfig, LearnerConfig, ObjectiveConfig, Precision, TrainingConfig
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.section import Precision, Section
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 
 
 class LearnerSettings(Section):

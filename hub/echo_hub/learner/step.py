@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from echo_hub.config.sections import ObjectiveConfig, TrainingConfig
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.learner import screen
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.norms import WINDOW, limit

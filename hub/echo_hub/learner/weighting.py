@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.config.objective_defaults import Advantage
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.selection import most_unlike
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
 from echo_shared.rewards import all_equal

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
-from echo_hub.config.sections import DisseminationConfig
+from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.core.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
 from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier

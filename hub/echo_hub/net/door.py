@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from aiohttp import hdrs, web
 
 import echo_shared
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, place_of
 from echo_hub.net.invitations import InviteEndedError
 from echo_hub.net.limits import Limits

@@ -19,7 +19,7 @@ from typing import Final, Literal, Protocol
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 from aiohttp.abc import AbstractStreamWriter
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, hub_host, place_of
 from echo_hub.net.door import Door, Guest, TurnedAway, refused
 from echo_hub.net.limits import Limits

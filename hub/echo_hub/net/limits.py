@@ -28,7 +28,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.address_rate import AddressRate
 from echo_hub.net.client_address import client_ip, place_of
 from echo_hub.net.connection import READ_BYTES, Account, Connection, Cut, Stage

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import is_https
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import limits
 from echo_hub.net.certificate import Certificate
 from echo_hub.net.descriptors import room_for

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
-from echo_hub.config.sections import HubConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.capacity.advice import Advice, advise, reaches, smallest_staleness
 from echo_hub.core.capacity.model import NodeClass, Pool, Prediction, Workload
 from echo_hub.core.capacity.schedule import predict

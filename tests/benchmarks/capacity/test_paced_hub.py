@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from benchmarks.capacity.paced_hub import paced
-from echo_hub.config.sections import LearnerConfig
+from echo_hub.config.training_sections import LearnerConfig
 
 
 def test_it_has_the_commands_of_a_hub() -> None:

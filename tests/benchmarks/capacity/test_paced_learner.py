@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.capacity import paced_learner
-from echo_hub.config.sections import LearnerConfig, TrainingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import step
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from echo_hub.config.file import MOVED, load_config, render_config
-from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TaskConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig, RunConfig
+from echo_hub.config.serving_sections import ServerConfig
+from echo_hub.config.task_sections import TaskConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_shared.errors import ConfigError
 
 

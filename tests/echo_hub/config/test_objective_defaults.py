@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.objectives.registry import OBJECTIVES
 
 

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import EvaluationConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.evaluation.due import Evaluations, is_due
 from echo_hub.run.directory import RunDirectory
 from echo_shared.books import Evaluation, EvaluationKind

@@ -12,7 +12,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from echo_hub.config.sections import LearnerConfig, ObjectiveConfig, Precision, TrainingConfig
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.section import Precision
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 
 VOCABULARY = 40

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.config.sections import TrainingConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.learner.schedule import share_of_highest
 
 

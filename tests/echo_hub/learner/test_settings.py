@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from echo_hub.config.sections import DisseminationConfig, HubConfig, ModelConfig
+from echo_hub.config.sections import HubConfig, ModelConfig
+from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.learner.settings import LearnerSettings
 
 

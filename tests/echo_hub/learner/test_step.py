@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from echo_hub.config.sections import LearnerConfig, TrainingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.batch import build_micro_batches
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.objectives.registry import OBJECTIVES

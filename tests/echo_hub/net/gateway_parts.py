@@ -14,7 +14,7 @@ import websockets
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidStatus
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.server import Server

@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import artefact_routes
 from echo_hub.net.server import Server
 from echo_shared.errors import RefusedError

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, WSMsgType, web
 from cryptography.hazmat.primitives import serialization
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.certificate import Certificate
 from echo_hub.net.server import Server
 from echo_shared.errors import ConfigError

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from echo_hub.config.sections import DisseminationConfig
+from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net import distributor as distributor_module
 from echo_hub.net import publisher as publisher_module

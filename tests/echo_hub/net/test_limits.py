@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import limits
 from echo_hub.net.client_address import place_of
 from echo_hub.net.connection import BODY_S, HANDSHAKE_S, HEAD_BYTES, HEAD_S, IDLE_S, Cut

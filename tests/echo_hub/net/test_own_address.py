@@ -8,7 +8,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer, make_mocked_request
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.own_address import outward_ip, requested_address, shared_address
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import own_books
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.own_books import OwnBooks

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from echo_hub.config.sections import ServerConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net import server as server_module
 from echo_hub.net.server import Server
 from echo_shared.errors import ConfigError

@@ -11,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from echo_hub.config.sections import HubConfig, TaskConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import TaskConfig
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.tasks.registry import make_task
 from echo_shared.errors import ConfigError

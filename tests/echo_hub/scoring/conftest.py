@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems

@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_hub.config.sections import HubConfig, TaskConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import TaskConfig
 from echo_hub.evaluation.by_hub import Generated, HeldOut, evaluate, scored_by
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, RunConfig, SamplingConfig, TaskConfig
+from echo_hub.config.sections import HubConfig, RunConfig
+from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.base import Problem

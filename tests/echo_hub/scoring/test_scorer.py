@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from echo_hub.config.sections import EvaluationConfig, HubConfig, TaskConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.run.base_model import PromptCodec, resolve_base

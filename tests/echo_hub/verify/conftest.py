@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from echo_hub.config.sections import LearnerConfig, TrainingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.core.payload import Span
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings

@@ -14,7 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_hub.config.sections import HubConfig, LearnerConfig, TrustConfig
+from echo_hub.config.sections import HubConfig, TrustConfig
+from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.verify import verifier

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.config.sections import HubConfig, RunConfig, ServerConfig, TrainingConfig
+from echo_hub.config.sections import HubConfig, RunConfig
+from echo_hub.config.serving_sections import ServerConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.connected import ConnectedNodes
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from echo_hub.config.sections import CostConfig, HubConfig, TrainingConfig
+from echo_hub.config.sections import CostConfig, HubConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.operating import Setting
 from echo_hub.opening import coordinator_settings
 from echo_hub.views.live import configured, with_live, with_stored

@@ -21,7 +21,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.objectives.base import Tokens, ratio
 
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.objectives.base import Tokens, k3, ratio
 from echo_hub.learner.objectives.corrections import correct

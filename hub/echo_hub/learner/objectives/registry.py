@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from echo_hub.config.objective_defaults import PUBLISHED
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.objectives.aipo import Aipo
 from echo_hub.learner.objectives.base import Objective
 from echo_hub.learner.objectives.cispo import Cispo

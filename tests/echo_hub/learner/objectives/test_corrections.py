@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.objectives.base import Tokens
 from echo_hub.learner.objectives.corrections import correct
 

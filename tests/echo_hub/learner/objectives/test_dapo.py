@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.objectives.base import Tokens
 from echo_hub.learner.objectives.dapo import Dapo
 from echo_hub.learner.objectives.registry import make_objective

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.objectives.loss import STATISTICS, StepLoss
 from echo_hub.learner.objectives.registry import OBJECTIVES

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from echo_hub.config.sections import ObjectiveConfig
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.objectives.cispo import Cispo
 from echo_hub.learner.objectives.grpo import Grpo
 from echo_hub.learner.objectives.gspo import Gspo

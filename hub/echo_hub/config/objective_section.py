@@ -1,0 +1,105 @@
+"""What a step minimises."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.section import Section
+
+
+class ObjectiveConfig(Section):
+    """What a step minimises (docs/learner.md). Where a number is 0 or a choice is "published", the objective's own
+    paper decides."""
+
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided"] = "two_sided"
+    """The loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo a single
+    token may outweigh a whole step, if who drew it claims that it was nearly impossible."""
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The ratio is clipped at 1 - clip_low below. Not for cispo and aipo."""
+    clip_high: Annotated[float, Field(ge=0)] = 0.0
+    """The ratio is clipped at 1 + clip_high above. Not for cispo and aipo."""
+    cap: Annotated[float, Field(ge=0)] = 0.0
+    """Largest ratio, at least 1: cispo's and aipo's weight of a token; decoupled_ppo's between the proximal and the
+    behaviour policy, more than 1, beyond which a token is left out; two_sided's delta, more than 1 + clip_high."""
+    aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
+    """How the losses of a step's tokens become one: mean over all tokens, over rollouts of their means, over groups of
+    their token means, or the sum over a constant (rollouts times sampling.max_tokens)."""
+    advantage: Literal["published", "mean", "mean_std", "batch_std", "leave_one_out"] = "published"
+    """A rollout's reward less its group's mean, as it is, over the group's or the whole step's standard deviation; or
+    less the mean of the group's others."""
+    old_policy: Literal["behavior", "proximal"] = "behavior"
+    """What the ratio is taken against: the engine's log-probabilities of the version that sampled, or the learner's own
+    at the start of the step. aipo's and decoupled_ppo's formulas say it themselves."""
+    correction: Literal["none", "tis", "masked_is"] = "none"
+    """With old_policy = "proximal", what a token's loss is multiplied by: 1, or the ratio between the proximal and the
+    behaviour policy, truncated at correction_high, or 0 instead of it outside correction_low .. correction_high."""
+    correction_low: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """masked_is only."""
+    correction_high: Annotated[float, Field(ge=1)] = 2.0
+    """tis and masked_is."""
+    sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """A rollout with a token whose ratio between the learner at the start of the step and the behaviour policy is below
+    this is left out; 0 = off. 1e-4 is usual."""
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the divergence from the base model; costs a second forward pass. A token that the base finds more than
+    e^3 times likelier pulls no harder than one at that bound."""
+    overlong: Literal["keep", "mask", "penalty"] = "keep"
+    """Completions (with an environment: any turn) that were cut off at sampling.max_tokens: trained on as they are; or
+    left out of the loss and of its denominator; or, like all of nearly that length (of several turns the last one's),
+    with a reward that is the smaller the longer they are, down to one less (DAPO)."""
+    overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
+    """With overlong = "penalty": how many tokens before the limit the penalty begins."""
+    selection: Literal["all", "shuffle_r1"] = "all"
+    """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
+
+    @property
+    def chosen_aggregation(self) -> Aggregation:
+        """The paper's own where the setting is "published"."""
+        return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
+
+    @property
+    def chosen_advantage(self) -> Advantage:
+        """The paper's own where the setting is "published"."""
+        return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
+
+    def resolved(self) -> ObjectiveConfig:
+        """These settings with the paper's own choices and numbers in place of "published" and 0."""
+        paper = PUBLISHED[self.name]
+        return self.model_copy(
+            update={
+                **{name: getattr(self, name) or number for name, number in paper.numbers.items()},
+                "aggregation": self.chosen_aggregation,
+                "advantage": self.chosen_advantage,
+            }
+        )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ObjectiveConfig:
+        paper = PUBLISHED[self.name]
+        unused = [
+            name for name in ("clip_low", "clip_high", "cap") if getattr(self, name) and name not in paper.numbers
+        ]
+        if unused:
+            raise ValueError(f"{self.name} does not use {', '.join(unused)}: remove the line, or set it to 0")
+        if self.old_policy == "proximal" and not paper.takes_old_policy:
+            raise ValueError(f"{self.name} says itself what its ratios are taken against: remove old_policy")
+        resolved = self.resolved()
+        # The ratio of a token that nothing has moved is 1, but for rounding.
+        if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
+            least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
+            raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")
+        if self.name == "two_sided" and resolved.cap <= 1 + resolved.clip_high:
+            raise ValueError(f"two_sided needs cap > 1 + clip_high, got {resolved.cap} and {resolved.clip_high}")
+        if self.correction != "none" and self.old_policy != "proximal":
+            raise ValueError('correction needs old_policy = "proximal": the ratio to "behavior" corrects already')
+        used = {"none": (), "tis": ("correction_high",), "masked_is": ("correction_low", "correction_high")}
+        for name in ("correction_low", "correction_high"):
+            default = type(self).model_fields[name].default
+            if getattr(self, name) != default and name not in used[self.correction]:
+                raise ValueError(f'correction = "{self.correction}" does not use {name}: remove the line')
+        if (self.overlong == "penalty") != (self.overlong_buffer_tokens > 0):
+            raise ValueError('overlong = "penalty" and overlong_buffer_tokens > 0 need each other')
+        return self

@@ -1,0 +1,89 @@
+"""How training goes on from step to step, and how the learner computes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from echo_hub.config.section import Precision, Section
+
+
+class TrainingConfig(Section):
+    """Reinforcement learning of a LoRA adapter, step by step."""
+
+    steps: Annotated[int, Field(ge=1)] = 60
+    """Steps of the whole run; each turns a policy version into the next."""
+    groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Prompts in the batch of one step."""
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
+    """Completions of one prompt, compared with each other."""
+    max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Async mode: how many steps old a rollout may be when it is trained on."""
+    publish_every: Annotated[int, Field(ge=1)] = 1
+    """Steps between published versions."""
+    on_new_version: Literal["finish", "interrupt"] = "finish"
+    """What a node does with the completions that it is drawing when a newer version has reached it. finish: draws them
+    to their end by the version that they began with. interrupt (async mode only): goes on in mid-completion by the
+    newer one, once it has read again what is there; every token keeps its version, and max_staleness holds for the
+    oldest."""
+    tokens_per_step: Annotated[int, Field(ge=0)] = 0
+    """A step takes complete groups, oldest first, until they have this many sampled tokens, and the loss is divided by
+    this number, so that no step weighs more than another (C3PO). At least one group, at most groups_per_step; 0 = off:
+    always groups_per_step."""
+    dynamic_sampling: bool = False
+    """A group whose rewards are all equal teaches nothing: it is dropped, and another one is sampled in its place
+    (DAPO). After four batches of such groups in search of one step's, they are trained on as they are."""
+    updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimizer updates in one step, each on its share of the step's groups."""
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-4
+    """Adam's, at its highest. For LoRA about ten times that of full fine-tuning."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps in which the learning rate rises to that, linearly."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How it goes on over the run's steps: as it is, or down to `final_share` of it, evenly or by half a cosine."""
+    final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What is left of the learning rate behind the last step, unless it is constant."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients with a larger norm are scaled down to it."""
+    lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Of the adapter on every linear layer."""
+    lora_alpha: Annotated[int, Field(ge=1)] = 32
+    """The adapter is scaled by lora_alpha / lora_rank."""
+
+
+class LearnerConfig(Section):
+    """How the learner computes and what it keeps."""
+
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """Where the learner trains: auto, cpu, cuda, cuda:1, mps."""
+    precision: Precision = "auto"
+    """Of the base model and computation; the adapter is trained in float32. auto: bfloat16 on a CUDA GPU that
+    multiplies it, else float32."""
+    base_bits: Literal[0, 4, 8] = 0
+    """Bits of the base's weights in training: 4 or 8 by bitsandbytes (extra `quantized`), 0 = by precision."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of the learner; 0 = PyTorch's own choice."""
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that train together on each host, one a GPU; the base model is spread over all of them."""
+    hosts: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Hosts that train together, this one among them. On each of the others: `echo-hub learner`."""
+    address: Annotated[str, Field(pattern=r"^([^:\s]+:\d{1,5})?$")] = ""
+    """HOST:PORT of this host at which learner processes of other hosts meet. They trust whoever comes: it belongs on a
+    network of your own."""
+    micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
+    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts."""
+    gradient_checkpointing: bool = False
+    """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time."""
+    offload_optimizer: bool = True
+    """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
+    deterministic: bool = True
+    """A step that is trained again gives the very same adapter. Off, some of CUDA's kernels are faster."""
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    """Steps between checkpoints; a killed learner repeats the steps since the last one."""
+    checkpoints_kept: Annotated[int, Field(ge=1)] = 3
+    """Older checkpoints are removed; published versions stay."""
+    checkpoint_milestones: Annotated[int, Field(ge=0)] = 0
+    """Checkpoints of the steps that this divides are never removed; 0 = none is kept for ever."""
+    adapters_kept: Annotated[int, Field(ge=1)] = 200
+    """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
