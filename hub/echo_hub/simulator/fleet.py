@@ -33,7 +33,7 @@ from echo_hub.simulator.costs import asked_of_hub
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.lengths import Lengths
 from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
-from echo_hub.simulator.population import draw_nodes, liar
+from echo_hub.simulator.population import Traits, draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.spans import Spans
 from echo_hub.simulator.spreading import Spreading
@@ -45,8 +45,8 @@ _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
 class Fleet:
-    """`tell`: what the hub hears; `work`: what nodes draw; `hours` hears who is connected. Entries of an earlier
-    session of a node's come to nothing."""
+    """`tell`: what the hub hears; `work`: what nodes draw; `hours` hears who is connected; `nodes`: the honest ones, if
+    they are not the scenario's. Entries of an earlier session of a node's come to nothing."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Fleet:
         tell: Callable[[Event], None],
         work: Work | None = None,
         hours: Hours | None = None,
+        nodes: Sequence[Traits] | None = None,
     ) -> None:
         self._scenario = scenario
         self._agenda = agenda
@@ -70,7 +71,7 @@ class Fleet:
         name = HUB_NODE_ID if scenario.run.mode == "colocated" else "node-{}"
         self.honest = [
             SimulatedNode(name.format(number), number, traits, self._moves())
-            for number, traits in enumerate(draw_nodes(scenario))
+            for number, traits in enumerate(draw_nodes(scenario) if nodes is None else nodes)
         ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
@@ -165,7 +166,7 @@ class Fleet:
         lease = HeldLease(node=node, lease_id=sent.lease_id, group_id=sent.group_id, policy_version=sent.policy_version)
         # What follows what is given is drawn by no older version than its end.
         lease.needs = max([sent.policy_version, *(spans[-1].policy_version for spans in given.values())])
-        tokens = self.lengths.of_group(sent.group_id)
+        tokens = self._work.lengths(sent) or dict(enumerate(self.lengths.of_group(sent.group_id)))
         lease.unfinished = {
             index: Sampling(lease, index, tokens[index], given.get(index, ()))
             for index in sent.indices

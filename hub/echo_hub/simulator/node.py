@@ -139,6 +139,7 @@ class SimulatedNode:
         "held",
         "moves",
         "node_id",
+        "num_begun",
         "number",
         "paused",
         "policy_version",
@@ -166,6 +167,8 @@ class SimulatedNode:
         self.session = 0
         self.policy_version = 0
         self.fetching: int | None = None
+        self.num_begun = 0
+        """Rollouts that it has begun to draw, those included that it goes on with."""
         self.free = traits.width
         self.held: dict[int, HeldLease] = {}
         self.queue: deque[Sampling] = deque()
@@ -295,9 +298,9 @@ class SimulatedNode:
         lease, traits = sampling.lease, self.traits
         if lease.prefilled_at is None:
             lease.prefilled_at = now + traits.prefill_s
-        sampling.begin(
-            max(now, lease.prefilled_at), read_token_s=traits.prefill_token_s, s_per_token=traits.s_per_token
-        )
+        pace = traits.paces[self.num_begun % len(traits.paces)] if traits.paces else traits.s_per_token
+        self.num_begun += 1
+        sampling.begin(max(now, lease.prefilled_at), read_token_s=traits.prefill_token_s, s_per_token=pace)
 
 
 _GOLDEN = 0.6180339887498949

@@ -17,6 +17,7 @@ class Traits:
     width: int
     capacity: int
     s_per_token: float
+    """Of each rollout; where `paces` are known, their mean."""
     prefill_s: float
     """Of one prompt."""
     prefill_token_s: float = 0.0
@@ -28,6 +29,9 @@ class Traits:
     price_per_hour: float
     uplink_bytes_s: float = 0.0
     downlink_bytes_s: float = 0.0
+    paces: tuple[float, ...] = ()
+    """Seconds a token took in each of the rollouts that a real machine drew, in their order: the node draws its own by
+    one after the other, and begins anew behind the last. Empty: all by `s_per_token`."""
 
 
 def draw_nodes(scenario: Scenario) -> list[Traits]:

@@ -29,6 +29,9 @@ class Work(Protocol):
     def lease(self, lease: SendLease) -> None:
         """The hub gives this work to a node."""
 
+    def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
+        """The tokens of each of its rollouts, by index; None: the scenario says how long they are."""
+
     def draw(self, sampling: Sampling) -> RolloutPayload:
         """What a node sends, which has drawn it: `sampling_s` is the node's."""
 
@@ -62,6 +65,9 @@ class MadeUp:
 
     def lease(self, lease: SendLease) -> None:
         pass
+
+    def lengths(self, lease: SendLease) -> None:
+        """The scenario's."""
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
         """One array serves all completions of a length."""

@@ -5,13 +5,14 @@ on the agenda. There is no clock and no chance but the seed's: the same scenario
 
 What is simplified: a node's slots are equally fast, however many are busy; by the formula a node fetches one version at
 a time, and then the newest; links are not shared by leases and versions; a rollout's length is its index's, whoever
-samples it. What is drawn and trained is made up, but for a run that is given real `work`.
+samples it. What is drawn and trained is made up, but for a run that is given real `work`, and so are the nodes, but for
+one that is given those of a real fleet.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import exp, inf
 from typing import Any, Final
 
@@ -73,6 +74,7 @@ from echo_hub.simulator.core_cost import MeteredCore
 from echo_hub.simulator.costs import Costs, activation_settings
 from echo_hub.simulator.fleet import Fleet
 from echo_hub.simulator.hours import Hours
+from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, Work
 
@@ -88,7 +90,8 @@ MakeCoordinator = Callable[[CoordinatorSettings, CoordinatorSnapshot], Coordinat
 
 class World:
     """`clock`: what the coordinator's own cost is measured by; it has no influence on what happens. `make`: another
-    coordinator than the hub's own, to compare it with. `work`: what is drawn and trained; by itself it is made up."""
+    coordinator than the hub's own, to compare it with. `work`: what is drawn and trained, `nodes`: who draws; by
+    themselves they are made up."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class World:
         *,
         make: MakeCoordinator = Coordinator,
         work: Work | None = None,
+        nodes: Sequence[Traits] | None = None,
     ) -> None:
         self.scenario = scenario
         self.finished = False
@@ -110,7 +114,7 @@ class World:
         self.costs = Costs()
         self.agenda = Agenda()
         self.hours = Hours()
-        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours)
+        self.fleet = Fleet(scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours, nodes=nodes)
         self.steps: list[tuple[float, float]] = []
         """Begin and end of each step, in order, the one in progress included."""
         self._untold = 0

@@ -50,6 +50,12 @@ def test_slots_are_filled_in_the_order_of_arrival_and_a_lease_shares_its_prompt(
     assert told(node.finish(first[0], 13.0)) == [(2, 0, 15.0)]
 
 
+def test_a_node_draws_one_rollout_after_the_other_as_a_real_machine_did() -> None:
+    node = SimulatedNode("node", 0, replace(TRAITS, width=4, paces=(0.5, 2.0, 1.0)))
+    begun = node.take(lease(node, 1, 2, 2, 2, 2), 0.0)
+    assert told(begun) == [(1, 0, 2.0), (1, 1, 5.0), (1, 2, 3.0), (1, 3, 2.0)], "the prompt, and then two tokens"
+
+
 def test_a_slot_is_free_again_once_its_rollout_is_not_wanted(node: SimulatedNode) -> None:
     begun = node.take(lease(node, 1, 4, 4, 4), 0.0)
     node.take(lease(node, 2, 2), 0.0)

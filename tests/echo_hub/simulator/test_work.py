@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,24 @@ def test_work_is_asked_in_the_order_of_a_run(scenario_of: ScenarioOf) -> None:
     of_one = [kind for kind, what in work.asked if what == "1-1"]
     assert of_one == ["receive", "score"] and [kind for kind, _ in work.asked].count("draw") == 4
     assert [what for kind, what in work.asked if kind in ("train", "publish")] == [1, 1, 2, 2]
+
+
+class Long(MadeUp):
+    """Its completions are as long as its indices say, whatever the scenario does."""
+
+    def lengths(self, lease: SendLease) -> Mapping[int, int]:
+        return {index: 10 * (index + 1) for index in lease.indices}
+
+
+def test_nodes_and_lengths_may_be_those_of_a_real_fleet(scenario_of: ScenarioOf) -> None:
+    scenario = scenario_of(lengths={"tokens": 1.0})
+    quick, slow = (replace(draw_nodes(scenario)[0], width=2, capacity=2, paces=(pace,)) for pace in (0.01, 0.05))
+    world = World(scenario, work=Long(scenario), nodes=[quick, slow])
+    world.run()
+    assert world.finished and len(world.fleet.honest) == 2
+    quick_trained, slow_trained = (world.accounts.trained_of[number] for number in (0, 1))
+    assert quick_trained > slow_trained > 0, "who draws a token sooner returns more"
+    assert world.accounts.tokens > world.accounts.planned, "no completion has one token"
 
 
 def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf) -> None:
