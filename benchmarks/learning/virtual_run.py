@@ -7,7 +7,7 @@ old: the worst that the bound allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.cases import Case
+from benchmarks.learning.engines import Draw, by_policy
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import RolloutReceived, ScoreRecorded, SendLease, StepPlanned
@@ -111,14 +112,16 @@ class Learning:
     """The work of a run that learns. A lease is sampled when the first completion of its version is asked for, with all
     others of that version that were given by then, in one batch."""
 
-    def __init__(self, config: HubConfig) -> None:
+    def __init__(self, config: HubConfig, draw_of: Callable[[str], Draw] = lambda node_id: by_policy) -> None:
+        """`draw_of`: by whom the node of an id has its rollouts drawn."""
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.load(base_dir)
-        self._config = config
-        self._problems = Problems.of_run(config, codec)
-        self._settings = LearnerSettings.of_run(config, base_dir=Path(base_dir), stop_ids=codec.stop_ids)
-        self._policy = Policy.load(self._settings)
-        self._optimizer = make_optimizer(self._policy, config.training)
+        self.config = config
+        self.problems = Problems.of_run(config, codec)
+        self.settings = LearnerSettings.of_run(config, base_dir=Path(base_dir), stop_ids=codec.stop_ids)
+        self.policy = Policy.load(self.settings)
+        self._optimizer = make_optimizer(self.policy, config.training)
+        self._draw_of = draw_of
         self._versions: dict[int, dict[str, Tensor]] = {}
         """Those that leases may still name."""
         self._leases: list[SendLease] = []
@@ -134,10 +137,14 @@ class Learning:
         self.publish(0)
 
     def prepare(self, group_id: int) -> GroupPrepared:
-        return GroupPrepared(group_id=group_id, seed=self._problems.seed(group_id))
+        return GroupPrepared(group_id=group_id, seed=self.problems.seed(group_id))
 
     def lease(self, lease: SendLease) -> None:
         self._leases.append(lease)
+
+    def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
+        """A node draws no token slower than another: how many there are makes no difference."""
+        return None
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
         name = rollout_id(sampling.lease.lease_id, sampling.index)
@@ -158,45 +165,47 @@ class Learning:
                 assert_never(record)
 
     def score(self, name: str) -> float:
-        return float(self._problems.respond(self._group_of[name], [self._received[name].completion_ids]))
+        return float(self.problems.respond(self._group_of[name], [self._received[name].completion_ids]))
 
     def train(self, step: int) -> Mapping[str, float]:
         planned = self._planned.pop(step)
-        metrics = train_step(self._policy, self._optimizer, self._batch(planned), self._settings)
+        metrics = train_step(self.policy, self._optimizer, self._batch(planned), self.settings)
         self._trained += len(planned.rollout_ids)
-        if step % EVALUATE_EVERY == 0 or step == self._config.training.steps:
+        if step % EVALUATE_EVERY == 0 or step == self.config.training.steps:
             self.note(reward=metrics["mean_reward"], staleness=float(np.mean(planned.staleness)))
         return metrics
 
     def publish(self, policy_version: int) -> None:
-        self._versions[policy_version] = {name: weight.clone() for name, weight in self._policy.published().items()}
-        self._versions.pop(policy_version - self._config.training.max_staleness - 2, None)
+        self._versions[policy_version] = {name: weight.clone() for name, weight in self.policy.published().items()}
+        self._versions.pop(policy_version - self.config.training.max_staleness - 2, None)
 
     def _sample(self, policy_version: int) -> None:
         leases = [lease for lease in self._leases if lease.policy_version == policy_version]
         self._leases = [lease for lease in self._leases if lease.policy_version != policy_version]
-        sampling = self._config.sampling
-        requests = [
-            GroupRequest(
-                lease_id=lease.lease_id,
-                group_id=lease.group_id,
-                indices=lease.indices,
-                prompt_ids=self._problems.prompt_ids(lease.group_id),
-                seed=lease.seed,
-                policy_version=lease.policy_version,
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_tokens,
-                stop_ids=self._settings.stop_ids,
-            )
-            for lease in leases
-        ]
-        with self._policy.holding(self._versions[policy_version]):
-            for rollout in torch_sampler.sample_groups(self._policy.model, requests):
+        by_drawer: dict[Draw, list[GroupRequest]] = {}
+        for lease in leases:
+            by_drawer.setdefault(self._draw_of(lease.node_id), []).append(self._request(lease))
+        for draw, requests in by_drawer.items():
+            for rollout in draw(self.policy, self._versions[policy_version], requests):
                 name = rollout_id(rollout.lease_id, rollout.index)
                 self._group_of[name] = rollout.group_id
                 self._drawn[name] = arrived(rollout, node_id="").payload
-                seed = self._problems.seed(rollout.group_id)
+                seed = self.problems.seed(rollout.group_id)
                 self._draws[name] = np.array([(seed, rollout.index, len(rollout.completion_ids))], np.uint64)
+
+    def _request(self, lease: SendLease) -> GroupRequest:
+        sampling = self.config.sampling
+        return GroupRequest(
+            lease_id=lease.lease_id,
+            group_id=lease.group_id,
+            indices=lease.indices,
+            prompt_ids=self.problems.prompt_ids(lease.group_id),
+            seed=lease.seed,
+            policy_version=lease.policy_version,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            stop_ids=self.settings.stop_ids,
+        )
 
     def _batch(self, planned: StepPlanned) -> list[TrainingGroup]:
         rollouts: dict[int, list[TrainingRollout]] = {group_id: [] for group_id in planned.group_ids}
@@ -213,18 +222,18 @@ class Learning:
                 )
             )
         return [
-            TrainingGroup(prompt_ids=self._problems.prompt_ids(group_id), rollouts=tuple(of_group))
+            TrainingGroup(prompt_ids=self.problems.prompt_ids(group_id), rollouts=tuple(of_group))
             for group_id, of_group in rollouts.items()
         ]
 
     def note(self, *, reward: float | None, staleness: float) -> None:
-        with self._policy.holding(self._policy.published()):
+        with self.policy.holding(self.policy.published()):
             completions = torch_sampler.greedy(
-                self._policy.model,
-                self._problems.heldout_prompt_ids(),
-                max_tokens=self._settings.max_tokens,
-                stop_ids=self._settings.stop_ids,
+                self.policy.model,
+                self.problems.heldout_prompt_ids(),
+                max_tokens=self.settings.max_tokens,
+                stop_ids=self.settings.stop_ids,
             )
-        rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
-        accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
+        rewards = [float(self.problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self.problems.rewards.is_solved, rewards)) / len(rewards)
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
