@@ -14,9 +14,9 @@ class TaskConfig(Section):
     """Where problems and rewards come from."""
 
     name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
-    """arithmetic; reasoning-gym:DATASET with the name of any of its datasets; jsonl, with options.path;
-    environment:guess, a game of several turns; or python:MODULE:FUNCTION, a function of yours that is given the options
-    and returns a task or an environment."""
+    """arithmetic; worked, with working before the answer; reasoning-gym:DATASET with the name of any of its datasets;
+    jsonl, with options.path; environment:guess and environment:sokoban, games of several turns; or
+    python:MODULE:FUNCTION, a function of yours that is given the options and returns a task or an environment."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task as they are."""
     system_prompt: str = ""

@@ -9,7 +9,9 @@ from typing import Final
 FORMS: Final = {
     "arithmetic": r"arithmetic",
     "jsonl": r"jsonl",
+    "worked": r"worked",
     "environment:guess": r"environment:guess",
+    "environment:sokoban": r"environment:sokoban",
     "reasoning-gym:DATASET": r"reasoning-gym:[a-z0-9_]+",
     "python:MODULE:FUNCTION": r"python:[\w.]+:\w+",
 }

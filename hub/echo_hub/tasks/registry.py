@@ -11,14 +11,17 @@ from echo_hub.tasks.arithmetic import make_arithmetic
 from echo_hub.tasks.base import Task
 from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.environments.guess import make_guess
+from echo_hub.tasks.environments.sokoban import make_sokoban
 from echo_hub.tasks.jsonl import make_jsonl
 from echo_hub.tasks.names import FORMS, nearest_name
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+from echo_hub.tasks.worked import make_worked
 from echo_shared.errors import ConfigError
 
 
 def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
-    """The task called `name`: `arithmetic`, `jsonl`, `reasoning-gym:<dataset>`, `environment:guess`, or one's own.
+    """The task called `name`: `arithmetic`, `worked`, `jsonl`, `reasoning-gym:<dataset>`, `environment:guess`,
+    `environment:sokoban`, or one's own.
 
     That is `python:<module>:<function>`: the function is given the options. Raises ConfigError for any other.
     """
@@ -26,6 +29,8 @@ def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
     match kind:
         case "arithmetic" if not dataset:
             return make_arithmetic(options)
+        case "worked" if not dataset:
+            return make_worked(options)
         case "jsonl" if not dataset:
             return make_jsonl(options)
         case "python":
@@ -34,6 +39,8 @@ def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
             return make_reasoning_gym(dataset, options)
         case "environment" if dataset == "guess":
             return make_guess(options)
+        case "environment" if dataset == "sokoban":
+            return make_sokoban(options)
     nearest = nearest_name(name)
     raise ConfigError(
         "There is no such task.",

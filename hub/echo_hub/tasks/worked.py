@@ -1,0 +1,74 @@
+"""Sums and products of long numbers, written as `4821+977:`; the completion is working, as long as it likes, and then
+`<answer>5798</answer>`.
+
+For a base model that works in columns, such as `builtin:small`: a problem's working has as many lines as its numbers
+have digits, so completions differ in length as much as problems do.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from echo_hub.tasks.answers import tagged_answer
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.options import TaskOptions
+
+Operation = Literal["+", "*"]
+_CALCULATE: Final[Mapping[Operation, Callable[[int, int], int]]] = {"+": operator.add, "*": operator.mul}
+
+
+class WorkedOptions(TaskOptions):
+    """Which problems are asked."""
+
+    operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
+    """Drawn with equal probability."""
+    shortest: Annotated[int, Field(ge=1, le=32)] = 1
+    """Digits of a term, at least; how many it has is drawn evenly."""
+    longest: Annotated[int, Field(ge=1, le=32)] = 8
+    """Digits of a term, at most."""
+    longest_factor: Annotated[int, Field(ge=1, le=32)] = 3
+    """Digits of a factor, at most; at least it has one."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest must be at most longest, got {self.shortest} and {self.longest}")
+        return self
+
+
+class WorkedTask:
+    """One operation on two numbers; the reward is 1 for the exact result as the answer, 0 for anything else."""
+
+    name = "worked"
+
+    def __init__(self, options: WorkedOptions) -> None:
+        self._options = options
+
+    def sample(self, seed: int) -> Problem:
+        """The problem of `seed`; its metadata holds the `answer`."""
+        rng = random.Random(seed)
+        operation = rng.choice(self._options.operations)
+        fewest, most = (
+            (self._options.shortest, self._options.longest) if operation == "+" else (1, self._options.longest_factor)
+        )
+        left, right = (_of_digits(rng.randint(fewest, most), rng) for _ in range(2))
+        answer = _CALCULATE[operation](left, right)
+        return Problem(prompt=f"{left}{operation}{right}:", metadata={"answer": str(answer)})
+
+    def score(self, problem: Problem, completion: str) -> float:
+        """1 for the exact result in the last `<answer>...</answer>`, else 0."""
+        return float(tagged_answer(completion) == problem.metadata["answer"])
+
+
+def _of_digits(digits: int, rng: random.Random) -> int:
+    return rng.randrange(0 if digits == 1 else 10 ** (digits - 1), 10**digits)
+
+
+def make_worked(options: Mapping[str, Any]) -> WorkedTask:
+    """The task by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    return WorkedTask(WorkedOptions.read("worked", options))

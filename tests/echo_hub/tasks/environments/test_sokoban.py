@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.environments.base import Ending, Observation
+from echo_hub.tasks.environments.sokoban import MOVES, Board, make_sokoban, solution
+from echo_shared.errors import ConfigError
+
+
+def board(*rows: str) -> Board:
+    """As it is drawn."""
+    places = {(row, column): mark for row, line in enumerate(rows) for column, mark in enumerate(line)}
+    at = {marks: frozenset(place for place, mark in places.items() if mark in marks) for marks in ("#", ".*+", "$*")}
+    (player,) = (place for place, mark in places.items() if mark in "@+")
+    return Board(len(rows), len(rows[0]), at["#"], at[".*+"], at["$*"], player)
+
+
+ROOM = board("######", "#@---#", "#-$-.#", "#----#", "######")
+
+
+def game(of: Board = ROOM) -> Problem:
+    return Problem(prompt=f"{of.text}:", metadata={"board": of})
+
+
+def test_a_board_depends_on_its_seed_alone_and_its_answer_solves_it() -> None:
+    environment = make_sokoban({})
+    problems = [environment.sample(seed) for seed in range(60)]
+    assert problems == [environment.sample(seed) for seed in range(60)]
+    assert len({problem.prompt for problem in problems}) == 60
+    for problem in problems:
+        drawn: Board = problem.metadata["board"]
+        moves: str = problem.metadata["answer"]
+        assert problem.prompt == f"{drawn.text}:" and board(*drawn.text.split()) == drawn
+        assert 2 <= len(moves) <= 12 and drawn.played(moves).solved and not drawn.played(moves[:-1]).solved
+        shorter = ("".join(each) for each in product(MOVES, repeat=min(4, len(moves) - 1)))
+        assert not any(drawn.played(each).solved for each in shorter)
+
+
+def test_moves_are_those_of_the_game() -> None:
+    assert ROOM.played("RDR").text == ROOM.played("R").played("D").played("R").text
+    assert ROOM.played("DR") == board("######", "#----#", "#-@$.#", "#----#", "######")
+    assert ROOM.played("DRR") == board("######", "#----#", "#--@*#", "#----#", "######")
+    assert ROOM.played("U") == ROOM == ROOM.played("L"), "a wall"
+    assert ROOM.played("RDD").played("D") == ROOM.played("RDD"), "a box at the wall is not pushed"
+    two = board("######", "#@$$.#", "#---.#", "######")
+    assert two.played("R") == two, "nor are two boxes"
+    assert ROOM.played("DRRRRR") == ROOM.played("DRR"), "behind the solution nothing counts"
+
+
+def test_a_board_without_a_solution_has_none() -> None:
+    assert solution(board("#####", "#@-.#", "#$--#", "#####")) is None, "the box is in a corner"
+    assert solution(ROOM) == "DRR" and solution(ROOM.played("DRR")) == ""
+
+
+def test_rounds_go_on_from_the_board_that_they_left() -> None:
+    environment = make_sokoban({"turns": 3})
+    first = environment.respond(game(), ["D"])
+    assert first == Observation(text=f"\n{ROOM.played('D').text}:", reward_if_cut=0.0)
+    assert environment.respond(game(), ["D", "R"]) == Observation(
+        text=f"\n{ROOM.played('DR').text}:", reward_if_cut=0.25
+    )
+    assert environment.respond(game(), ["D", "R", "R"]) == Ending(reward=1.0)
+    assert environment.respond(game(), ["D", "R", "L"]) == Ending(reward=0.25)
+
+
+@pytest.mark.parametrize("reply", ["", "drr", "no idea", "<>", game().prompt, "UUUU", "\x00", "é" * 10_000])
+def test_what_brings_no_box_nearer_earns_nothing(reply: str) -> None:
+    assert make_sokoban({"turns": 1}).respond(game(), [reply]) == Ending(reward=0.0)
+
+
+def test_only_so_many_moves_of_a_round_count_whatever_stands_between_them() -> None:
+    short = make_sokoban({"moves_a_turn": 2, "turns": 1})
+    assert short.respond(game(), ["D, R, R!"]) == Ending(reward=0.25)
+    assert short.respond(game(), ["DRR" * 100_000]) == Ending(reward=0.25)
+    assert make_sokoban({"turns": 1}).respond(game(), ["D, R, R!"]) == Ending(reward=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"size": 2}, "size"), ({"walls": 3}, "walls"), ({"turns": 0}, "turns")],
+)
+def test_options_that_do_not_fit_are_named(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s)environment:sokoban.*task\.options\.{named}"):
+        make_sokoban(options)
+
+
+def test_options_that_no_board_fits_are_said_to_be_such() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)No Sokoban board fits.*fewest_moves"):
+        make_sokoban({"size": 3, "fewest_moves": 60, "most_moves": 64}).sample(0)
+
+
+def test_more_boxes_are_more_goals() -> None:
+    drawn: Board = make_sokoban({"boxes": 2, "size": 5}).sample(3).metadata["board"]
+    assert len(drawn.goals) == len(drawn.boxes) == 2 and not drawn.solved
