@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.store import Store
+
 ENDS_WITHIN_S: Final = 15.0
+LOOK_S: Final = 0.5
 
 
 class RunFailed(Exception):
@@ -67,6 +72,21 @@ def node_process(
         node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
     with ended(node):
         yield node
+
+
+def wait_for_steps(
+    run: RunDirectory, num_steps: int, *, processes: Sequence[subprocess.Popen[str]], within_s: float
+) -> None:
+    """Until so many steps are trained. Raises RunFailed when one of these processes, which do it, ends before that."""
+    until = time.monotonic() + within_s
+    store = Store.open(run.database_url, beside_hub=True)
+    try:
+        while (newest := store.newest_step()) is None or newest.step < num_steps:
+            if any(process.poll() is not None for process in processes) or time.monotonic() > until:
+                raise RunFailed(f"{newest.step if newest else 0} of {num_steps} steps: see {run.root.parent}")
+            time.sleep(LOOK_S)
+    finally:
+        store.close()
 
 
 @contextmanager

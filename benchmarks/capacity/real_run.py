@@ -9,7 +9,6 @@ A run ends when it has trained its steps; nothing of it is in this process but i
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Final
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
 from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
-from benchmarks.processes import RunFailed, hub_process, node_process
+from benchmarks.processes import hub_process, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
@@ -29,7 +28,6 @@ from echo_hub.views.pace import Pace, read_pace, read_steps
 from echo_shared.books import StepRecord
 
 NUM_NODES: Final = 2
-LOOK_S: Final = 0.5
 SERVES_WITHIN_S: Final = 60.0
 STEP_WITHIN_S: Final = 20.0
 """A run whose steps take longer than this on average has stalled."""
@@ -69,7 +67,8 @@ def run(
         nodes = [
             processes.enter_context(_node(net, url, fleet, directory, number)) for number in range(1, 1 + NUM_NODES)
         ]
-        _wait(run_directory, [hub, *nodes], num_steps)
+        within_s = SERVES_WITHIN_S + num_steps * STEP_WITHIN_S
+        wait_for_steps(run_directory, num_steps, processes=[hub, *nodes], within_s=within_s)
     return _books(run_directory, config)
 
 
@@ -96,18 +95,6 @@ def _node(
         within=net.command(number),
         env={TOKEN_S: str(fleet.token_s)},
     )
-
-
-def _wait(run_directory: RunDirectory, processes: list[subprocess.Popen[str]], num_steps: int) -> None:
-    until = time.monotonic() + SERVES_WITHIN_S + num_steps * STEP_WITHIN_S
-    store = Store.open(run_directory.database_url, beside_hub=True)
-    try:
-        while (newest := store.newest_step()) is None or newest.step < num_steps:
-            if any(process.poll() is not None for process in processes) or time.monotonic() > until:
-                raise RunFailed(f"{newest.step if newest else 0} of {num_steps} steps: see {run_directory.root.parent}")
-            time.sleep(LOOK_S)
-    finally:
-        store.close()
 
 
 def _books(run_directory: RunDirectory, config: HubConfig) -> Books:

@@ -23,7 +23,7 @@ from benchmarks.learning.cases import Case
 from benchmarks.learning.engines import Draw, by_policy
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.core.effects import RolloutReceived, ScoreRecorded, SendLease, StepPlanned
+from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
@@ -70,7 +70,7 @@ def run(case: Case, seed: int) -> list[Point]:
     config = case.config(seed)
     learning = Learning(config)
     learning.note(reward=None, staleness=0.0)
-    world = World(scenario_of(config), make=partial(_hubs_own, config), work=learning)
+    world = World(scenario_of(config), make=partial(hubs_own, config), work=learning)
     world.agenda.now = STEP_S
     world.run()
     assert world.finished, "nobody has anything to do, and the run is not finished"
@@ -103,7 +103,7 @@ def scenario_of(config: HubConfig) -> Scenario:
     )
 
 
-def _hubs_own(config: HubConfig, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
+def hubs_own(config: HubConfig, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
     """With all that the hub's config says, and not the scenario alone."""
     return Coordinator(coordinator_settings(config, multi_turn=False), snapshot)
 
@@ -126,10 +126,10 @@ class Learning:
         """Those that leases may still name."""
         self._leases: list[SendLease] = []
         """Those that are not sampled."""
-        self._drawn: dict[str, RolloutPayload] = {}
+        self.drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
-        self._group_of: dict[str, int] = {}
+        self.group_of: dict[str, int] = {}
         self._draws: dict[str, NDArray[np.uint64]] = {}
         self._trained = 0
         self._planned: dict[int, StepPlanned] = {}
@@ -148,9 +148,9 @@ class Learning:
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
         name = rollout_id(sampling.lease.lease_id, sampling.index)
-        if name not in self._drawn:
-            self._sample(sampling.lease.policy_version)
-        return replace(self._drawn.pop(name), sampling_s=sampling.ends_at - sampling.began_at)
+        if name not in self.drawn:
+            self.sample(sampling.lease.policy_version)
+        return replace(self.drawn.pop(name), sampling_s=sampling.ends_at - sampling.began_at)
 
     def record(self, record: Record) -> None:
         match record:
@@ -161,11 +161,15 @@ class Learning:
                 self._rewards[record.rollout_id] = record.reward
             case StepPlanned():
                 self._planned[record.step] = record
+            case RolloutsDropped():
+                for name in record.rollout_ids:  # What is still on its way may come in all the same.
+                    self._received.pop(name, None)
+                    self._rewards.pop(name, None)
             case _:
                 assert_never(record)
 
     def score(self, name: str) -> float:
-        return float(self.problems.respond(self._group_of[name], [self._received[name].completion_ids]))
+        return float(self.problems.respond(self.group_of[name], [self._received[name].completion_ids]))
 
     def train(self, step: int) -> Mapping[str, float]:
         planned = self._planned.pop(step)
@@ -179,21 +183,21 @@ class Learning:
         self._versions[policy_version] = {name: weight.clone() for name, weight in self.policy.published().items()}
         self._versions.pop(policy_version - self.config.training.max_staleness - 2, None)
 
-    def _sample(self, policy_version: int) -> None:
+    def sample(self, policy_version: int) -> None:
         leases = [lease for lease in self._leases if lease.policy_version == policy_version]
         self._leases = [lease for lease in self._leases if lease.policy_version != policy_version]
         by_drawer: dict[Draw, list[GroupRequest]] = {}
         for lease in leases:
-            by_drawer.setdefault(self._draw_of(lease.node_id), []).append(self._request(lease))
+            by_drawer.setdefault(self._draw_of(lease.node_id), []).append(self.request(lease))
         for draw, requests in by_drawer.items():
             for rollout in draw(self.policy, self._versions[policy_version], requests):
                 name = rollout_id(rollout.lease_id, rollout.index)
-                self._group_of[name] = rollout.group_id
-                self._drawn[name] = arrived(rollout, node_id="").payload
+                self.group_of[name] = rollout.group_id
+                self.drawn[name] = arrived(rollout, node_id="").payload
                 seed = self.problems.seed(rollout.group_id)
                 self._draws[name] = np.array([(seed, rollout.index, len(rollout.completion_ids))], np.uint64)
 
-    def _request(self, lease: SendLease) -> GroupRequest:
+    def request(self, lease: SendLease) -> GroupRequest:
         sampling = self.config.sampling
         return GroupRequest(
             lease_id=lease.lease_id,
@@ -211,7 +215,7 @@ class Learning:
         rollouts: dict[int, list[TrainingRollout]] = {group_id: [] for group_id in planned.group_ids}
         for name in planned.rollout_ids:
             payload = self._received.pop(name)
-            rollouts[self._group_of.pop(name)].append(
+            rollouts[self.group_of.pop(name)].append(
                 TrainingRollout(
                     completion_ids=payload.completion_ids,
                     loss_mask=np.ones(len(payload.completion_ids), dtype=bool),

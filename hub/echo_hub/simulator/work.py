@@ -12,14 +12,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.effects import RolloutReceived, ScoreRecorded, SendLease, StepPlanned
+from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import FinishReason
 
-Record = RolloutReceived | ScoreRecorded | StepPlanned
+Record = RolloutReceived | RolloutsDropped | ScoreRecorded | StepPlanned
 
 
 class Work(Protocol):

@@ -161,6 +161,7 @@ class World:
 
     def _dropped(self, record: RolloutsDropped) -> None:
         self.accounts.drop(record)
+        self.work.record(record)
         self.hours.drop(record.reason, len(record.rollout_ids), self.agenda.now)
 
     def _planned(self, record: StepPlanned) -> None:

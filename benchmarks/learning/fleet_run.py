@@ -1,0 +1,198 @@
+"""A run by a real fleet in virtual time: who is slow, rounds its weights or draws long completions loses more of them.
+
+The nodes are those of a recording (`recording`): each draws by its own engine in its own precision, at the paces that
+its machine took, completions that are as long as the model makes them. Nothing that is unfinished goes on elsewhere.
+Coordinator, problems, scorer and learner are the hub's own, as in every virtual run. What a rollout would have earned
+is known even of those that nobody waited for, and so is whether what was trained is what was drawn:
+
+    length_bias = | mean tokens of what was trained / mean tokens of all that was leased - 1 |
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from benchmarks.learning.engines import Draw, NodeEngine, by_policy
+from benchmarks.learning.recording import RecordedNode
+from benchmarks.learning.virtual_run import Learning, Point, hubs_own
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.effects import RolloutsDropped, SendLease, StepPlanned
+from echo_hub.run.base_model import resolve_base
+from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.work import Record
+from echo_hub.simulator.world import World
+from echo_shared.messages import rollout_id
+
+TRAINED: Final = "trained"
+POOL_OVER_NEED: Final = 1.15
+"""Rollouts that the fleet draws in a step's time over those that the step takes: what hubs keep working
+(`cost.margin`)."""
+MEASURED_PROBLEMS: Final = 64
+"""By which the completions' mean length is known before the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What became of the rollouts of one outcome."""
+
+    outcome: str
+    """`trained`, or why they were dropped."""
+    rollouts: int
+    tokens: float
+    """Mean."""
+    reward: float
+    """Mean of what they earned, or would have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFigures:
+    """What a run by a fleet comes to."""
+
+    points: list[Point]
+    fates: list[Fate]
+    shortest: int
+    """Tokens that 1 % of the completions do not exceed."""
+    longest: int
+    """Tokens that 99 % of them do not exceed."""
+    utilisation: float
+
+    def _mean(self, fates: Sequence[Fate], weigh: str) -> float:
+        return sum(getattr(fate, weigh) * fate.rollouts for fate in fates) / sum(fate.rollouts for fate in fates)
+
+    @property
+    def _trained(self) -> list[Fate]:
+        return [fate for fate in self.fates if fate.outcome == TRAINED]
+
+    @property
+    def length_bias(self) -> float:
+        return abs(self._mean(self._trained, "tokens") / self._mean(self.fates, "tokens") - 1)
+
+    @property
+    def reward_bias(self) -> float:
+        """Mean reward of what was trained less that of all that was leased."""
+        return self._mean(self._trained, "reward") - self._mean(self.fates, "reward")
+
+
+class FleetLearning(Learning):
+    """Knows of every leased rollout how long it is, what it earns, and what became of it."""
+
+    def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
+        super().__init__(config, draw_of.__getitem__)
+        self.tokens: dict[str, int] = {}
+        self.earned: dict[str, float] = {}
+        self.outcomes: dict[str, str] = {}
+
+    def lengths(self, lease: SendLease) -> Mapping[int, int]:
+        names = {index: rollout_id(lease.lease_id, index) for index in lease.indices}
+        if any(name not in self.tokens for name in names.values()):
+            self.sample(lease.policy_version)
+            for name in self.drawn.keys() - self.tokens.keys():
+                ids = self.drawn[name].completion_ids
+                self.tokens[name] = len(ids)
+                self.earned[name] = float(self.problems.respond(self.group_of[name], [ids]))
+        return {index: self.tokens[name] for index, name in names.items()}
+
+    def record(self, record: Record) -> None:
+        match record:
+            case RolloutsDropped():
+                self.outcomes |= dict.fromkeys(record.rollout_ids, record.reason.value)
+            case StepPlanned():
+                self.outcomes |= dict.fromkeys(record.rollout_ids, TRAINED)
+        super().record(record)
+
+    def mean_tokens(self) -> float:
+        """Of the base model's completions of the first problems."""
+        leases = [
+            SendLease(
+                node_id="",
+                lease_id=group_id,
+                group_id=group_id,
+                indices=(0,),
+                seed=self.problems.seed(group_id),
+                policy_version=0,
+                deadline_s=1.0,
+            )
+            for group_id in range(MEASURED_PROBLEMS)
+        ]
+        drawn = by_policy(self.policy, self.policy.published(), [self.request(lease) for lease in leases])
+        return fmean(len(rollout.completion_ids) for rollout in drawn)
+
+    @property
+    def fates(self) -> list[Fate]:
+        """Of all whose outcome is known."""
+        found = []
+        for outcome in sorted({*self.outcomes.values()}, key=lambda outcome: (outcome != TRAINED, outcome)):
+            names = [name for name, became in self.outcomes.items() if became == outcome and name in self.tokens]
+            if names:
+                found.append(
+                    Fate(
+                        outcome=outcome,
+                        rollouts=len(names),
+                        tokens=fmean(self.tokens[name] for name in names),
+                        reward=fmean(self.earned[name] for name in names),
+                    )
+                )
+        return found
+
+
+def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
+    """The figures of one run, from its start to its last step."""
+    base_dir = resolve_base(config.model.base)
+    with tempfile.TemporaryDirectory(prefix="echo-fleet-") as scratch, ExitStack() as engines:
+        draws: dict[tuple[str, str], Draw] = {("torch", "f32"): by_policy}
+        for node in nodes:
+            kind = (node.backend, node.precision)
+            if kind not in draws:
+                directory = Path(scratch) / "-".join(kind)
+                directory.mkdir()
+                engine = NodeEngine(*kind, base_dir=base_dir, scratch=directory)
+                draws[kind] = engines.enter_context(closing(engine))
+        learning = FleetLearning(
+            config, {f"node-{number}": draws[node.backend, node.precision] for number, node in enumerate(nodes)}
+        )
+        learning.note(reward=None, staleness=0.0)
+        world = World(
+            scenario_of(config, nodes, mean_tokens=learning.mean_tokens()),
+            make=partial(hubs_own, config),
+            work=learning,
+            nodes=[node.traits for node in nodes],
+        )
+        world.run()
+        assert world.finished, "nobody has anything to do, and the run is not finished"
+    lengths = np.array(list(learning.tokens.values()))
+    begun, ended = world.steps[0][0], world.steps[-1][1]
+    return FleetFigures(
+        points=learning.points,
+        fates=learning.fates,
+        shortest=int(np.quantile(lengths, 0.01)),
+        longest=int(np.quantile(lengths, 0.99)),
+        utilisation=sum(end - begin for begin, end in world.steps) / (ended - begun),
+    )
+
+
+def scenario_of(config: HubConfig, nodes: Sequence[RecordedNode], *, mean_tokens: float) -> Scenario:
+    """A learner as fast as the fleet lets it be, and versions that take their time to reach the nodes."""
+    training = config.training
+    rollouts = training.groups_per_step * training.group_size
+    drawn_per_s = sum(node.width / node.traits.s_per_token for node in nodes) / mean_tokens
+    step_s = POOL_OVER_NEED * rollouts / drawn_per_s
+    return Scenario.model_validate(
+        {
+            "run": {"mode": config.run.mode, "seed": config.run.seed},
+            "training": {
+                name: getattr(training, name) for name in ("steps", "groups_per_step", "group_size", "max_staleness")
+            },
+            "learner": {"step_s": step_s},
+            "nodes": {"count": len(nodes), "stream_s": 0.0},
+            "measuring": {"warm_up_steps": 0, "limit_s": 20.0 * (step_s + 5.0) * (training.steps + 1)},
+        }
+    )
