@@ -13,9 +13,9 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
@@ -29,6 +29,10 @@ Place = tuple[int, int]
 MOVES: Final[Mapping[str, Place]] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 ATTEMPTS: Final = 2_000
 """Boards that are drawn in search of one that fits."""
+STATES: Final = 200_000
+"""That are met in search of a board that fits, all in all: seconds, whatever the options."""
+STATES_OF_BOARD: Final = 20_000
+"""That are met in search of one board's solution; a board whose solution is farther away is not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +91,36 @@ class Board:
 
 def solution(board: Board) -> str | None:
     """The fewest moves that solve it, of several the first in the order U, D, L, R; None: nothing does."""
-    if board.solved:
-        return ""
+    return _search(board, most_moves=None, most_states=None).moves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Searched:
+    moves: str | None
+    states: int
+    """How many were met on the way."""
+
+
+def _search(board: Board, *, most_moves: int | None, most_states: int | None) -> _Searched:
+    """Breadth-first; without a solution, too, where one has more moves or is not found among so many states."""
     came: dict[tuple[Place, frozenset[Place]], str] = {(board.player, board.boxes): ""}
+    if board.solved:
+        return _Searched(moves="", states=1)
     waiting = deque([board])
-    while waiting:
+    while waiting and (most_states is None or len(came) < most_states):
         now = waiting.popleft()
         moves = came[now.player, now.boxes]
+        if len(moves) == most_moves:
+            break
         for move in MOVES:
             then = now.moved(move)
             if (then.player, then.boxes) in came:
                 continue
             if then.solved:
-                return moves + move
+                return _Searched(moves=moves + move, states=len(came))
             came[then.player, then.boxes] = moves + move
             waiting.append(then)
-    return None
+    return _Searched(moves=None, states=len(came))
 
 
 class SokobanOptions(TaskOptions):
@@ -123,6 +141,12 @@ class SokobanOptions(TaskOptions):
     moves_a_turn: Annotated[int, Field(ge=1, le=64)] = 8
     """What a round's answer has beyond them is passed over."""
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.fewest_moves > self.most_moves:
+            raise ValueError(f"fewest_moves must be at most most_moves, got {self.fewest_moves} and {self.most_moves}")
+        return self
+
 
 class SokobanEnvironment:
     """The reward is 1 for a solved board, however late. A lost game earns up to 0.5: a box on its goal counts, and how
@@ -138,14 +162,20 @@ class SokobanEnvironment:
 
         Raises ConfigError where no board fits the options.
         """
+        left = STATES
         for attempt in range(ATTEMPTS):
             board = drawn(self._options, random.Random(derive_seed("sokoban", seed, attempt)))
-            moves = None if board is None else solution(board)
-            if moves is not None and self._options.fewest_moves <= len(moves) <= self._options.most_moves:
-                return Problem(prompt=f"{board.text}:", metadata={"board": board, "answer": moves})
+            if board is None or is_cornered(board):
+                continue
+            found = _search(board, most_moves=self._options.most_moves, most_states=min(left, STATES_OF_BOARD))
+            if found.moves is not None and len(found.moves) >= self._options.fewest_moves:
+                return Problem(prompt=f"{board.text}:", metadata={"board": board, "answer": found.moves})
+            left -= found.states
+            if left <= 0:
+                break
         raise ConfigError(
             "No Sokoban board fits these options.",
-            got=f"task.options = {self._options.model_dump()}, {ATTEMPTS} boards drawn",
+            got=f"task.options = {self._options.model_dump()}, {attempt + 1} boards drawn",
             do="Allow more moves or fewer boxes and walls, or make the board larger.",
         )
 
@@ -175,6 +205,15 @@ def drawn(options: SokobanOptions, rng: random.Random) -> Board | None:
     chosen = rng.sample(free, 2 * options.boxes + 1)
     goals, boxes = frozenset(chosen[: options.boxes]), frozenset(chosen[options.boxes : -1])
     return Board(edge + 1, edge + 1, frozenset(outer | set(inner)), goals, boxes, chosen[-1])
+
+
+def is_cornered(board: Board) -> bool:
+    """Whether a box is off its goal in a corner of walls, where nothing moves it any more."""
+    return any(
+        not board.walls.isdisjoint({(row - 1, column), (row + 1, column)})
+        and not board.walls.isdisjoint({(row, column - 1), (row, column + 1)})
+        for row, column in board.boxes - board.goals
+    )
 
 
 def distance(board: Board) -> int:

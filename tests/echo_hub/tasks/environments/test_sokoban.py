@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from echo_hub.tasks.base import Problem
+from echo_hub.tasks.environments import sokoban
 from echo_hub.tasks.environments.base import Ending, Observation
-from echo_hub.tasks.environments.sokoban import MOVES, Board, make_sokoban, solution
+from echo_hub.tasks.environments.sokoban import MOVES, Board, is_cornered, make_sokoban, solution
 from echo_shared.errors import ConfigError
 
 
@@ -52,7 +53,9 @@ def test_moves_are_those_of_the_game() -> None:
 
 
 def test_a_board_without_a_solution_has_none() -> None:
-    assert solution(board("#####", "#@-.#", "#$--#", "#####")) is None, "the box is in a corner"
+    assert solution(cornered := board("#####", "#@-.#", "#$--#", "#####")) is None, "the box is in a corner"
+    assert is_cornered(cornered) and not is_cornered(ROOM)
+    assert solution(board("######", "#$-@.#", "######")) is None, "it can be pushed by nobody"
     assert solution(ROOM) == "DRR" and solution(ROOM.played("DRR")) == ""
 
 
@@ -81,16 +84,42 @@ def test_only_so_many_moves_of_a_round_count_whatever_stands_between_them() -> N
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"size": 2}, "size"), ({"walls": 3}, "walls"), ({"turns": 0}, "turns")],
+    [
+        ({"size": 2}, "size"),
+        ({"walls": 3}, "walls"),
+        ({"turns": 0}, "turns"),
+        ({"fewest_moves": 13}, "fewest_moves must be"),
+    ],
 )
 def test_options_that_do_not_fit_are_named(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=rf"(?s)environment:sokoban.*task\.options\.{named}"):
+    with pytest.raises(ConfigError, match=rf"(?s)environment:sokoban.*{named}"):
         make_sokoban(options)
 
 
 def test_options_that_no_board_fits_are_said_to_be_such() -> None:
     with pytest.raises(ConfigError, match=r"(?s)No Sokoban board fits.*fewest_moves"):
         make_sokoban({"size": 3, "fewest_moves": 60, "most_moves": 64}).sample(0)
+
+
+@pytest.mark.parametrize("size", [6, 8])
+def test_a_board_is_found_or_given_up_without_searching_through_all_that_boxes_can_do(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    played = 0
+    moved = Board.moved
+
+    def counted(board: Board, move: str) -> Board:
+        nonlocal played
+        played += 1
+        return moved(board, move)
+
+    monkeypatch.setattr(sokoban, "STATES", 4_000)
+    monkeypatch.setattr(sokoban, "STATES_OF_BOARD", 1_000)
+    monkeypatch.setattr(Board, "moved", counted)
+    hard = make_sokoban({"size": size, "boxes": 3, "inner_walls": 0, "fewest_moves": 60, "most_moves": 64})
+    with pytest.raises(ConfigError, match="No Sokoban board fits"):
+        hard.sample(0)
+    assert 4_000 <= played <= 5 * 4_000
 
 
 def test_more_boxes_are_more_goals() -> None:
