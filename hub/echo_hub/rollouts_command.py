@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -110,7 +110,8 @@ def _print(page: RolloutsPage) -> None:
     from echo_hub.dashboard.formats import excerpt, fixed
 
     titles = ("Id", "Group", "Step", "Version", "Node", "State", "Checked", "Reward", "Tokens", "Leased", "Completion")
-    table = Table(*titles, box=None)
+    has_components = any(row.summary.components for row in page.rollouts)
+    table = Table(*titles, *(("Components",) if has_components else ()), box=None)
     for row in page.rollouts:
         one = row.summary
         table.add_row(
@@ -125,10 +126,16 @@ def _print(page: RolloutsPage) -> None:
             "" if one.num_tokens is None else str(one.num_tokens),
             when(one.leased_at),
             Text(_why_not(one) if row.text is None else excerpt(row.text)),
+            *((components_text(one.components),) if has_components else ()),
         )
     Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
     if page.before:
         typer.echo(f"There are more: --before {page.before}")
+
+
+def components_text(components: Mapping[str, float] | None) -> str:
+    """score 1, format 0.5"""
+    return ", ".join(f"{name} {value:.3g}" for name, value in (components or {}).items())
 
 
 def _why_not(one: RolloutSummary) -> str:
@@ -172,6 +179,7 @@ def _schema(pyarrow: Any) -> Any:
             *((name, number) for name in ("group_id", "index", "turn", "step", "policy_version", "num_tokens")),
             *((name, text) for name in ("state", "drop_reason", "detail", "checked", "not_kept")),
             ("reward", real),
+            ("components", pyarrow.map_(text, real)),
             *((name, real) for name in ("leased_at", "received_at", "scored_at", "final_at", "sampling_s")),
             *((name, text) for name in ("prompt", "completion", "observation", "finish_reason")),
             ("completion_ids", pyarrow.list_(pyarrow.int32())),
@@ -184,6 +192,7 @@ def _schema(pyarrow: Any) -> Any:
 def _row(summary: RolloutSummary, prompt: str, drawn: RolloutText | None) -> dict[str, Any]:
     """A row of `_schema`; what there is nothing of is null."""
     row = {name: getattr(summary, name) for name in RolloutSummary.__dataclass_fields__}
+    row["components"] = None if summary.components is None else list(summary.components.items())
     if drawn is not None:
         row |= {
             "completion": drawn.text,

@@ -186,6 +186,9 @@ class StepRecord:
     """Rollouts dropped before the step was trained, from the first day on, by reason."""
     figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
     """All of `echo_shared.step_figures` by their keys. In JSON they stand among the step's other fields."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    """The mean of each component of the batch's rewards, before it is weighed; empty: they are the task's score
+    alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +252,8 @@ class Evaluation:
     seconds: float
     """Of the sampling engine's time; by nodes, from the first lease to the last completion."""
     evaluated_at: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    """The mean of each component of the rewards, over completions; empty: they are the task's score alone."""
 
     @property
     def text(self) -> str:

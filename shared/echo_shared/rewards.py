@@ -1,8 +1,10 @@
-"""When rewards count as equal: the ledger's and the learner's groups without advantage are the same ones."""
+"""Rewards with their components, and when rewards count as equal: the ledger's and the learner's groups without
+advantage are the same ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 RELATIVE_TOLERANCE: Final = 1e-9
@@ -15,3 +17,28 @@ def all_equal(rewards: Sequence[float]) -> bool:
         return True
     low, high = min(rewards), max(rewards)
     return high - low <= RELATIVE_TOLERANCE * max(1.0, abs(low), abs(high))
+
+
+class Reward(float):
+    """A reward that knows its components, each under its name, before they are weighed."""
+
+    components: Mapping[str, float]
+
+    def __new__(cls, value: float, components: Mapping[str, float]) -> Reward:
+        made = super().__new__(cls, value)
+        made.components = components
+        return made
+
+
+def components_of(reward: float) -> Mapping[str, float] | None:
+    """None where the reward is the task's alone."""
+    return reward.components if isinstance(reward, Reward) else None
+
+
+def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, float] | None:
+    """The mean of each component over the rewards that have it; None where none has any."""
+    found: dict[str, list[float]] = {}
+    for components in of_each:
+        for name, value in (components or {}).items():
+            found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()} or None

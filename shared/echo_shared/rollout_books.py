@@ -7,6 +7,7 @@ stranger's node made up: hostile input.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from echo_shared.books import FLAT
@@ -59,6 +60,8 @@ class RolloutSummary:
     """More of why it was dropped."""
     checked: str
     reward: float | None
+    components: Mapping[str, float] | None
+    """What the reward is made of, before it is weighed; None: it is the task's score alone, or there is none."""
     num_tokens: int | None
     """Drawn; None: it never came in."""
     leased_at: float

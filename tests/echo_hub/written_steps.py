@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import DropReason, FinishReason
 
 
-def train(store: Store, step: int) -> None:
+def train(store: Store, step: int, *, components: Mapping[str, float] | None = None) -> None:
     """A step of one group of two, after one more rollout that was dropped; its reward and its time are its number."""
     ids = (f"{step}-0", f"{step}-1")
     payload = RolloutPayload(
@@ -36,7 +37,8 @@ def train(store: Store, step: int) -> None:
     store.apply([GroupOpened(group_id=step, seed=step), lease], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=(f"{step}-2",), reason=DropReason.EXPIRED)], now=1.0)
     store.apply([RolloutReceived(rollout_id=each, received_at=1.0, payload=payload) for each in ids], now=1.0)
-    store.apply([ScoreRecorded(rollout_id=each, reward=float(step)) for each in ids], now=1.0)
+    scores = [ScoreRecorded(rollout_id=each, reward=float(step), components=components) for each in ids]
+    store.apply(scores, now=1.0)
     planned = StepPlanned(step=step, group_ids=(step,), rollout_ids=ids, staleness=(step % 3,), planned_at=1.0)
     metrics = {"loss": step / 4, "share_without_advantage": 0.5, "train_s": 2.0, "eval_s": 1.0}
     done = StepTrained(step=step, rollout_ids=ids, metrics=metrics, trained_at=1_000.0 + 4 * step)

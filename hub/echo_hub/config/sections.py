@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from echo_hub.config.about_section import AboutConfig
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.operation_sections import AlertsConfig, LogConfig, MetricsConfig
+from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.section import Section
 from echo_hub.config.serving_sections import DisseminationConfig, KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
@@ -101,6 +102,7 @@ class HubConfig(BaseSettings):
     run: RunConfig = RunConfig()
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
+    reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

@@ -372,6 +372,7 @@ class Coordinator:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
             self._ledger.note_scoring(rollout, now)
+            rollout.components = event.components
             self._ledger.groups[rollout.group_id].owner.end_episode(rollout, event.reward)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:

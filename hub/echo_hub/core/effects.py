@@ -77,6 +77,7 @@ class ScoreRecorded:
     rollout_id: str
     reward: float | None
     observation_ids: NDArray[np.int32] | None = None
+    components: Mapping[str, float] | None = None
 
 
 @_effect

@@ -87,6 +87,9 @@ class RolloutScored:
 
     rollout_id: str
     reward: float
+    components: Mapping[str, float] | None = None
+    """What the reward is made of, each under its name; None: of the task's score alone. Not read here; they go into
+    the record that is committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ each of its turns, leased one after the other, because each turn's prompt holds 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -55,6 +55,8 @@ class LeasedRollout:
     """It is or was to be computed again (`trust`)."""
     is_held: bool = False
     """It is scored, and no step may take it yet (`trust`)."""
+    components: Mapping[str, float] | None = None
+    """What the reward is made of, until that is recorded."""
 
     @property
     def drawers(self) -> tuple[str, ...]:

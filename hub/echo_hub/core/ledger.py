@@ -242,8 +242,7 @@ class Ledger:
     def score(self, rollout: LeasedRollout, reward: float) -> None:
         """received → scored, and its episode has ended. The last one completes its group, which is then wanted from
         nobody any more."""
-        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
-        self._move(rollout, ReceiptState.SCORED)
+        self._record_score(rollout, reward)
         rollout.reward = reward
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
@@ -254,6 +253,11 @@ class Ledger:
             if self._episodes_go_on:
                 self._hand_over(group)
 
+    def _record_score(self, rollout: LeasedRollout, reward: float | None) -> None:
+        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward, components=rollout.components))
+        rollout.components = None
+        self._move(rollout, ReceiptState.SCORED)
+
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
         """The rollout's reward has come."""
         if rollout.received_at is not None:
@@ -261,8 +265,7 @@ class Ledger:
 
     def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
         """received → scored → evaluated, with the turns before it: an episode of an evaluation has ended."""
-        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward))
-        self._move(rollout, ReceiptState.SCORED)
+        self._record_score(rollout, reward)
         if reward is not None:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]

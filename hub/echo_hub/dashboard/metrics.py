@@ -118,6 +118,10 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 def _learner(step: StepRecord) -> Iterator[Metric]:
     """The figures of the newest step."""
+    family = GaugeMetricFamily(
+        "echo_reward_component", "Mean of each component of the newest step's rewards.", labels=["component"]
+    )
+    yield _labelled(family, (([name], value) for name, value in step.components.items()))
     for figure in step_figures.STEP_FIGURES:
         if figure.prometheus is not None:
             yield _gauge(figure.prometheus, figure.about, step.figures.get(figure.key))

@@ -83,7 +83,7 @@ def scored_by(pool: ScoringPool) -> Judge:
     """The run's task, in the pool's processes."""
 
     async def judge(played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]:
-        return await pool.call("heldout_respond", played)
+        return await pool.rewards("heldout_respond", played)
 
     return judge
 

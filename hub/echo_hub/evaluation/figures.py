@@ -13,6 +13,7 @@ import numpy as np
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
+from echo_shared.rewards import components_of, mean_components
 
 log = logging.getLogger(__name__)
 
@@ -91,4 +92,6 @@ def summary(
         share_truncated=float(np.mean([attempt.truncated for attempt in attempts])),
         seconds=seconds,
         evaluated_at=time.time(),
+        components=mean_components(components_of(attempt.reward) for attempt in attempts if attempt.reward is not None)
+        or {},
     )

@@ -2,8 +2,9 @@
 
 Each process holds the run's `Problems`, made from its settings, and calls any method of it by name. Calls are sent to a
 process many at a time and answered one by one, so the first call without an answer is the one that its process died of;
-those behind it are handed to another. A call for which a process has no memory left need not be the one that took it,
-and is repeated in a new process. Results are what MessagePack carries: numbers, text, lists, maps, arrays.
+those behind it are handed to another. A call for which a process has no memory left, or in which it was killed for its
+memory, need not be the one that took it, and is repeated in a new process. Results are what MessagePack carries:
+numbers, text, lists, maps, arrays.
 
 With a process ends what its scorers have started: on Linux all of it (`echo_hub.scoring.warden`), on macOS what has
 not put itself in a session of its own, on Windows nothing.
@@ -18,7 +19,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ from typing import Any, Final
 from echo_hub.config.sections import HubConfig
 from echo_hub.scoring.problems import Problems
 from echo_shared.backoff import Restarts
-from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death
+from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, describe_end
 from echo_shared.errors import ScorerError
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
@@ -41,6 +42,8 @@ DEATHS_AT_START: Final = 3
 """Deaths in a row before a first answer after which the pool gives up."""
 RESTART_S: Final = 0.5
 """Seconds before the first new start after such a death; twice that before the second."""
+_CPP_MEMORY_ERROR: Final = "std::bad_alloc"
+"""In the last words of a process whose C++ library was refused memory."""
 _GUARDED: Final = sys.platform == "linux"
 """Each process has a warden, which must not be killed before it has ended what is below it."""
 
@@ -109,6 +112,13 @@ class ScoringPool:
             self._waiting.put_nowait(part)
         await asyncio.gather(*(part.done for part in parts))
         return [result for part in parts for result in part.results]
+
+    async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
+        """As `call`, of `respond` or `heldout_respond`, with components added up: a reward is a number, which knows its
+        components if it has any."""
+        weighing = self._problems.weighing
+        given = await self.call(method, arguments)
+        return [weighing.total(one) if isinstance(one, Mapping) else one for one in given]
 
     async def _work(self, number: int) -> None:
         """Runs one process after the other, until cancelled or none can be started."""
@@ -200,18 +210,36 @@ class ScoringPool:
 
     async def _answer(self, child: SupervisedChild) -> Any:
         """The result of the call that `child` is at: a value, ScorerError, or ScorerDeath."""
-        limit_s = self._config.task.scorer_timeout_s
-        too_long = f"more than task.scorer_timeout_s = {limit_s:g}"
         try:
-            answer = await child.receive(within_s=limit_s + GRACE_S)
+            answer = await child.receive(within_s=self._config.task.scorer_timeout_s + GRACE_S)
         except ChildExited as error:
-            if error.death is Death.LATE or (sys.platform != "win32" and error.returncode == -signal.SIGALRM):
-                return ScorerDeath("The scorer took too long.", got=too_long)
-            if error.returncode == OUT_OF_MEMORY_STATUS:
-                limit = f"MemoryError at task.scorer_memory_mb = {self._config.task.scorer_memory_mb}"
-                return _OutOfMemory("The scorer ran out of memory.", got=limit)
-            return ScorerDeath("The scorer's process died.", got=error.got, do=error.do)
+            return self._death(error)
         return ScorerError("The scorer failed.", got=answer["failed"]) if "failed" in answer else answer["value"]
+
+    def _death(self, error: ChildExited) -> ScorerDeath:
+        """What a call's process has died of, each end under its own name."""
+        task, number = self._config.task, error.returncode or 0
+        how = describe_end(number) + (f": {error.last_words}" if error.last_words else "")
+        if error.death is Death.LATE or (sys.platform != "win32" and number == -signal.SIGALRM):
+            return ScorerDeath(
+                "The scorer took too long.", got=f"more than task.scorer_timeout_s = {task.scorer_timeout_s:g}"
+            )
+        if number == OUT_OF_MEMORY_STATUS or (number < 0 and _CPP_MEMORY_ERROR in error.last_words):
+            limit = f"MemoryError at task.scorer_memory_mb = {task.scorer_memory_mb}"
+            return _OutOfMemory("The scorer ran out of memory.", got=limit if number > 0 else f"{limit}; {how}")
+        if error.death is Death.OUT_OF_MEMORY:
+            return _OutOfMemory(
+                "The scorer's process was killed, most likely because the machine ran out of memory.",
+                got=how,
+                do="Lower task.scorer_memory_mb or task.scorer_processes, or give this machine more memory.",
+            )
+        if error.death is Death.SIGNALLED:
+            is_crash = sys.platform == "win32" or number != -signal.SIGKILL
+            what = "The scorer crashed." if is_crash else "The scorer's process was killed, and not for its memory."
+            return ScorerDeath(what, got=how, do=error.do)
+        if error.death is Death.EXITED:
+            return ScorerDeath("The scorer ended its process.", got=how, do=error.do)
+        return ScorerDeath("The scorer's process died.", got=error.got, do=error.do)
 
 
 class ScorerDeath(ScorerError):

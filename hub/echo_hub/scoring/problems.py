@@ -16,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.run.base_model import PromptCodec
-from echo_hub.tasks.base import ExplainedTask, FileTask, Problem, Task
+from echo_hub.scoring.weighing import Weighing
+from echo_hub.tasks.base import FileTask, Problem, Task
 from echo_hub.tasks.environments.base import Ending, Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
@@ -27,6 +29,8 @@ from echo_hub.tasks.stream import ProblemStream
 from echo_shared.draws import derive_seed
 
 CACHED_PROBLEMS: Final = 16_384
+Response = float | dict[str, float] | NDArray[np.int32]
+"""A score, components, or ids between two turns."""
 
 
 class Problems:
@@ -40,11 +44,12 @@ class Problems:
         codec: PromptCodec,
         run_seed: int,
         max_tokens: int,
+        reward: RewardConfig = RewardConfig(),  # noqa: B008
         cached: int = CACHED_PROBLEMS,
     ) -> None:
         """`max_tokens` of a completion: an episode has no room for another turn of that length when it ends. `cached`:
         so many problems of each kind are kept. Raises ConfigError when the task's bounds of rewards are none."""
-        self.rewards = RewardBounds.of(task)
+        self.weighing = Weighing.of(task, reward)
         self._task = task
         self._stream = stream
         self._codec = codec
@@ -79,8 +84,14 @@ class Problems:
             codec=codec,
             run_seed=config.run.seed,
             max_tokens=config.sampling.max_tokens,
+            reward=config.reward,
             cached=cached,
         )
+
+    @property
+    def rewards(self) -> RewardBounds:
+        """Between which all rewards of the run are."""
+        return self.weighing.rewards
 
     @property
     def multi_turn(self) -> bool:
@@ -95,10 +106,9 @@ class Problems:
         """The token ids [P] int32 of a group's prompt."""
         return self._encoded(group_id)
 
-    def respond(
-        self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
-    ) -> float | NDArray[np.int32]:
-        """What follows the last of an episode's turns so far: its reward, or all ids between this turn and the next.
+    def respond(self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
+        """What follows the last of an episode's turns so far: its score, or the components of its reward, which
+        `weighing` adds up; or all ids between this turn and the next.
 
         `observed_tokens`: all ids between the turns so far. Raises whatever the task raises, and ScorerError for a
         reward that is none of the task's.
@@ -116,7 +126,7 @@ class Problems:
 
     def heldout_respond(
         self, number: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
-    ) -> float | NDArray[np.int32]:
+    ) -> Response:
         """`respond`, for an episode of a held-out problem."""
         return self._respond(self._heldout(number), completions, observed_tokens)
 
@@ -133,37 +143,37 @@ class Problems:
         return {"prompt": problem.prompt, "answer": None if answer is None else str(answer)}
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """Outside of any run: what follows the last of `replies`, which are text: a `reward`, with its `components`
-        where the task says them, or an `observation`. Raises as `respond` does."""
+        """Outside of any run: what follows the last of `replies`, which are text: a `reward`, as `respond` gives it, or
+        an `observation`. Raises as `respond` does."""
         problem = self._task.sample(seed)
         if isinstance(self._task, Environment):
             response = self._task.respond(problem, replies)
-            if isinstance(response, Ending):
-                return {"reward": self.rewards.read(response.reward)}
-            return {"observation": response.text}
-        reward = self.rewards.read(self._task.score(problem, replies[-1]))
-        if not isinstance(self._task, ExplainedTask):
-            return {"reward": reward}
-        parts = self._task.components(problem, replies[-1])
-        return {"reward": reward, "components": {str(name): float(value) for name, value in parts.items()}}
+            if not isinstance(response, Ending):
+                return {"observation": response.text}
+            return {"reward": self.weighing.ended(response, replies, self._length(replies[-1]))}
+        return {"reward": self.weighing.scored(self._task, problem, replies[-1], self._length(replies[-1]))}
 
     def prepare(self) -> None:
         """Samples the held-out set, which no training problem may be in: what is asked first takes no longer then."""
         self._stream.prepare()
 
-    def _respond(
-        self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int
-    ) -> float | NDArray[np.int32]:
+    def _respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int) -> Response:
         replies = [self._codec.decode(ids) for ids in completions]
         if not isinstance(self._task, Environment):
-            return self.rewards.read(self._task.score(problem, replies[-1]))
+            return self.weighing.scored(self._task, problem, replies[-1], len(completions[-1]))
         response = self._task.respond(problem, replies)
         if isinstance(response, Ending):
-            return self.rewards.read(response.reward)
+            return self.weighing.ended(response, replies, len(completions[-1]))
         observation_ids = self._codec.encode_observation(response.text, after=int(completions[-1][-1]))
         said = len(self._codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
         has_room = said + len(observation_ids) + self._max_tokens <= self._codec.context_tokens
-        return observation_ids if has_room else self.rewards.read(response.reward_if_cut)
+        if has_room:
+            return observation_ids
+        return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
+
+    def _length(self, text: str) -> int:
+        """Tokens of a text of no run's."""
+        return len(self._codec.encode_prompt(text)) if text else 0
 
     def _encode(self, group_id: int) -> NDArray[np.int32]:
         return self._codec.encode_prompt(self._problem(group_id).prompt)

@@ -17,6 +17,7 @@ from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 from echo_shared.messages.fields import printable_line
+from echo_shared.rewards import components_of
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Scorer:
         turns = [
             (job.group_id, [*job.earlier_turns, job.payload.completion_ids], job.observed_tokens) for job in possible
         ]
-        responses = await self._pool.call("respond", turns)
+        responses = await self._pool.rewards("respond", turns)
         verdicts = [_verdict(job, response) for job, response in zip(possible, responses, strict=True)]
         failed = [verdict for verdict in verdicts if isinstance(verdict, RolloutRejected)]
         if failed:
@@ -108,7 +109,7 @@ def _verdict(job: ScoringJob, response: float | NDArray[np.int32] | ScorerError)
     elif isinstance(response, np.ndarray):
         return RolloutContinued(rollout_id=job.rollout_id, observation_ids=response)
     else:
-        return RolloutScored(rollout_id=job.rollout_id, reward=response)
+        return RolloutScored(rollout_id=job.rollout_id, reward=float(response), components=components_of(response))
     return RolloutRejected(
         rollout_id=job.rollout_id,
         reason=DropReason.SCORER_FAILED,

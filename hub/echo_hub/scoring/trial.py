@@ -26,9 +26,11 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.draws import derive_seed
 from echo_shared.errors import ScorerError
+from echo_shared.rewards import components_of
 
 AnswerKind = Literal["empty", "copied", "random", "another", "reference", "tagged"]
 FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "random")
@@ -49,7 +51,7 @@ class TriedAnswer:
     error: str = ""
     turns: int = 1
     components: Mapping[str, float] | None = None
-    """The parts of the reward, of a task that says them."""
+    """What the reward is made of, before it is weighed; None: of the task's score alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class _Episode:
     answer: TriedAnswer
     is_over: bool = False
 
-    def said(self, answer: object) -> None:
+    def said(self, answer: object, weighing: Weighing) -> None:
         self.is_over = True
         if isinstance(answer, Mapping) and "observation" in answer:
             if self.answer.turns < MOST_TURNS:
@@ -94,7 +96,8 @@ class _Episode:
             else:
                 self.answer = replace(self.answer, error=f"The episode has not ended after {MOST_TURNS} turns.")
         elif isinstance(answer, Mapping):
-            self.answer = replace(self.answer, reward=answer["reward"], components=answer.get("components"))
+            reward = weighing.total(answer["reward"])
+            self.answer = replace(self.answer, reward=reward, components=components_of(reward))
         else:
             said = answer.brief if isinstance(answer, ScorerError) else repr(answer)
             self.answer = replace(self.answer, error=said)
@@ -123,7 +126,7 @@ async def try_task(
         while waiting := [episode for episode in episodes if not episode.is_over]:
             turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
             for episode, answer in zip(waiting, await pool.call("trial_respond", turns), strict=True):
-                episode.said(answer)
+                episode.said(answer, problems.weighing)
     tried = tuple(
         TriedProblem(
             seed=seed,

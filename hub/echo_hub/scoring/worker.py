@@ -75,6 +75,8 @@ def _call(problems: Problems, method: str, arguments: Sequence[Any], timeout_s: 
         raise
     except Exception as error:
         # A task is a plug-in: whatever it raises is its failure, never a reward and never this process's end.
+        if _is_for_memory(error):
+            raise MemoryError from error
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
         kind = (type(error).__name__, raised_in.f_code.co_filename, line)
         failures[kind] += 1
@@ -83,6 +85,13 @@ def _call(problems: Problems, method: str, arguments: Sequence[Any], timeout_s: 
         return {"failed": repr(error)[:DETAIL_CHARACTERS]}
     finally:
         _set_timer(0)
+
+
+def _is_for_memory(error: BaseException | None) -> bool:
+    """Whether a scorer has told a MemoryError as an error of another kind, as many do."""
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return error is not None
 
 
 def serve(pipe: ParentPipe) -> int:

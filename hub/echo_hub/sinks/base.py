@@ -1,6 +1,7 @@
 """Metric sinks: other programs' curves of a run, beside the hub's own pages. One interface for all.
 
     train/*         the figures of `echo_shared.step_figures`, and the mean reward
+    reward/*        the mean of each component of the step's rewards, where they have several
     rollouts/*      what the step was made of: number, tokens, staleness, and how many a second were trained on
     drops/*         rollouts dropped since the step before, by reason
     eval/*          held-out problems; step is the version that was evaluated

@@ -72,6 +72,7 @@ def _scalars(record: StepRecord, before: StepRecord | None) -> dict[str, float]:
     return {
         **{f"train/{name}": value for name, value in record.figures.items() if value is not None},
         "train/mean_reward": record.mean_reward,
+        **{f"reward/{name}": value for name, value in record.components.items()},
         "rollouts/number": float(record.num_rollouts),
         "rollouts/tokens": float(record.num_tokens),
         "rollouts/groups": float(record.num_groups),
@@ -91,6 +92,7 @@ def _of_evaluation(evaluation: Evaluation) -> Entry:
         f"{accuracy}_error": evaluation.accuracy_error,
         **{f"eval/pass_at_{k}": share for k, share in evaluation.pass_at.items()},
         f"eval/{name}_reward": evaluation.mean_reward,
+        **{f"eval/{name}_reward_{component}": mean for component, mean in evaluation.components.items()},
         f"eval/{name}_tokens": evaluation.mean_tokens,
         f"eval/{name}_truncated": evaluation.share_truncated,
         f"eval/{name}_unscored": float(evaluation.num_unscored),

@@ -29,6 +29,7 @@ from echo_shared.messages import (
     ReceiptState,
     rollout_id,
 )
+from echo_shared.rewards import Reward
 
 _Key = TypeVar("_Key")
 
@@ -107,7 +108,7 @@ class EvaluatedEpisode:
     truncated: bool
     """Any of its turns was cut off by length."""
     reward: float | None
-    """None: the scorer failed."""
+    """With its components, where it has any; None: the scorer failed."""
     leased_at: float
     """When its first turn was leased."""
     received_at: float
@@ -432,6 +433,7 @@ def read_evaluated(connection: Connection, policy_version: int) -> list[Evaluate
             rollouts.c.index.label("at"),
             rollouts.c.num_tokens,
             rollouts.c.reward,
+            rollouts.c.components,
             rollouts.c.leased_at,
             rollouts.c.received_at,
             payloads.c.finish_reason,
@@ -449,12 +451,16 @@ def read_evaluated(connection: Connection, policy_version: int) -> list[Evaluate
                 about=about,
                 num_tokens=sum(turn.num_tokens for turn in turns),
                 truncated=any(turn.finish_reason == FinishReason.LENGTH for turn in turns),
-                reward=turns[-1].reward,
+                reward=_reward(turns[-1]),
                 leased_at=turns[0].leased_at,
                 received_at=turns[-1].received_at,
             )
         )
     return episodes
+
+
+def _reward(row: Any) -> float | None:
+    return row.reward if row.reward is None or row.components is None else Reward(row.reward, row.components)
 
 
 def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) -> list[Receipt]:

@@ -233,6 +233,7 @@ _TRAINED_STEPS: Final = select(
     steps.c.num_rollouts,
     steps.c.num_tokens,
     steps.c.mean_reward,
+    steps.c.components,
     steps.c.staleness,
     steps.c.metrics,
     steps.c.dropped,
@@ -260,6 +261,7 @@ def _step_record(row: Any) -> StepRecord:
         num_rollouts=row.num_rollouts,
         num_tokens=row.num_tokens,
         mean_reward=row.mean_reward,
+        components=row.components or {},
         staleness_mean=fmean(row.staleness),
         staleness_max=max(row.staleness),
         dropped=row.dropped or {},
@@ -337,6 +339,7 @@ def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
                 **row._mapping,
                 "kind": EvaluationKind(row.kind),
                 "pass_at": {int(k): share for k, share in row.pass_at.items()},
+                "components": row.components or {},
             }
         )
         for row in sorted(rows, key=lambda row: (row.policy_version, row.kind))

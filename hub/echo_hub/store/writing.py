@@ -8,7 +8,7 @@ found stands beside the state, and may come when that is final.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +43,7 @@ from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_of, final_so_far, tally, tally_checking, tally_costs
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.rewards import mean_components
 
 _Rows = list[dict[str, Any]]
 
@@ -58,7 +59,12 @@ _RECEIVE = (
 _SCORE = (
     update(rollouts)
     .where(*_KEY, rollouts.c.state == ReceiptState.RECEIVED)
-    .values(state=ReceiptState.SCORED, reward=bindparam("new_reward"), scored_at=bindparam("at_s"))
+    .values(
+        state=ReceiptState.SCORED,
+        reward=bindparam("new_reward"),
+        components=bindparam("new_components", type_=rollouts.c.components.type),
+        scored_at=bindparam("at_s"),
+    )
 )
 _ANSWER = (
     update(payloads)
@@ -178,7 +184,11 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
 
 
 def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float) -> None:
-    rows = [row for record in records for row in _keys([record.rollout_id], new_reward=record.reward, at_s=now)]
+    rows = [
+        row
+        for record in records
+        for row in _keys([record.rollout_id], new_reward=record.reward, new_components=record.components, at_s=now)
+    ]
     _change(connection, _SCORE, rows, "scored")
     answers = [
         row
@@ -215,11 +225,20 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
                 "num_rollouts": len(record.rollout_ids),
                 "num_tokens": int(tokens),
                 "mean_reward": float(reward),
+                "components": _mean_components(connection, record.group_ids),
                 "planned_at": record.planned_at,
                 "pruned": False,
             },
         )
         connection.execute(update(groups).where(groups.c.group_id.in_(record.group_ids)).values(step=record.step))
+
+
+def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict[str, float] | None:
+    """Of a planned batch, each over the episodes that have it; None where rewards have no components."""
+    query = select(rollouts.c.components).where(
+        rollouts.c.state == ReceiptState.SCORED, rollouts.c.components.is_not(None)
+    )
+    return mean_components(connection.scalars(query.where(rollouts.c.group_id.in_(group_ids))))
 
 
 def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> None:

@@ -41,11 +41,30 @@ class BoundedTask(Protocol):
 
 @runtime_checkable
 class ExplainedTask(Task, Protocol):
-    """A task that says what its rewards are made of, to whoever reads `echo-hub try-task`. Training takes `score`
-    alone."""
+    """A task that gives more than its score: components, which are shown beside it, and weigh what the run's settings,
+    or the task itself (`WeighedTask`), give them."""
 
     def components(self, problem: Problem, completion: str) -> Mapping[str, float]:
-        """The parts of the reward of `completion`, each under its name."""
+        """Each under its name, `score` not among them. What has a weight is in 0..1, unless `component_bounds` says
+        otherwise."""
+
+
+@runtime_checkable
+class MeasuredTask(Protocol):
+    """A task, or an environment, that says which components it gives, and between which bounds each is."""
+
+    @property
+    def component_bounds(self) -> Mapping[str, tuple[float, float]]:
+        """All of them; what is not there is in 0..1."""
+
+
+@runtime_checkable
+class WeighedTask(Protocol):
+    """A task, or an environment, that says itself what its components weigh where the run's settings do not."""
+
+    @property
+    def component_weights(self) -> Mapping[str, float]:
+        """By name; what is not there weighs nothing, the score (`score`) included."""
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ the mean of its group and of its evaluation.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 from dataclasses import dataclass
 from typing import Final, SupportsFloat
@@ -14,6 +15,7 @@ from typing import Final, SupportsFloat
 from echo_hub.tasks.base import BoundedTask, Task
 from echo_hub.tasks.environments.base import Environment
 from echo_shared.errors import ConfigError, ScorerError
+from echo_shared.rewards import components_of
 
 MAX_REWARD: Final = 1e6
 """The largest reward of any task, in size: the learner's float32 squares differences of rewards."""
@@ -22,12 +24,20 @@ ROUNDING: Final = 1e-6
 the highest a problem still counts as solved."""
 
 
+SCORE: Final = "score"
+"""The component that is the task's own reward."""
+COMPONENT_NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")
+"""Names of components stand in the names of figures, and on pages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBounds:
     """The bounds of a task's rewards; both are possible rewards."""
 
     lowest: float = 0.0
     highest: float = 1.0
+    of_score: RewardBounds | None = None
+    """Of the component `score`, where a reward has several."""
 
     @classmethod
     def of(cls, task: Task | Environment) -> RewardBounds:
@@ -57,5 +67,9 @@ class RewardBounds:
         return self.lowest - slack <= reward <= self.highest + slack
 
     def is_solved(self, reward: float) -> bool:
-        """Whether a held-out problem with this reward is solved: graders give less for a right form alone."""
+        """Whether a held-out problem with this reward is solved: graders give less for a right form alone. Of a reward
+        with several components the task's own says so."""
+        components = components_of(reward)
+        if self.of_score is not None and components is not None and SCORE in components:
+            return self.of_score.is_solved(components[SCORE])
         return reward >= self.highest - ROUNDING * (self.highest - self.lowest)

@@ -126,6 +126,7 @@ def rollout_summary(node: NodeView, number: int, *, checked: str) -> RolloutSumm
         detail="",
         checked=checked,
         reward=0.5,
+        components={"score": 1.0, "format": 0.0},
         num_tokens=6,
         leased_at=STARTED + 100 - number,
         received_at=STARTED + 101,

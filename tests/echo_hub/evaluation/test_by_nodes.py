@@ -15,6 +15,7 @@ from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
 from echo_shared import draws
 from echo_shared.books import EvaluationKind
+from echo_shared.rewards import Reward
 
 
 def episode(number: int, reward: float | None, *, greedy: bool = False, at: float = 0.0) -> EvaluatedEpisode:
@@ -43,6 +44,16 @@ def test_the_figures_by_hand() -> None:
     assert (sampled.samples, sampled.num_unscored, sampled.seconds) == (3, 1, 2.0)
     assert sampled.accuracy == pytest.approx((2 / 3 + 1 / 2) / 2)
     assert sampled.pass_at == {2: pytest.approx((1.0 + 1.0) / 2), 3: 1.0}
+
+
+def test_accuracy_goes_by_the_score_where_a_reward_has_components() -> None:
+    bounds = RewardBounds(lowest=0.0, highest=1.5, of_score=RewardBounds())
+    rewards = [Reward(1.0, {"score": 1.0, "format": 0.0}), Reward(0.5, {"score": 0.0, "format": 1.0})]
+    (greedy,) = figures(
+        6, [episode(number, reward, greedy=True) for number, reward in enumerate(rewards)], rewards=bounds
+    )
+    assert (greedy.accuracy, greedy.mean_reward) == (0.5, 0.75)
+    assert greedy.components == {"score": 0.5, "format": 0.5}
 
 
 class World:

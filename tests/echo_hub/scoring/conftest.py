@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -19,6 +20,7 @@ from echo_hub.scoring.problems import Problems
 
 NUMBERS = '''
 """Any plug-in: the reward is the completion read as a number; some numbers are bad luck."""
+import ctypes
 import os
 import signal
 import subprocess
@@ -74,6 +76,18 @@ class Numbers:
             bytearray(2**40)
         if number == 20:
             raise SystemExit(3)
+        if number == 130:
+            ctypes.string_at(0)
+        if number == 131:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 132:
+            try:
+                bytearray(2**40)
+            except MemoryError:
+                raise ValueError("no room for so many candidates")
+        if number == 133:
+            os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\\n")
+            os.abort()
         if number == 21:
             return os.getpid() / 2**22  # Linux has no higher number.
         if number == 12:
@@ -106,9 +120,13 @@ def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     monkeypatch.syspath_prepend(tmp_path)
     base_dir = resolve_base("builtin:tiny")
 
-    def open_pool(**settings: Any) -> AbstractAsyncContextManager[ScoringPool]:
+    def open_pool(*, reward: Any = None, **settings: Any) -> AbstractAsyncContextManager[ScoringPool]:
         chosen = {"name": "python:numbers_task:make", "scorer_timeout_s": 1.0, **settings}
-        config = HubConfig(task=TaskConfig(**chosen), evaluation=EvaluationConfig(problems=2))
+        config = HubConfig(
+            task=TaskConfig(**chosen),
+            evaluation=EvaluationConfig(problems=2),
+            reward=RewardConfig.model_validate(reward or {}),
+        )
         problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir))
         return ScoringPool.open(config, problems, base_dir=base_dir, logs=tmp_path / "logs")
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.store import Store
 from echo_hub.tasks.rewards import RewardBounds
+from echo_shared import process_memory
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -129,7 +131,62 @@ async def test_a_failure_is_that_calls_alone(numbers_pool: Opens, number: int, w
         assert await rewards(pool, 53) == [0.53]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")
+posix = pytest.mark.skipif(os.name == "nt", reason="signals")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "got"),
+    [
+        pytest.param(18, "The scorer took too long.", "scorer_timeout_s = 1", marks=posix),
+        pytest.param(19, "The scorer ran out of memory.", "MemoryError at task.scorer_memory_mb = 2048", marks=linux),
+        pytest.param(132, "The scorer ran out of memory.", "MemoryError at task.scorer_memory_mb = 2048", marks=linux),
+        pytest.param(133, "The scorer ran out of memory.", "killed by SIGABRT: terminate called", marks=posix),
+        pytest.param(130, "The scorer crashed.", "killed by SIGSEGV", marks=posix),
+        pytest.param(16, "The scorer crashed.", "killed by SIGABRT", marks=posix),
+        (20, "The scorer ended its process.", "exit status 3"),
+        (13, "The scorer failed.", "13 brings bad luck"),
+    ],
+)
+async def test_each_end_of_a_scorer_has_its_own_name(numbers_pool: Opens, number: int, what: str, got: str) -> None:
+    async with numbers_pool(scorer_processes=1) as pool:
+        (bad,) = await rewards(pool, number)
+    assert isinstance(bad, ScorerError)
+    assert bad.what == what
+    assert got in str(bad.got)
+
+
+@posix
+@pytest.mark.parametrize(
+    ("counts", "what"),
+    [
+        ([0, 1], "The scorer's process was killed, most likely because the machine ran out of memory."),
+        ([7, 7], "The scorer's process was killed, and not for its memory."),
+        ([None, None], "The scorer's process was killed, most likely because the machine ran out of memory."),
+    ],
+)
+async def test_a_kill_for_memory_is_told_by_the_kernels_own_count(
+    numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch, counts: list[int | None], what: str
+) -> None:
+    """`counts`: before and after, of each process that begins; a call that is repeated begins another."""
+    monkeypatch.setattr(process_memory, "kernel_kills", itertools.cycle(counts).__next__)
+    async with numbers_pool(scorer_processes=1) as pool:
+        (killed,) = await rewards(pool, 131)
+    assert isinstance(killed, ScorerDeath)
+    assert killed.what == what and "SIGKILL" in str(killed.got)
+
+
+@posix
+async def test_a_pattern_that_backtracks_for_ever_costs_that_completion_alone(numbers_pool: Opens) -> None:
+    reward = {"format": r"(\d+)+x|\d\d", "weights": {"format": 0.5}}
+    texts = ("50", "0" * 40 + "60", "051")
+    async with numbers_pool(scorer_processes=1, reward=reward) as pool:
+        first, stuck, last = await pool.rewards("respond", [(3, [CODEC.encode_prompt(text)]) for text in texts])
+    assert (first, last) == (1.0, 0.51)
+    assert isinstance(stuck, ScorerDeath) and stuck.what == "The scorer took too long."
+
+
+@linux
 async def test_who_took_the_memory_is_not_known_so_a_call_is_repeated_in_a_new_process(numbers_pool: Opens) -> None:
     async with numbers_pool(scorer_processes=1, scorer_memory_mb=512, scorer_timeout_s=30.0) as pool:
         assert await rewards(pool, *[10] * 10, 50) == [0.1] * 10 + [0.5]

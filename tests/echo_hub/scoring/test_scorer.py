@@ -90,6 +90,18 @@ async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
     assert bench.loaded == [[f"1-{number}" for number in range(count)]]
 
 
+async def test_components_are_weighed_and_told_with_the_reward(numbers_pool: Opens) -> None:
+    reward = {"format": r"\d\d", "weights": {"format": 0.5}}
+    async with numbers_pool(scorer_processes=1, reward=reward) as pool:
+        bench = Bench(pool)
+        for index, text in enumerate(("50", "050")):
+            bench.commit(f"1-{index}", text)
+        verdicts = await bench.judge(2)
+    first, second = sorted(verdicts, key=lambda verdict: verdict.rollout_id)
+    assert first == RolloutScored(rollout_id="1-0", reward=1.0, components={"score": 0.5, "format": 1.0})
+    assert second == RolloutScored(rollout_id="1-1", reward=0.5, components={"score": 0.5, "format": 0.0})
+
+
 async def test_what_was_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
     bench.scorer.submit("0-0")
     bench.commit("1-0", "50")

@@ -138,7 +138,7 @@ async def test_a_scorer_has_the_limits_of_a_run(tmp_path: Path, odd: str) -> Non
 
 async def test_the_parts_of_a_reward_are_told(tmp_path: Path, odd: str) -> None:
     found = await tried(tmp_path, f"{odd}:Told", {}, count=1)
-    assert [answer.components for answer in answers(found, "reference")] == [{"right": 1.0, "short": 1.0}]
+    assert [answer.components for answer in answers(found, "reference")] == [{"score": 1.0, "right": 1.0, "short": 1.0}]
 
 
 async def test_an_episode_that_never_ends_is_an_error(tmp_path: Path, odd: str) -> None:

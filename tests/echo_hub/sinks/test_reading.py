@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from echo_hub.sinks import reading as module
@@ -26,9 +28,19 @@ def test_a_steps_figures_by_tag(store: Store) -> None:
     }
 
 
+def test_the_means_of_components_have_tags_of_their_own(store: Store) -> None:
+    train(store, 1, components={"score": 0.25, "format": 1.0})
+    (entry,) = Reading(store, Position()).read()
+    assert {tag: entry.scalars[tag] for tag in ("reward/score", "reward/format")} == {
+        "reward/score": 0.25,
+        "reward/format": 1.0,
+    }
+
+
 def test_an_evaluations_figures_by_tag(store: Store) -> None:
-    store.record_evaluations(evaluated(3, 0.5))
+    store.record_evaluations([replace(each, components={"format": 0.5}) for each in evaluated(3, 0.5)])
     greedy, sampled = Reading(store, Position()).read()
+    assert sampled.scalars["eval/sampled_reward_format"] == 0.5
     assert greedy.policy_version == 3 and greedy.at == 2_003.0
     assert greedy.scalars["eval/greedy_accuracy"] == 0.5 and greedy.scalars["eval/greedy_accuracy_error"] == 0.125
     assert sampled.scalars["eval/mean_at_4"] == 0.25 and sampled.scalars["eval/pass_at_4"] == 0.75

@@ -19,6 +19,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import Span
+from echo_hub.store.browsing import NEWEST
 from echo_hub.store.database import open_to_read
 from echo_hub.store.store import Store
 from echo_hub.store.tables import payloads
@@ -26,6 +27,7 @@ from echo_hub.store.writing import WRITERS, key_of
 from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import RolloutFilter
 
 
 def test_key_of_a_rollout() -> None:
@@ -142,6 +144,22 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     (group,) = store.load_batch(1)
     assert [[span.policy_version for span in each.turns[0].spans] for each in group.episodes] == [[4, 6], [5]]
     assert group.episodes[0].turns[0].spans == spans
+
+
+def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(store: Store, records: Any) -> None:
+    store.apply([*records.opened(0), records.leased(1, 0, 0, 1, 2), *records.received("1-0", "1-1", "1-2")], now=1.0)
+    told = [{"score": 1.0, "format": 0.5}, {"score": 0.0}, None]
+    scores = [
+        ScoreRecorded(rollout_id=f"1-{number}", reward=0.5, components=components)
+        for number, components in enumerate(told)
+    ]
+    ids = ("1-0", "1-1", "1-2")
+    store.apply([*scores, records.planned(1, (0,), ids)], now=2.0)
+    store.apply([StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=5.0)], now=5.0)
+    found = store.find_rollouts(RolloutFilter(), NEWEST, 9).rollouts
+    assert [each.components for each in sorted(found, key=lambda each: each.rollout_id)] == told
+    (step,) = store.steps_history()
+    assert step.components == {"score": 0.5, "format": 0.5}
 
 
 def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from echo_hub.tasks.base import Problem
@@ -15,7 +15,8 @@ class Observation:
 
     text: str
     reward_if_cut: float = 0.0
-    """The episode's reward if the conversation has no room for another turn in the base model's context."""
+    """The episode's reward if the conversation has no room for another turn in the base model's context. Then it has no
+    components, and those with a weight count as their lowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Ending:
     """The episode is over. `reward` is in 0..1 unless the environment is an `echo_hub.tasks.base.BoundedTask`."""
 
     reward: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    """More than the reward, each under its name: as those of an `echo_hub.tasks.base.ExplainedTask`."""
 
 
 Response = Observation | Ending

@@ -1,0 +1,73 @@
+"""What a rollout's reward is made of: components, each with a weight."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, model_validator
+
+from echo_hub.config.section import Section
+from echo_hub.tasks.rewards import COMPONENT_NAME
+
+FORMAT: Final = "format"
+TAGGED: Final = "tagged"
+LENGTH: Final = "length"
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"it is no regular expression: {error}") from error
+    return pattern
+
+
+class RewardConfig(Section):
+    """What a rollout's reward is made of: the sum of all components, each times its weight. The task's own reward is
+    the component `score`. A task of yours may give more, and those below can stand beside any task's. An evaluation's
+    accuracy goes by `score` alone."""
+
+    weights: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], Annotated[float, Field(ge=-1000, le=1000)]] = (
+        Field(default_factory=dict)
+    )
+    """The weight of each component by its name, such as {score = 1.0, format = 0.2}. What is left out has the task's
+    own weight, if that says any; else 1 for `score`, and 0 for all others: these are computed and shown, and earn
+    nothing."""
+    format: Annotated[str, Field(max_length=2_000), AfterValidator(_compiles)] = ""
+    """The component `format`: 1 where this regular expression of Python's matches the whole completion without white
+    space around it, a dot being any character; else 0. "" = there is none. task.scorer_timeout_s ends one that takes
+    too long, and that rollout is dropped: beware of patterns like (a+)+."""
+    tagged: Annotated[str, Field(pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,31})?$")] = ""
+    """The component `tagged`: 1 where the completion has exactly one <answer>...</answer> with text in it, for
+    "answer"; else 0. "" = there is none."""
+    length_least: Annotated[int, Field(ge=0, le=131_072)] = 0
+    """The component `length`, of a completion's tokens: 1 from so many tokens to length_most; below, it falls to 0 with
+    the length."""
+    length_most: Annotated[int, Field(ge=0, le=131_072)] = 0
+    """See length_least; 0 = no end. Above, it falls in a straight line to 0 at length_zero."""
+    length_zero: Annotated[int, Field(ge=0, le=131_072)] = 0
+    """See length_most; 0 = twice that."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The components that stand beside any task's."""
+        chosen = {FORMAT: self.format, TAGGED: self.tagged, LENGTH: self.length_least or self.length_most}
+        return tuple(name for name, is_there in chosen.items() if is_there)
+
+    @model_validator(mode="after")
+    def _lengths_rise(self) -> RewardConfig:
+        if self.length_most and self.length_least > self.length_most:
+            raise ValueError("reward.length_least must be at most reward.length_most")
+        if self.length_zero and not self.length_most:
+            raise ValueError("reward.length_most must be above 0 with reward.length_zero")
+        if self.length_zero and self.length_zero <= self.length_most:
+            raise ValueError("reward.length_zero must be more than reward.length_most")
+        absent = {FORMAT, TAGGED, LENGTH} & self.weights.keys() - set(self.names)
+        if FORMAT in absent:
+            raise ValueError('reward.format must hold a regular expression when reward.weights names "format"')
+        if LENGTH in absent:
+            raise ValueError('reward.length_most or length_least must be above 0 when reward.weights names "length"')
+        if TAGGED in absent:
+            raise ValueError('reward.tagged must hold a tag, such as "answer", when reward.weights names "tagged"')
+        return self

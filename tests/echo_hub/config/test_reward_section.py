@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from echo_hub.config.reward_section import RewardConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"format": "("}, "no regular expression"),
+        ({"weights": {"format": 1.0}}, "reward.format must hold"),
+        ({"weights": {"length": 1.0}}, "length_most"),
+        ({"weights": {"tagged": 1.0}}, "reward.tagged must hold"),
+        ({"weights": {"score": float("nan")}}, "finite"),
+        ({"weights": {"a b": 1.0}}, "match pattern"),
+        ({"length_zero": 5}, "reward.length_most must be above 0"),
+        ({"length_most": 5, "length_zero": 5}, "more than reward.length_most"),
+        ({"length_most": 5, "length_least": 6}, "at most reward.length_most"),
+        ({"tagged": "a>"}, "match pattern"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_mend(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        RewardConfig.model_validate(settings)
+
+
+def test_the_names_are_those_that_are_asked_for() -> None:
+    assert RewardConfig().names == ()
+    assert RewardConfig(format="x", length_least=3).names == ("format", "length")
