@@ -25,7 +25,7 @@ from echo_hub.core.effects import (
     RolloutReceived,
     TrustDecided,
 )
-from echo_hub.core.events import Event, Tick
+from echo_hub.core.events import Event, RolloutArrived, Tick
 from echo_hub.garbage import Garbage
 from echo_hub.operation.events import decision_line
 from echo_hub.store.async_store import AsyncStore
@@ -52,7 +52,8 @@ TICK_S: Final = 1.0
 
 class Driver:
     """The coordinator's driver. `report` and `note` from anywhere on the loop, also before `run`; `noted` is called
-    when what was noted can be read from the store."""
+    when what was noted can be read from the store, `arrived` makes of a rollout that has come in what the coordinator
+    is told."""
 
     def __init__(
         self,
@@ -61,8 +62,10 @@ class Driver:
         store: AsyncStore,
         clock: Callable[[], float],
         noted: Callable[[], object] = lambda: None,
+        arrived: Callable[[RolloutArrived], RolloutArrived] = lambda event: event,
     ) -> None:
         self.coordinator = coordinator
+        self._arrived = arrived
         self.num_received = 0
         """Rollouts committed since the start."""
         self._store = store
@@ -82,7 +85,7 @@ class Driver:
     async def report(self, event: Event) -> None:
         """Waits while the inbox is full. Once `run` has ended, nobody listens and nobody waits."""
         if not self._ended:
-            await self._inbox.put(event)
+            await self._inbox.put(self._arrived(event) if isinstance(event, RolloutArrived) else event)
 
     def note(self, event: RunEvent) -> None:
         """Has it written down with the next turn."""

@@ -122,6 +122,7 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
         loss_mask=np.concatenate(drawn),
         behavior_logprobs=np.concatenate(logprobs),
         reward=nan if episode.reward is None else episode.reward,
+        turn_rewards=np.array([turn.turn_reward for turn in episode.turns[:-1]], np.float64),
         truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
         mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
         num_versions=len(set(versions)),

@@ -66,6 +66,7 @@ from echo_hub.resources import Resources
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.scorer import Scorer
+from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.sibling_runs import SiblingRuns
 from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.totals import TotalsNews
@@ -96,7 +97,11 @@ class Hub:
         self._changes = Changes()
         # In this order: each is given what it needs of those before it.
         self._driver = Driver(
-            coordinator=opened.coordinator, store=opened.store, clock=time.time, noted=self._changes.notify
+            coordinator=opened.coordinator,
+            store=opened.store,
+            clock=time.time,
+            noted=self._changes.notify,
+            arrived=StopStrings.of_run(config, opened.codec).arrived,
         )
         self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
         self._distributor = self._make_distributor()

@@ -36,6 +36,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.store.actions import ActionBooks
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
@@ -167,6 +168,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "the content of the task's files": content_hash,
         "task.system_prompt": config.task.system_prompt,
         "task.prompt_suffix": config.task.prompt_suffix,
+        "task.template_options": config.task.template_options,
         "evaluation.problems": config.evaluation.problems,
         "training.groups_per_step": config.training.groups_per_step,
         "training.group_size": config.training.group_size,
@@ -235,6 +237,7 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
         vocabulary_size=vocabulary_size,
         max_tokens=config.sampling.max_tokens,
         stop_ids=frozenset(codec.stop_ids),
+        stop_strings=StopStrings.of_run(config, codec),
     )
 
 
@@ -258,6 +261,7 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool, secret: bytes =
         interrupts=config.training.on_new_version == "interrupt",
         multi_turn=multi_turn,
         dynamic_sampling=config.training.dynamic_sampling,
+        discount=config.training.discount if config.training.credit == "turn" else None,
         tokens_per_step=config.training.tokens_per_step,
         run_seed=config.run.seed,
         evaluation_problems=config.evaluation.problems if config.evaluation.by == "nodes" else 0,

@@ -15,7 +15,8 @@ import numpy as np
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.payload import Span
-from echo_hub.learner.weighting import advantages, overlong_penalty
+from echo_hub.learner.credit import EpisodeRewards, turn_advantages
+from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.browsing import NEWEST, BatchReward, Key, StoredTokens, evaluation_text
@@ -49,6 +50,7 @@ class RolloutReader:
         self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Callable[[], Problems]
     ) -> None:
         self._objective = config.objective.resolved()
+        self._training = config.training
         self._max_tokens = config.sampling.max_tokens
         self._store = store
         self._codec = codec
@@ -125,13 +127,13 @@ class RolloutReader:
         return rows, last
 
     def _view(
-        self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[int, float]
+        self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[tuple[int, int], float]
     ) -> RolloutView:
         found = tokens.get(key_of(summary.rollout_id))
         is_part = summary.state in ("scored", "trained")
         return RolloutView(
             summary=summary,
-            advantage=gains.get(summary.index) if is_part else None,
+            advantage=gains.get((summary.index, summary.turn)) if is_part else None,
             drawn=None if found is None else replace(self._drawn(summary, found), pieces=self._pieces(summary, found)),
         )
 
@@ -161,19 +163,23 @@ class RolloutReader:
             pieces.append(Piece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
         return tuple(pieces)
 
-    def _advantages(self, step: int, group_id: int) -> dict[int, float]:
-        """Of the episodes of a group in a step's batch, by index."""
+    def _advantages(self, step: int, group_id: int) -> dict[tuple[int, int], float]:
+        """Of the turns of the episodes of a group in a step's batch, by index and turn."""
         ends: dict[int, list[BatchReward]] = {}
         for end in self._store.batch_rewards(step):
             ends.setdefault(end.group_id, []).append(end)
-        rewards = [np.array([end.reward + self._penalty(end.num_tokens) for end in group]) for group in ends.values()]
-        gains = dict(zip(ends, advantages(rewards, self._objective.chosen_advantage), strict=True))
-        if group_id not in gains:
-            return {}
-        return {end.index: float(gain) for end, gain in zip(ends[group_id], gains[group_id], strict=True)}
+        rewards = [[self._rewards(end) for end in group] for group in ends.values()]
+        kind = self._objective.chosen_advantage
+        gains = dict(zip(ends, turn_advantages(rewards, self._training, kind), strict=True))
+        return {
+            (end.index, turn): float(gain)
+            for end, of_turns in zip(ends.get(group_id, ()), gains.get(group_id, ()), strict=True)
+            for turn, gain in enumerate(of_turns)
+        }
 
-    def _penalty(self, num_tokens: int) -> float:
-        return overlong_penalty(num_tokens, self._objective, max_tokens=self._max_tokens)
+    def _rewards(self, end: BatchReward) -> EpisodeRewards:
+        penalty = overlong_penalty(end.num_tokens, self._objective, max_tokens=self._max_tokens)
+        return EpisodeRewards(reward=end.reward + penalty, turn_rewards=end.turn_rewards)
 
 
 def _spans(summary: RolloutSummary, stored: StoredTokens) -> tuple[Span, ...]:

@@ -79,7 +79,7 @@ async def _try(config: HubConfig, count: int) -> Trial:
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec, heldout_prompts=())
     with tempfile.TemporaryDirectory(prefix="echo-try-task-") as logs:
-        return await tried(config, problems, codec, base_dir=base_dir, logs=Path(logs), count=count)
+        return await tried(config, problems, problems.codec, base_dir=base_dir, logs=Path(logs), count=count)
 
 
 def _print(problem: TriedProblem, title: str) -> None:

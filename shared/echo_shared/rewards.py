@@ -1,5 +1,5 @@
-"""Rewards with their components, and when rewards count as equal: the ledger's and the learner's groups without
-advantage are the same ones."""
+"""Rewards with their components; when rewards count as equal, and what is still to come at each turn of an episode: the
+ledger's and the learner's groups without advantage are the same ones."""
 
 from __future__ import annotations
 
@@ -42,3 +42,20 @@ def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, 
         for name, value in (components or {}).items():
             found.setdefault(name, []).append(value)
     return {name: math.fsum(values) / len(values) for name, values in found.items()} or None
+
+
+def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) -> list[float]:
+    """For each turn of an episode what it and those behind it have earned, each further one `discount` times as much.
+
+    `turn_rewards`: of all turns but the last, which has earned the rest of the episode's `reward`.
+    """
+    found = [reward - math.fsum(turn_rewards)]
+    for earned in reversed(turn_rewards):
+        found.append(earned + discount * found[-1])
+    return found[::-1]
+
+
+def of_each_turn(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
+    """For each turn the returns of all episodes that came to it, in their order. `episodes`: the `returns` of each."""
+    most = max(map(len, episodes), default=0)
+    return [[found[turn] for found in episodes if turn < len(found)] for turn in range(most)]

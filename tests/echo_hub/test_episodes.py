@@ -60,6 +60,13 @@ def test_what_the_environment_said_is_masked_out() -> None:
     )
 
 
+def test_what_turns_have_earned_is_known_of_all_but_the_last() -> None:
+    turns = (replace(turn(ids(3), ids(5)), turn_reward=-0.5), replace(turn(ids(4), ids(5)), turn_reward=0.25))
+    rollout = training_rollout(BatchEpisode(turns=(*turns, turn(ids(6), ids())), reward=1.0))
+    assert rollout.turn_rewards.tolist() == [-0.5, 0.25] and rollout.turn_rewards.dtype == np.float64
+    assert training_rollout(BatchEpisode(turns=(turn(ids(6), ids()),), reward=1.0)).turn_rewards.tolist() == []
+
+
 def test_a_single_turn_is_trained_on_as_it_is() -> None:
     rollout = training_rollout(BatchEpisode(turns=(turn(ids(3, 4), ids(), FinishReason.LENGTH),), reward=1.0))
     assert rollout.loss_mask.tolist() == [True, True] and rollout.truncated

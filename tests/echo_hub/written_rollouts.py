@@ -35,7 +35,7 @@ def codec_of_bytes() -> PromptCodec:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
-    return PromptCodec(tokenizer, stop_ids=(len(vocabulary),), chat_template=None, special_tokens={})
+    return PromptCodec(tokenizer, stop_ids=(len(vocabulary),), chat=None)
 
 
 def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXTS) -> None:

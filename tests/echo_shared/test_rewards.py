@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_shared.rewards import all_equal
+from echo_shared.rewards import all_equal, of_each_turn, returns
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,28 @@ def test_rounding_makes_no_difference(rewards: list[float], equal: bool) -> None
 @given(st.floats(-1e9, 1e9), st.lists(st.integers(1, 9), min_size=2, max_size=8))
 def test_one_number_by_several_ways_is_equal(reward: float, parts: list[int]) -> None:
     assert all_equal([sum([reward / part] * part) for part in parts])
+
+
+@pytest.mark.parametrize(
+    ("turn_rewards", "discount", "expected"),
+    [
+        ([], 0.5, [1.0]),
+        ([0.25, -0.5], 1.0, [1.0, 0.75, 1.25]),
+        ([0.25, -0.5], 0.5, [0.25 + 0.5 * (-0.5 + 0.5 * 1.25), -0.5 + 0.5 * 1.25, 1.25]),
+        ([0.0, 0.0], 0.5, [0.25, 0.5, 1.0]),
+    ],
+)
+def test_what_is_still_to_come(turn_rewards: list[float], discount: float, expected: list[float]) -> None:
+    """The last turn has earned what the others leave of 1."""
+    assert returns(1.0, turn_rewards, discount=discount) == pytest.approx(expected)
+
+
+@given(st.floats(-10, 10), st.lists(st.floats(-10, 10), max_size=9))
+def test_undiscounted_the_first_turn_has_all_to_come(reward: float, turn_rewards: list[float]) -> None:
+    found = returns(reward, turn_rewards, discount=1.0)
+    assert all_equal([found[0], reward]) and len(found) == len(turn_rewards) + 1
+
+
+def test_turns_are_compared_with_the_same_turns() -> None:
+    assert of_each_turn([[1.0, 2.0, 3.0], [4.0], [5.0, 6.0]]) == [[1.0, 4.0, 5.0], [2.0, 6.0], [3.0]]
+    assert of_each_turn([]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from echo_hub.episodes import training_rollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.problems import Answered, Problems
 from echo_hub.store.store import Store
 
 pytestmark = pytest.mark.timeout(600)
@@ -24,8 +25,10 @@ GAME: dict[str, dict[str, object]] = {
 }
 
 
-async def finished_run(site: Any, until: Any, mode: str, **training: object) -> Path:
-    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", **GAME, training=training)
+async def finished_run(
+    site: Any, until: Any, mode: str, *, game: dict[str, dict[str, object]] = GAME, **training: object
+) -> Path:
+    run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", **game, training=training)
     hub, url = await site.hub(run)
     if mode != "colocated":
         await site.node(url, "volunteer")
@@ -128,3 +131,50 @@ async def test_the_tiny_model_learns_to_play(
     )
     rewards = [reward for (reward,) in books(run).execute("SELECT mean_reward FROM steps ORDER BY step")]
     assert np.mean(rewards[-10:]) > np.mean(rewards[:2]) + 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "turns"), [(4, {0, 1, 2, 3}), (8, {0, 1})])
+async def test_sokoban_in_four_rounds_with_credit_by_turn(
+    site: Any,
+    until: Any,
+    books: Callable[[Path], sqlite3.Connection],
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    turns: set[int],
+) -> None:
+    """Of the larger boards only two have room in the base's context: there episodes are cut off."""
+    monkeypatch.setenv("ECHO_HUB_TASK__OPTIONS", json.dumps({"size": size}))
+    game: dict[str, dict[str, object]] = {
+        "task": {"name": "environment:sokoban"},
+        "sampling": {"max_tokens": 8},
+        "evaluation": {"problems": 4},
+    }
+    run = await finished_run(
+        site, until, "colocated", game=game, steps=2, groups_per_step=4, group_size=4, credit="turn", discount=0.9
+    )
+    from echo_hub.config.file import load_config
+
+    config, codec = load_config(run / "config.toml", {}), PromptCodec.load(resolve_base("builtin:tiny"))
+    problems = Problems.of_run(config, codec)
+    rows = books(run).execute(
+        """SELECT group_id, "index", turn, completion_ids, reward, turn_reward
+           FROM rollouts JOIN payloads USING (lease_id, "index")
+           WHERE state = 'trained' ORDER BY group_id, "index", turn"""
+    )
+    said: dict[tuple[int, int], list[np.ndarray]] = {}
+    observed: dict[tuple[int, int], int] = {}
+    seen = set()
+    for group_id, index, turn, drawn, reward, turn_reward in rows:
+        seen.add(turn)
+        episode = (group_id, index)
+        said.setdefault(episode, []).append(np.frombuffer(drawn, "<i4"))
+        answer = problems.respond(group_id, said[episode], observed.get(episode, 0))
+        if isinstance(answer, Answered):
+            assert (reward, turn_reward) == (None, answer.turn_reward)
+            observed[episode] = observed.get(episode, 0) + len(answer.observation_ids)
+        else:
+            assert (reward, turn_reward) == (answer, None)
+    assert seen == turns and len(said) == 32
+    trained = books(run).execute("SELECT count(*) FROM steps WHERE trained_at IS NOT NULL").fetchone()
+    assert trained == (2,)

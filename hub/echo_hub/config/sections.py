@@ -141,6 +141,11 @@ class HubConfig(BaseSettings):
             raise ValueError(
                 "objective.aggregation must be left out with training.tokens_per_step, which the loss is divided by"
             )
+        if self.training.credit == "turn" and self.objective.selection != "all":
+            raise ValueError(
+                'objective.selection must be "all" with training.credit = "turn": it chooses whole rollouts by one '
+                "advantage each"
+            )
         if self.metrics.texts and not (self.keeping.share and self.keeping.max_bytes):
             raise ValueError("metrics.texts must be 0 when keeping.share or keeping.max_bytes is 0: no text is kept")
         learner = self.learner

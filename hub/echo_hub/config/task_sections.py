@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from echo_hub.config.section import Section
 from echo_hub.tasks.names import check_name
+
+_HUBS_OWN: Final = frozenset(
+    (
+        *("messages", "conversations", "tools", "documents", "chat_template", "date_string", "add_generation_prompt"),
+        *("continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "unk_token", "pad_token"),
+    )
+)
+"""Variables of chat templates that are no options."""
 
 
 class TaskConfig(Section):
@@ -15,7 +23,7 @@ class TaskConfig(Section):
 
     name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
     """arithmetic; worked, with working before the answer; reasoning-gym:DATASET with the name of any of its datasets;
-    jsonl, with options.path; environment:guess and environment:sokoban, games of several turns; or
+    jsonl, with options.path; environment:guess, environment:sokoban and environment:calculator, of several turns; or
     python:MODULE:FUNCTION, a function of yours that is given the options and returns a task or an environment."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the task as they are."""
@@ -23,6 +31,20 @@ class TaskConfig(Section):
     """Put before every problem: as the chat template's system turn, or as text where the base has no chat template."""
     prompt_suffix: str = ""
     """Put behind every problem's text as it is, to say what form an answer should have."""
+    template_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the base's chat template, such as enable_thinking = false. One that the template does not have is
+    refused."""
+    strip_thinking: bool = False
+    """Of a completion, what it says in <think>...</think> is not scored, and a thought that is not closed leaves
+    nothing to score. It is trained on like all that the model says."""
+
+    @field_validator("template_options")
+    @classmethod
+    def _are_the_templates_own(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if taken := _HUBS_OWN & options.keys():
+            raise ValueError(f"{', '.join(sorted(taken))} is for the hub to say: remove the line")
+        return options
+
     scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes that scorers run in."""
     scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
@@ -38,6 +60,10 @@ class SamplingConfig(Section):
     """Of the softmax that tokens are drawn from, without top-k or top-p."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
     """Tokens of a completion, the stop token included."""
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
+    """Texts, special tokens among them, that end a completion too: behind the token with which one of them is there.
+    The hub cuts what comes in, for nodes know no texts: they draw on to a stop token or to max_tokens, and what is
+    behind the cut counts nowhere."""
 
 
 class EvaluationConfig(Section):

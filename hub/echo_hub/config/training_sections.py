@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from echo_hub.config.section import Precision, Section
 
@@ -33,7 +33,14 @@ class TrainingConfig(Section):
     always groups_per_step."""
     dynamic_sampling: bool = False
     """A group whose rewards are all equal teaches nothing: it is dropped, and another one is sampled in its place
-    (DAPO). After four batches of such groups in search of one step's, they are trained on as they are."""
+    (DAPO). After four batches of such groups in search of one step's, they are trained on as they are. With credit =
+    "turn", returns from the same turn on take the place of rewards."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What a turn's tokens are judged by, in tasks of several turns. episode: the whole episode's reward, against the
+    group's. turn: the return from that turn on, against the returns of the group's episodes that came to the same
+    turn (docs/learner.md)."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """With credit = "turn": what a reward counts one turn earlier."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates in one step, each on its share of the step's groups."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-4
@@ -50,6 +57,12 @@ class TrainingConfig(Section):
     """Of the adapter on every linear layer."""
     lora_alpha: Annotated[int, Field(ge=1)] = 32
     """The adapter is scaled by lora_alpha / lora_rank."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> TrainingConfig:
+        if self.discount != 1 and self.credit != "turn":
+            raise ValueError('discount needs credit = "turn": the reward of a whole episode is not discounted')
+        return self
 
 
 class LearnerConfig(Section):

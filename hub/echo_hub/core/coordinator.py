@@ -76,7 +76,7 @@ class Coordinator:
         self._settings = settings
         self._out = Outbox()
         self._nodes = Nodes(settings.nodes)
-        self._ledger = Ledger(nodes=self._nodes, out=self._out)
+        self._ledger = Ledger(nodes=self._nodes, out=self._out, discount=settings.discount)
         self._training = Training(settings, snapshot, ledger=self._ledger, out=self._out)
         self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, out=self._out)
         self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating)
@@ -378,7 +378,7 @@ class Coordinator:
     def _continued(self, event: RolloutContinued, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
-            self._ledger.go_on(rollout, event.observation_ids)
+            self._ledger.go_on(rollout, event.observation_ids, turn_reward=event.turn_reward)
 
     def _rejected(self, event: RolloutRejected, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)

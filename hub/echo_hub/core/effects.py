@@ -78,6 +78,8 @@ class ScoreRecorded:
     reward: float | None
     observation_ids: NDArray[np.int32] | None = None
     components: Mapping[str, float] | None = None
+    turn_reward: float = 0.0
+    """Of a turn that was answered."""
 
 
 @_effect

@@ -99,6 +99,8 @@ class RolloutContinued:
 
     rollout_id: str
     observation_ids: NDArray[np.int32]
+    turn_reward: float = 0.0
+    """Of the reward of its episode, what this turn has earned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Protocol
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.nodes.node import Node
 from echo_shared.messages import ReceiptState
-from echo_shared.rewards import all_equal
+from echo_shared.rewards import all_equal, of_each_turn, returns
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +57,8 @@ class LeasedRollout:
     """It is scored, and no step may take it yet (`trust`)."""
     components: Mapping[str, float] | None = None
     """What the reward is made of, until that is recorded."""
+    turn_reward: float = 0.0
+    """What of its episode's reward it has earned, if the environment has answered it."""
 
     @property
     def drawers(self) -> tuple[str, ...]:
@@ -206,10 +208,16 @@ class RolloutGroup:
     def still_leased(self) -> list[LeasedRollout]:
         return [rollout for slot in self.slots for rollout in slot.leased]
 
-    @property
-    def has_advantage(self) -> bool:
-        """Whether the rewards of its episodes differ."""
-        return not all_equal(self.rewards)
+    def has_advantage(self, *, discount: float | None = None) -> bool:
+        """Whether the rewards of its episodes differ; with a `discount`: whether the returns from any turn on do."""
+        if discount is None:
+            return not all_equal(self.rewards)
+        episodes = [
+            returns(slot.winner.reward, [rollout.turn_reward for rollout in slot.turns], discount=discount)
+            for slot in self.slots
+            if slot.winner is not None and slot.winner.reward is not None
+        ]
+        return not all(map(all_equal, of_each_turn(episodes)))
 
     def note_age(self, rollout: LeasedRollout) -> None:
         """It has come in."""

@@ -56,8 +56,10 @@ class Ledger:
     """Groups for the learner are *waiting* (open or complete) until a step plans them; no other ever is. `rollouts`
     holds all that are not final."""
 
-    def __init__(self, *, nodes: Nodes, out: Outbox) -> None:
+    def __init__(self, *, nodes: Nodes, out: Outbox, discount: float | None = None) -> None:
+        """`discount`: of the returns from each turn on, by which turns have advantages; None: whole episodes have."""
         self._nodes = nodes
+        self._discount = discount
         self._out = out
         self._held_by: dict[str, dict[str, LeasedRollout]] = {}
         self._by_version: dict[int, set[int]] = {}
@@ -282,9 +284,14 @@ class Ledger:
             self.revoke(group.still_leased, DropReason.EXPIRED)
             self._forget(group.group_id)
 
-    def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32]) -> None:
+    def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32], *, turn_reward: float = 0.0) -> None:
         """received → scored, and the environment has answered: the episode's next turn wants a lease."""
-        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids))
+        self._out.record(
+            ScoreRecorded(
+                rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward
+            )
+        )
+        rollout.turn_reward = turn_reward
         self._move(rollout, ReceiptState.SCORED)
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
@@ -425,7 +432,7 @@ class Ledger:
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             self.num_queue_changes += 1
-            if not group.has_advantage:
+            if not group.has_advantage(discount=self._discount):
                 self.flat.add(group.group_id)
 
     def note_version(self, group: RolloutGroup, policy_version: int) -> None:

@@ -56,6 +56,7 @@ def _restored(row: RolloutRow, now: float) -> LeasedRollout:
         row.num_tokens,
         row.reward,
         row.deadline,
+        turn_reward=row.turn_reward,
         leased_at=now,
         oldest_version=row.policy_version if row.oldest_version is None else row.oldest_version,
         drawn_by=row.drawn_by,

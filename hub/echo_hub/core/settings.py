@@ -46,6 +46,8 @@ class CoordinatorSettings:
     """Episodes may have several turns."""
     dynamic_sampling: bool = False
     """A group whose rewards are all equal is dropped and another is sampled in its place."""
+    discount: float | None = None
+    """Of the returns by which the learner gives each turn an advantage of its own; None: one to each episode."""
     tokens_per_step: int = 0
     """A step takes groups until they have so many drawn tokens, and no further ones; 0 = groups_per_step of them."""
     first_window: int = 4

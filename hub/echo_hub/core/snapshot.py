@@ -28,6 +28,8 @@ class RolloutRow:
     num_tokens: int = 0
     reward: float | None
     """Scored and None: a turn that the environment has answered."""
+    turn_reward: float = 0.0
+    """Of such a turn."""
     oldest_version: int | None = None
     """That has drawn any of it, if it is received; None: that of its lease."""
     drawn_by: tuple[str, ...] = ()

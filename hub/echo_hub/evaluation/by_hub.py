@@ -26,6 +26,7 @@ from echo_hub.evaluation.figures import Attempt, summary
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
@@ -101,6 +102,7 @@ class HeldOut:
     """Most tokens of one turn's completion."""
     stop_ids: tuple[int, ...]
     rewards: RewardBounds
+    stop_strings: StopStrings = NO_STRINGS
 
     @classmethod
     def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> HeldOut:
@@ -112,6 +114,7 @@ class HeldOut:
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,
             stop_ids=stop_ids,
+            stop_strings=StopStrings.of_run(config, problems.codec),
             rewards=problems.rewards,
         )
 
@@ -171,7 +174,7 @@ async def _play(
         generated = await generate(requests, greedy=kind is EvaluationKind.GREEDY)
         seconds += generated.seconds
         for rollout in generated.rollouts:
-            who[rollout.lease_id, rollout.index].take(rollout)
+            who[rollout.lease_id, rollout.index].take(heldout.stop_strings.finished(rollout))
         answers = await judge([(episode.number, episode.turns, episode.observed_tokens) for episode in playing])
         going_on = []
         for episode, answer in zip(playing, answers, strict=True):

@@ -135,7 +135,7 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
         predictors_N=torch.from_numpy(np.concatenate(predictors)),
         target_ids_N=torch.from_numpy(targets.astype(np.int64)),
         behavior_logprobs_N=torch.from_numpy(logprobs),
-        advantages_N=_of_each([rollout.advantage for rollout in rollouts], drawn),
+        advantages_N=torch.from_numpy(np.concatenate([rollout.advantages for rollout in rollouts]).astype(np.float32)),
         weights_N=_of_each([rollout.weight for rollout in rollouts], drawn),
         rollouts_N=torch.from_numpy(np.repeat(np.arange(len(rollouts)), drawn)),
         num_rollouts=len(rollouts),

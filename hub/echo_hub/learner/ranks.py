@@ -227,7 +227,7 @@ _NOTHING: Final = WeightedGroup(
             completion_ids=np.zeros(1, dtype=np.int32),
             loss_mask=np.zeros(1, dtype=bool),
             behavior_logprobs=np.zeros(1, dtype=np.float32),
-            advantage=0.0,
+            advantages=np.zeros(0),
             weight=0.0,
         ),
     ),

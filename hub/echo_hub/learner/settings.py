@@ -66,6 +66,11 @@ def no_draws() -> NDArray[np.uint64]:
     return np.empty((0, 3), np.uint64)
 
 
+def no_turn_rewards() -> NDArray[np.float64]:
+    """Nothing was earned before the last turn."""
+    return np.empty(0, np.float64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRollout:
     """All that followed the prompt, [T] tokens: a completion, or several with what an environment said between them."""
@@ -86,6 +91,9 @@ class TrainingRollout:
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     """[turns, 3], of each turn in order: seed and index of its draws, and how many tokens it drew
     (`echo_shared.draws.uniforms`). No turns: what it was drawn with is not known, and all is one turn."""
+    turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
+    """[turns - 1], what of `reward` each turn but the last has earned; the last one has earned the rest. Empty: they
+    have earned nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ All of it is decided here, on the host, for the whole step: the loss is Σ weigh
 not matter how the tokens are split into micro-batches, or over processes. In this order:
 
     reward      less DAPO's soft penalty, if `objective.overlong` is "penalty"
-    advantage   of every rollout, against its group: those that are left out below count in the others' mean and
-                standard deviation all the same (as in DAPO and TRL: they are part of what the prompt makes likely)
+    advantage   of every rollout, or of each of its turns (`credit`), against its group: those that are left out below
+                count in the others' mean and standard deviation all the same (as in DAPO and TRL: they are part of
+                what the prompt makes likely)
     left out    what was cut off, if `objective.overlong` is "mask"; then what `objective.selection` does not choose.
                 Out of the denominators below too, whatever the aggregation (TRL keeps N in grpo's and dr_grpo's)
     weight      by the aggregation, over what is left: N rollouts with T_i drawn tokens each, in M groups
@@ -24,29 +25,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.config.objective_defaults import Advantage
 from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.learner.credit import EpisodeRewards, Values, turn_advantages
 from echo_hub.learner.selection import most_unlike
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
-from echo_shared.rewards import all_equal
-
-STD_EPSILON: Final = 1e-4
-"""Added to a standard deviation before rewards are divided by it. Source: GRPOTrainer of TRL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedRollout:
-    """A rollout of `TrainingRollout`'s shapes; `advantage` and `weight` hold for each of its drawn tokens."""
+    """A rollout of `TrainingRollout`'s shapes; `weight` holds for each of its drawn tokens."""
 
     completion_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
     behavior_logprobs: NDArray[np.float32]
-    advantage: float
+    advantages: NDArray[np.float64]
+    """[N], of each drawn token."""
     weight: float
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     number: int = 0
@@ -69,7 +67,8 @@ class WeightedStep:
 
     groups: tuple[WeightedGroup, ...]
     groups_without_advantage: int
-    """How many groups there are whose rewards, less any penalty, are all equal, but for rounding."""
+    """How many groups there are whose rewards, less any penalty, are all equal, but for rounding; with credit by turn:
+    their returns from every turn on."""
     rollouts_masked: int
     """How many rollouts are left out because they were cut off."""
     rollouts_unselected: int
@@ -78,23 +77,22 @@ class WeightedStep:
 def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> WeightedStep:
     """What of a step is computed, with which advantages and weights."""
     objective = settings.objective.resolved()
-    rewards = [
-        np.array([rollout.reward + _penalty(rollout, settings) for rollout in group.rollouts]) for group in groups
-    ]
-    values = advantages(rewards, objective.chosen_advantage)
+    rewards = [[_rewards(rollout, settings) for rollout in group.rollouts] for group in groups]
+    values = turn_advantages(rewards, settings.training, objective.chosen_advantage)
+    present = [np.array([of_turns.any() for of_turns in of_group]) for of_group in values]
     complete = [
         np.array([objective.overlong != "mask" or not rollout.truncated for rollout in group.rollouts])
         for group in groups
     ]
     kept = [
-        _selected(value, there) if objective.selection == "shuffle_r1" else there
+        _selected(np.array([of_turns[0] for of_turns in value]), there)
+        if objective.selection == "shuffle_r1"
+        else there
         for value, there in zip(values, complete, strict=True)
     ]
     lengths = [np.array([rollout.loss_mask.sum() for rollout in group.rollouts]) for group in groups]
     weights = _weights(lengths, kept, settings)
-    computed = [
-        there & ((value != 0) | (objective.kl_coefficient > 0)) for there, value in zip(kept, values, strict=True)
-    ]
+    computed = [there & (some | (objective.kl_coefficient > 0)) for there, some in zip(kept, present, strict=True)]
     first = np.cumsum([0, *(len(group.rollouts) for group in groups)])
     return WeightedStep(
         groups=tuple(
@@ -102,49 +100,19 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> Weighte
             for number, (value, weight, there) in enumerate(zip(values, weights, computed, strict=True))
             if there.any()
         ),
-        groups_without_advantage=sum(not value.any() for value in values),
+        groups_without_advantage=sum(not some.any() for some in present),
         rollouts_masked=sum(int((~there).sum()) for there in complete),
         rollouts_unselected=sum(int((a & ~b).sum()) for a, b in zip(complete, kept, strict=True)),
     )
 
 
-def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[NDArray[np.float64]]:
-    """Each group's advantages; exactly zero where a group's rewards are `all_equal`.
-
-        mean            R_i - mean(R)                                     Dr. GRPO (arXiv 2503.20783)
-        mean_std        (R_i - mean(R)) / (std(R) + ε)                    DeepSeekMath (arXiv 2402.03300)
-        batch_std       (R_i - mean(R)) / (std(all of the step) + ε)      Lite PPO (arXiv 2508.08221)
-        leave_one_out   R_i - mean(R without i)                           RLOO (arXiv 2402.14740)
-
-    Standard deviations are those of a sample (n - 1).
-    """
-    centred = [_centred(rewards_G) for rewards_G in rewards]
-    match kind:
-        case "mean":
-            return centred
-        case "mean_std":
-            return [values / (_std(group) + STD_EPSILON) for values, group in zip(centred, rewards, strict=True)]
-        case "batch_std":
-            std = _std(np.concatenate(rewards))
-            return [values / (std + STD_EPSILON) for values in centred]
-        case "leave_one_out":
-            return [values * (len(values) / max(1, len(values) - 1)) for values in centred]
-        case _:
-            assert_never(kind)
-
-
-def _centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Rounding's own differences would be made as large as any other by dividing by their deviation.
-    return np.zeros_like(rewards_G) if all_equal(rewards_G.tolist()) else rewards_G - rewards_G.mean()
-
-
-def _std(rewards: NDArray[np.float64]) -> float:
-    return float(rewards.std(ddof=1)) if len(rewards) > 1 else 0.0
-
-
-def _penalty(rollout: TrainingRollout, settings: LearnerSettings) -> float:
+def _rewards(rollout: TrainingRollout, settings: LearnerSettings) -> EpisodeRewards:
+    """Any penalty is the last turn's."""
     last_turn = int(np.logical_and.accumulate(rollout.loss_mask[::-1]).sum())
-    return overlong_penalty(last_turn, settings.objective, max_tokens=settings.max_tokens)
+    penalty = overlong_penalty(last_turn, settings.objective, max_tokens=settings.max_tokens)
+    num_earlier = max(0, len(rollout.draws) - 1)
+    earlier = rollout.turn_rewards.tolist() or [0.0] * num_earlier
+    return EpisodeRewards(reward=rollout.reward + penalty, turn_rewards=earlier)
 
 
 def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens: int) -> float:
@@ -196,7 +164,7 @@ def _weights(
 
 def _weighted(
     group: TrainingGroup,
-    values: NDArray[np.float64],
+    values: Values,
     weights: NDArray[np.float64],
     computed: NDArray[np.bool_],
     *,
@@ -212,7 +180,7 @@ def _weighted(
                 completion_ids=rollout.completion_ids,
                 loss_mask=rollout.loss_mask,
                 behavior_logprobs=rollout.behavior_logprobs,
-                advantage=float(value),
+                advantages=_of_tokens(value, rollout),
                 weight=float(weight),
                 draws=rollout.draws,
                 number=first + index,
@@ -223,3 +191,9 @@ def _weighted(
             if there
         ),
     )
+
+
+def _of_tokens(advantages_of_turns: NDArray[np.float64], rollout: TrainingRollout) -> NDArray[np.float64]:
+    """Each turn's advantage at each token that was drawn in it."""
+    drawn = rollout.draws[:, 2].astype(np.int64) if len(rollout.draws) else int(rollout.loss_mask.sum())
+    return np.repeat(advantages_of_turns, drawn)

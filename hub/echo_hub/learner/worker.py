@@ -330,8 +330,9 @@ def check_groups(groups: Sequence[TrainingGroup]) -> None:
             if not all(map(_is_whole, group.rollouts)) or not _are_finite(group.rollouts)
         )
         raise LearnerError(
-            "A rollout needs tokens, the last of them drawn, one finite log-probability for each, a finite reward, and "
-            "draws of as many tokens as it has drawn, if any are known.",
+            "A rollout needs tokens, the last of them drawn, one finite log-probability for each, a finite reward, "
+            "draws of as many tokens as it has drawn, if any are known, and no rewards of turns or one for each but "
+            "the last.",
             got=f"group {position} of the batch",
         )
 
@@ -345,7 +346,8 @@ def _is_whole(rollout: TrainingRollout) -> bool:
     tokens = len(rollout.completion_ids)
     drawn = int(rollout.draws[:, 2].sum()) if len(rollout.draws) else None
     return (
-        tokens == len(rollout.behavior_logprobs) == len(rollout.loss_mask) > 0
+        len(rollout.turn_rewards) in (0, len(rollout.draws) - 1)
+        and tokens == len(rollout.behavior_logprobs) == len(rollout.loss_mask) > 0
         and bool(rollout.loss_mask[-1])
         and drawn in (None, int(rollout.loss_mask.sum()))
     )
@@ -353,7 +355,8 @@ def _is_whole(rollout: TrainingRollout) -> bool:
 
 def _are_finite(rollouts: Sequence[TrainingRollout]) -> bool:
     logprobs = np.concatenate([rollout.behavior_logprobs for rollout in rollouts])
-    return bool(np.isfinite(logprobs).all() and np.isfinite([rollout.reward for rollout in rollouts]).all())
+    rewards = np.concatenate([np.append(rollout.turn_rewards, rollout.reward) for rollout in rollouts])
+    return bool(np.isfinite(logprobs).all() and np.isfinite(rewards).all())
 
 
 def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:

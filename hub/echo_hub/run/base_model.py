@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +20,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.run.chat_template import ChatTemplate, Message
+from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
 from echo_shared.messages.fields import MAX_TOKENS
 
@@ -25,13 +30,9 @@ BUILTIN: Final = {"builtin:tiny": "tiny_base"}
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
-_REPLY: Final = "(echo:reply)"
-"""Stands for any assistant's turn where only what follows it is wanted."""
 _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
 """Tokens of one byte each, twice what UTF-8 takes: what is no text by then is shown as it is."""
-_TEMPLATE_DATE: Final = "26 Jul 2024"
-"""For templates that show `date_string`, which would else be today's: a prompt is the same on any day."""
 
 
 def resolve_base(reference: str) -> Path:
@@ -107,18 +108,18 @@ class PromptCodec:
         tokenizer: Tokenizer,
         *,
         stop_ids: tuple[int, ...],
-        chat_template: str | None,
-        special_tokens: Mapping[str, str],
+        chat: ChatTemplate | None,
         system_prompt: str = "",
         prompt_suffix: str = "",
+        strip_thinking: bool = False,
         context_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`special_tokens` are what the chat template may refer to, such as bos_token."""
+        """`strip_thinking`: what a reply says in `<think>...</think>` is no part of it as it is scored."""
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
-        self._special_tokens = special_tokens
+        self._chat = chat
         self._system_prompt = system_prompt
         self._prompt_suffix = prompt_suffix
+        self._strip_thinking = strip_thinking
         self.stop_ids = stop_ids
         self.context_tokens = context_tokens
         """How long a prompt and its completion may be together."""
@@ -126,59 +127,135 @@ class PromptCodec:
     @classmethod
     def of_run(cls, config: HubConfig, base_dir: Path) -> PromptCodec:
         """The codec of the run's base model, which puts the run's own words around each problem."""
-        return cls.load(base_dir, system_prompt=config.task.system_prompt, prompt_suffix=config.task.prompt_suffix)
+        task = config.task
+        codec = cls.load(
+            base_dir,
+            system_prompt=task.system_prompt,
+            prompt_suffix=task.prompt_suffix,
+            template_options=task.template_options,
+            strip_thinking=task.strip_thinking,
+        )
+        codec.check()
+        return codec
 
     @classmethod
-    def load(cls, directory: Path, *, system_prompt: str = "", prompt_suffix: str = "") -> PromptCodec:
-        """The codec of the model in `directory`. Raises ConfigError when its tokenizer cannot be used."""
+    def load(
+        cls,
+        directory: Path,
+        *,
+        system_prompt: str = "",
+        prompt_suffix: str = "",
+        template_options: Mapping[str, Any] | None = None,
+        strip_thinking: bool = False,
+    ) -> PromptCodec:
+        """The codec of the model in `directory`. Raises ConfigError when its tokenizer cannot be used, or has no chat
+        template that could take `template_options`."""
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config = _read_json(directory / "tokenizer_config.json")
         special_tokens = {name: _text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        source, options = _chat_template(directory, config), dict(template_options or {})
+        if source is None and options:
+            raise ConfigError(
+                "The base model has no chat template that could take options.",
+                got=f"task.template_options: {', '.join(options)}",
+                do="Remove them, or use a chat model.",
+            )
         return cls(
             tokenizer,
             stop_ids=_stop_ids(directory, tokenizer.token_to_id(special_tokens.get("eos_token", ""))),
-            chat_template=_chat_template(directory, config),
-            special_tokens=special_tokens,
+            chat=None
+            if source is None
+            else ChatTemplate(source=source, special_tokens=special_tokens, options=options),
             system_prompt=system_prompt,
             prompt_suffix=prompt_suffix,
+            strip_thinking=strip_thinking,
             context_tokens=_context_tokens(directory),
         )
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> PromptCodec:
+        """This codec, with prompts that begin with the definitions of these tools. Raises ConfigError where the chat
+        template does not show tools, or cannot render what a tool says."""
+        if not tools:
+            return self
+        if self._chat is None:
+            raise ConfigError(
+                "The task gives tools, and the base model has no chat template that could show them.",
+                do="Use a chat model whose template takes tools.",
+            )
+        codec = copy(self)
+        codec._chat = replace(self._chat, tools=tuple(tools))
+        codec.check()
+        codec.encode_answer([{"role": "tool", "content": "", "name": "tool", "tool_call_id": "000000000"}], after=-1)
+        return codec
+
+    def check(self) -> None:
+        """Raises ConfigError where the chat template cannot take its options and tools, or render a prompt."""
+        if self._chat is not None:
+            self._chat.check()
+            self.render_prompt("")
 
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
         """The ids [P] int32 of `prompt` and its suffix, as a user turn behind any of the system's, ready for the reply.
 
         Without a chat template it is plain text: the system prompt, an empty line, the prompt.
         """
-        encoding = self._tokenizer.encode(self.render_prompt(prompt), add_special_tokens=self._chat_template is None)
+        encoding = self._tokenizer.encode(self.render_prompt(prompt), add_special_tokens=self._chat is None)
         return np.array(encoding.ids, dtype=np.int32)
 
     def render_prompt(self, prompt: str) -> str:
         """The text that `encode_prompt` makes ids of."""
         messages = self._messages(prompt)
-        if self._chat_template is None:
+        if self._chat is None:
             return "\n\n".join(message["content"] for message in messages)
-        return self._render(messages)
+        return self._chat.render(messages)
 
     def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
+        """`encode_answer` by one user turn."""
+        return self.encode_answer([{"role": "user", "content": text}], after=after)
+
+    def encode_answer(self, messages: Sequence[Message], *, after: int) -> NDArray[np.int32]:
         """The ids [T] int32 from a completion, whose last id is `after`, to the next one: what ends the assistant's
-        turn, unless `after` is that, then `text` as a user turn, ready for the reply.
+        turn, unless `after` is that, then `messages` as the chat template has them, ready for the reply.
 
         The completion itself is never tokenised again: these ids are what the chat template puts behind any. Without
-        a chat template they are those of `text`.
+        a chat template they are those of the messages' texts, one after the other.
         """
-        if self._chat_template is None:
+        if self._chat is None:
+            text = "".join(message["content"] for message in messages)
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         else:
-            turns = ({"role": "assistant", "content": _REPLY}, {"role": "user", "content": text})
-            _, found, behind = self._render([*self._messages(""), *turns]).partition(_REPLY)
-            if not found:
-                raise ConfigError(
-                    "The base model's chat template leaves out what the assistant said.",
-                    do="Use a model whose template takes several turns.",
-                )
+            behind = self._chat.behind_reply(self._messages(""), messages)
             ids = self._tokenizer.encode(behind, add_special_tokens=False).ids
             ids = ids[1:] if ids[:1] == [after] else ids
         return np.array(ids, dtype=np.int32)
+
+    def reply(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
+        """What a completion says, as it is scored."""
+        if not self._strip_thinking:
+            return self.decode(ids)
+        if not self._special & {OPEN, CLOSE}:
+            return without_thinking(self.decode(ids), is_open=self._begins_in_thought)
+        text = without_thinking(self.text(ids), is_open=self._begins_in_thought)
+        for token in self._special:
+            text = text.replace(token, "")
+        return text
+
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        """Tokens that `decode` leaves out."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
+    @cached_property
+    def _begins_in_thought(self) -> bool:
+        """Whether the chat template opens a thought in each reply."""
+        return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
+
+    @property
+    def num_ids(self) -> int:
+        """Ids from here on are no tokens of the tokenizer's."""
+        size: int = self._tokenizer.get_vocab_size()
+        return size
 
     def decode(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
         """The text of `ids`, special tokens left out."""
@@ -223,28 +300,6 @@ class PromptCodec:
         """The conversation that `prompt` opens."""
         system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
         return [*system, {"role": "user", "content": prompt + self._prompt_suffix}]
-
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        from jinja2 import TemplateError
-        from transformers.utils import chat_template_utils
-
-        render: Callable[..., Any] = chat_template_utils.render_jinja_template
-        try:
-            rendered, _ = render(
-                [list(messages)],
-                chat_template=self._chat_template,
-                add_generation_prompt=True,
-                date_string=_TEMPLATE_DATE,
-                **self._special_tokens,
-            )
-        except TemplateError as error:
-            raise ConfigError(
-                "The base model's chat template cannot be rendered.",
-                got=str(error),
-                do="Use a model whose template takes a user turn (behind a system turn, with task.system_prompt), "
-                "or take the template out of its directory.",
-            ) from error
-        return str(rendered[0])
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
 
@@ -43,6 +44,8 @@ class SamplingBounds:
     vocabulary_size: int
     max_tokens: int
     stop_ids: frozenset[int]
+    stop_strings: StopStrings = NO_STRINGS
+    """A completion that holds one of them has been cut behind it."""
 
 
 def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
@@ -69,7 +72,8 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
     stops = np.isin(ids, list(bounds.stop_ids))
     if stops[:-1].any():
         raise RemoteProtocolError("A completion goes on after its stop token.", got=f"{int(stops.sum())} stop tokens")
-    if payload.finish_reason is FinishReason.STOP and not stops[-1]:
+    at_string = bounds.stop_strings.end(ids) == len(ids)
+    if payload.finish_reason is FinishReason.STOP and not stops[-1] and not at_string:
         raise RemoteProtocolError("A completion claims to have stopped, without a stop token.", got=str(int(ids[-1])))
     if payload.finish_reason is FinishReason.LENGTH and (stops[-1] or len(ids) != bounds.max_tokens):
         raise RemoteProtocolError("A completion claims to be cut at its length.", got=f"{len(ids)} tokens")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +22,25 @@ from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.base import FileTask, Problem, Task
-from echo_hub.tasks.environments.base import Ending, Environment
+from echo_hub.tasks.environments.base import Ending, Environment, ToolTask
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.draws import derive_seed
 
 CACHED_PROBLEMS: Final = 16_384
-Response = float | dict[str, float] | NDArray[np.int32]
-"""A score, components, or ids between two turns."""
+
+
+class Answered(NamedTuple):
+    """What an environment has answered to a turn."""
+
+    observation_ids: NDArray[np.int32]
+    """All ids between this turn and the next."""
+    turn_reward: float
+
+
+Response = float | dict[str, float] | Answered
+"""A score, components, or what a turn is answered."""
 
 
 class Problems:
@@ -52,7 +62,8 @@ class Problems:
         self.weighing = Weighing.of(task, reward)
         self._task = task
         self._stream = stream
-        self._codec = codec
+        self.codec = codec
+        """With the task's tools, if it gives any."""
         self._run_seed = run_seed
         self._max_tokens = max_tokens
         self._train = lru_cache(cached)(stream.train)
@@ -70,6 +81,7 @@ class Problems:
     ) -> Problems:
         """The problems of a run by its settings. `heldout_prompts`: as another of the same run has drawn them."""
         task = make_task(config.task.name, config.task.options)
+        codec = codec.with_tools(task.tools if isinstance(task, ToolTask) else ())
         room = codec.context_tokens - config.sampling.max_tokens
         stream = ProblemStream(
             task,
@@ -108,7 +120,7 @@ class Problems:
 
     def respond(self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
         """What follows the last of an episode's turns so far: its score, or the components of its reward, which
-        `weighing` adds up; or all ids between this turn and the next.
+        `weighing` adds up; or what this turn is answered.
 
         `observed_tokens`: all ids between the turns so far. Raises whatever the task raises, and ScorerError for a
         reward that is none of the task's.
@@ -122,13 +134,14 @@ class Problems:
 
     def heldout_prompt_ids(self) -> list[NDArray[np.int32]]:
         """The token ids [P] int32 of all held-out problems' prompts."""
-        return [self._codec.encode_prompt(prompt) for prompt in self.heldout_prompts]
+        return [self.codec.encode_prompt(prompt) for prompt in self.heldout_prompts]
 
     def heldout_respond(
         self, number: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
-    ) -> Response:
-        """`respond`, for an episode of a held-out problem."""
-        return self._respond(self._heldout(number), completions, observed_tokens)
+    ) -> float | dict[str, float] | NDArray[np.int32]:
+        """`respond`, for an episode of a held-out problem: of an answer, all ids between this turn and the next."""
+        answer = self._respond(self._heldout(number), completions, observed_tokens)
+        return answer.observation_ids if isinstance(answer, Answered) else answer
 
     @property
     def content_hash(self) -> str:
@@ -149,7 +162,7 @@ class Problems:
         if isinstance(self._task, Environment):
             response = self._task.respond(problem, replies)
             if not isinstance(response, Ending):
-                return {"observation": response.text}
+                return {"observation": response.text, "turn_reward": self.rewards.read_turn(response.turn_reward)}
             return {"reward": self.weighing.ended(response, replies, self._length(replies[-1]))}
         return {"reward": self.weighing.scored(self._task, problem, replies[-1], self._length(replies[-1]))}
 
@@ -158,25 +171,26 @@ class Problems:
         self._stream.prepare()
 
     def _respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int) -> Response:
-        replies = [self._codec.decode(ids) for ids in completions]
+        replies = [self.codec.reply(ids) for ids in completions]
         if not isinstance(self._task, Environment):
             return self.weighing.scored(self._task, problem, replies[-1], len(completions[-1]))
         response = self._task.respond(problem, replies)
         if isinstance(response, Ending):
             return self.weighing.ended(response, replies, len(completions[-1]))
-        observation_ids = self._codec.encode_observation(response.text, after=int(completions[-1][-1]))
-        said = len(self._codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
-        has_room = said + len(observation_ids) + self._max_tokens <= self._codec.context_tokens
+        messages = [message.fields for message in (response, *response.more)]
+        observation_ids = self.codec.encode_answer(messages, after=int(completions[-1][-1]))
+        said = len(self.codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
+        has_room = said + len(observation_ids) + self._max_tokens <= self.codec.context_tokens
         if has_room:
-            return observation_ids
+            return Answered(observation_ids, self.rewards.read_turn(response.turn_reward))
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
 
     def _length(self, text: str) -> int:
         """Tokens of a text of no run's."""
-        return len(self._codec.encode_prompt(text)) if text else 0
+        return len(self.codec.encode_prompt(text)) if text else 0
 
     def _encode(self, group_id: int) -> NDArray[np.int32]:
-        return self._codec.encode_prompt(self._problem(group_id).prompt)
+        return self.codec.encode_prompt(self._problem(group_id).prompt)
 
     def _problem(self, group_id: int) -> Problem:
         about = EvaluationGroup.of(group_id)

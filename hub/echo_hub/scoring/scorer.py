@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScore
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
+from echo_hub.scoring.problems import Answered
 from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 from echo_shared.messages.fields import printable_line
@@ -103,11 +105,17 @@ class Scorer:
         return refused
 
 
-def _verdict(job: ScoringJob, response: float | NDArray[np.int32] | ScorerError) -> Verdict:
+def _verdict(job: ScoringJob, response: float | Sequence[Any] | ScorerError) -> Verdict:
+    """`response`: of an answered turn the fields of `problems.Answered`."""
     if isinstance(response, ScorerError):
         detail = str(response)
-    elif isinstance(response, np.ndarray):
-        return RolloutContinued(rollout_id=job.rollout_id, observation_ids=response)
+    elif isinstance(response, Sequence):
+        answered = Answered(*response)
+        return RolloutContinued(
+            rollout_id=job.rollout_id,
+            observation_ids=answered.observation_ids,
+            turn_reward=answered.turn_reward,
+        )
     else:
         return RolloutScored(rollout_id=job.rollout_id, reward=float(response), components=components_of(response))
     return RolloutRejected(

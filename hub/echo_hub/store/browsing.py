@@ -45,6 +45,7 @@ _COLUMNS: Final = (
     rollouts.c.detail,
     rollouts.c.reward,
     rollouts.c.components,
+    rollouts.c.turn_reward,
     rollouts.c.num_tokens,
     rollouts.c.received_at,
     rollouts.c.checked,
@@ -101,6 +102,8 @@ class BatchReward:
     reward: float
     num_tokens: int
     """Of its last turn."""
+    turn_rewards: tuple[float, ...]
+    """What of `reward` each turn but the last has earned."""
     policy_version: int
     """By which that was leased."""
 
@@ -203,20 +206,28 @@ def read_batch_rewards(connection: Connection, step: int) -> list[BatchReward]:
     batch = _step(connection, step)
     if batch is None:
         return []
-    in_batch, query = set(batch.rollout_ids), select(*_COLUMNS).order_by(rollouts.c.group_id, rollouts.c.index)
-    return [
-        BatchReward(
-            rollout_id=name,
-            group_id=row.group_id,
-            index=row.at,
-            reward=row.reward,
-            num_tokens=row.num_tokens,
-            policy_version=row.policy_version,
-        )
-        for part in in_parts(batch.group_ids)
-        for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
-        if row.reward is not None and (name := rollout_id(row.lease_id, row.at)) in in_batch
-    ]
+    in_batch = set(batch.rollout_ids)
+    query = select(*_COLUMNS).order_by(rollouts.c.group_id, rollouts.c.index, rollouts.c.turn)
+    found, earned = [], list[float]()
+    for part in in_parts(batch.group_ids):
+        for row in connection.execute(query.where(rollouts.c.group_id.in_(part))):
+            name = rollout_id(row.lease_id, row.at)
+            if name not in in_batch:
+                continue
+            earned = [*(earned if row.turn else ()), row.turn_reward or 0.0]
+            if row.reward is not None:
+                found.append(
+                    BatchReward(
+                        rollout_id=name,
+                        group_id=row.group_id,
+                        index=row.at,
+                        reward=row.reward,
+                        num_tokens=row.num_tokens,
+                        turn_rewards=tuple(earned[:-1]),
+                        policy_version=row.policy_version,
+                    )
+                )
+    return found
 
 
 def _step(connection: Connection, step: int) -> Any | None:

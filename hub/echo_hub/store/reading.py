@@ -77,6 +77,8 @@ class BatchTurn:
     observation_ids: NDArray[np.int32]
     """Empty after the last turn."""
     finish_reason: FinishReason
+    turn_reward: float = 0.0
+    """What of its episode's reward it has earned; 0 of the last turn, which has earned the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +199,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             rollouts.c.state,
             rollouts.c.num_tokens,
             rollouts.c.reward,
+            rollouts.c.turn_reward,
             rollouts.c.checked,
             payloads.c.spans,
             others_held.label("others_held"),
@@ -218,6 +221,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             state=ReceiptState(row.state),
             num_tokens=row.num_tokens or 0,
             reward=row.reward,
+            turn_reward=row.turn_reward or 0.0,
             oldest_version=_spans(row)[0].policy_version if row.spans else None,
             drawn_by=_others(row),
             others_held=row.others_held,
@@ -368,6 +372,7 @@ def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[st
         rollouts.c.policy_version,
         rollouts.c.num_tokens,
         rollouts.c.reward,
+        rollouts.c.turn_reward,
         payloads.c.completion_ids,
         payloads.c.behavior_logprobs,
         payloads.c.observation_ids,
@@ -418,6 +423,7 @@ def _episode(
             behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
             observation_ids=_ids(row.observation_ids),
             finish_reason=FinishReason(row.finish_reason),
+            turn_reward=row.turn_reward or 0.0,
         )
         for name, row in rows
     )

@@ -131,6 +131,7 @@ rollouts = Table(
     Column("detail", Text),
     Column("reward", Double),
     Column("components", JSON(none_as_null=True)),
+    Column("turn_reward", Double),
     Column("num_tokens", Integer),
     Column("received_at", Double),
     Column("checked", String(8), nullable=False, server_default="no"),

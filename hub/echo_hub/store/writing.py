@@ -63,6 +63,7 @@ _SCORE = (
         state=ReceiptState.SCORED,
         reward=bindparam("new_reward"),
         components=bindparam("new_components", type_=rollouts.c.components.type),
+        turn_reward=bindparam("new_turn_reward"),
         scored_at=bindparam("at_s"),
     )
 )
@@ -187,7 +188,13 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
     rows = [
         row
         for record in records
-        for row in _keys([record.rollout_id], new_reward=record.reward, new_components=record.components, at_s=now)
+        for row in _keys(
+            [record.rollout_id],
+            new_reward=record.reward,
+            new_components=record.components,
+            new_turn_reward=None if record.observation_ids is None else record.turn_reward,
+            at_s=now,
+        )
     ]
     _change(connection, _SCORE, rows, "scored")
     answers = [

@@ -12,6 +12,7 @@ FORMS: Final = {
     "worked": r"worked",
     "environment:guess": r"environment:guess",
     "environment:sokoban": r"environment:sokoban",
+    "environment:calculator": r"environment:calculator",
     "reasoning-gym:DATASET": r"reasoning-gym:[a-z0-9_]+",
     "python:MODULE:FUNCTION": r"python:[\w.]+:\w+",
 }

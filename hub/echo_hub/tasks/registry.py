@@ -10,6 +10,7 @@ from typing import Any
 from echo_hub.tasks.arithmetic import make_arithmetic
 from echo_hub.tasks.base import Task
 from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.environments.calculator import make_calculator
 from echo_hub.tasks.environments.guess import make_guess
 from echo_hub.tasks.environments.sokoban import make_sokoban
 from echo_hub.tasks.jsonl import make_jsonl
@@ -21,7 +22,7 @@ from echo_shared.errors import ConfigError
 
 def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
     """The task called `name`: `arithmetic`, `worked`, `jsonl`, `reasoning-gym:<dataset>`, `environment:guess`,
-    `environment:sokoban`, or one's own.
+    `environment:sokoban`, `environment:calculator`, or one's own.
 
     That is `python:<module>:<function>`: the function is given the options. Raises ConfigError for any other.
     """
@@ -39,6 +40,8 @@ def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
             return make_reasoning_gym(dataset, options)
         case "environment" if dataset == "guess":
             return make_guess(options)
+        case "environment" if dataset == "calculator":
+            return make_calculator(options)
         case "environment" if dataset == "sokoban":
             return make_sokoban(options)
     nearest = nearest_name(name)

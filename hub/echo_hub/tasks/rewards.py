@@ -61,6 +61,17 @@ class RewardBounds:
             raise ScorerError(f"The reward is {reprlib.repr(given)}; this task's are numbers {bounds}.")
         return min(max(reward, self.lowest), self.highest)
 
+    def read_turn(self, given: object) -> float:
+        """What a turn has earned, of the reward of its episode. Raises ScorerError for what is no finite number, or
+        further from 0 than the bounds are from each other."""
+        reward = float(given) if isinstance(given, SupportsFloat) else math.nan
+        most = self.highest - self.lowest
+        if not abs(reward) <= (1 + ROUNDING) * most:
+            raise ScorerError(
+                f"The reward of a turn is {reprlib.repr(given)}; this task's are numbers from {-most:g} to {most:g}."
+            )
+        return reward
+
     def hold(self, reward: float) -> bool:
         """Whether a reward is finite and within the bounds, but for rounding."""
         slack = ROUNDING * (self.highest - self.lowest)

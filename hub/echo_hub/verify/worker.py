@@ -242,7 +242,7 @@ def _weighted(piece: _Piece) -> WeightedRollout:
         completion_ids=drawn.completion_ids[: piece.stop],
         loss_mask=np.arange(piece.stop) >= piece.start,
         behavior_logprobs=drawn.behavior_logprobs[: piece.stop],
-        advantage=0.0,
+        advantages=np.zeros(piece.stop - piece.start),
         weight=0.0,
     )
 

@@ -54,6 +54,13 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[run]\nmode = 'fast'\n", ("run.mode", "'fast'", "line 2", "'async'")),
         ("[learner]\ndevice = 'gpu'\n", ("learner.device", "'gpu'", "line 2")),
         ("[learner]\naddress = 'here'\n", ("learner.address", "'here'", "line 2")),
+        ("[task.template_options]\ntools = []\n", ("task.template_options", "tools is for the hub to say")),
+        ("[sampling]\nstop = ['']\n", ("sampling.stop",)),
+        ("[training]\ndiscount = 0.9\n", ('discount needs credit = "turn"',)),
+        (
+            "[training]\ncredit = 'turn'\n[objective]\nselection = 'shuffle_r1'\n",
+            ('objective.selection must be "all"',),
+        ),
         ("[learner]\nhosts = 2\n", ("learner.address must be HOST:PORT",)),
         ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a GPU of its own")),
         ("[dissemination]\nway = 'pigeon'\n", ("dissemination.way", "'pigeon'", "line 2", "'broadcast'")),

@@ -29,10 +29,10 @@ PAYLOAD = RolloutPayload(
 class Books:
     """A ledger of groups of two, with the nodes and the outbox that it needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, discount: float | None = None) -> None:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
         self.nodes, self.out = Nodes(settings.nodes), Outbox()
-        self.ledger = Ledger(nodes=self.nodes, out=self.out)
+        self.ledger = Ledger(nodes=self.nodes, out=self.out, discount=discount)
         self.training = Training(settings, CoordinatorSnapshot(), ledger=self.ledger, out=self.out)
         self.lease_id = 0
 

@@ -91,12 +91,23 @@ def test_a_group_knows_what_has_come_in_and_what_is_leased() -> None:
 def test_whether_a_group_has_an_advantage() -> None:
     slots = [Slot(winner=rollout(0, reward=0.5)), Slot(winner=rollout(0, reward=0.5))]
     group = RolloutGroup(0, 1, slots, OWNER, num_ended=2)
-    assert group.complete and not group.has_advantage
+    assert group.complete and not group.has_advantage()
     assert slots[1].winner is not None
     slots[1].winner.reward = 0.25
-    assert group.has_advantage
+    assert group.has_advantage()
     slots[1].winner.reward = 0.5 + 1e-12
-    assert not group.has_advantage, "rounding is none"
+    assert not group.has_advantage(), "rounding is none"
+
+
+def test_turns_may_have_an_advantage_where_episodes_have_none() -> None:
+    slots = [Slot(turns=(rollout(0),), winner=rollout(0, reward=0.5)) for _ in range(2)]
+    group = RolloutGroup(0, 1, [*slots, Slot(winner=rollout(0, reward=0.5))], OWNER, num_ended=3)
+    assert not group.has_advantage(discount=1.0)
+    assert group.has_advantage(discount=0.9), "one episode has its reward a turn earlier"
+    slots[0].turns[0].turn_reward = 0.25
+    assert group.has_advantage(discount=1.0) and not group.has_advantage()
+    slots[1].turns[0].turn_reward = 0.25
+    assert not group.has_advantage(discount=1.0)
 
 
 def test_a_further_kind_of_owner_takes_one_class() -> None:

@@ -271,6 +271,24 @@ def test_complete_groups_without_an_advantage_are_known() -> None:
     assert len(books.ledger.flat) == 0
 
 
+@pytest.mark.parametrize(("discount", "flat"), [(None, [0]), (1.0, [])])
+def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
+    discount: float | None, flat: list[int]
+) -> None:
+    books = Books(discount=discount)
+    books.open(0)
+    books.lease(0, 0, 1)
+    for name, earned in (("1-0", 0.25), ("1-1", -0.25)):
+        books.receive(name, score=False)
+        books.ledger.go_on(books.ledger.rollouts[name], np.array([4], np.int32), turn_reward=earned)
+    answered = [record for record in books.out.take() if isinstance(record, ScoreRecorded)]
+    assert [record.turn_reward for record in answered] == [0.25, -0.25]
+    for index in (0, 1):
+        books.lease(0, index, turn=1)
+        books.receive(f"{2 + index}-{index}")
+    assert books.ledger.groups[0].complete and list(books.ledger.flat) == flat
+
+
 def test_what_is_missing_may_be_as_long_as_any_whatever_its_prompt_led_to_before() -> None:
     """A node is thought slow by the longest completions, not by those that its prompt is likely to have."""
     books = Books()

@@ -56,12 +56,14 @@ def test_a_restored_episode_is_at_its_turn() -> None:
                 state=state,
                 num_tokens=4,
                 reward=reward,
+                turn_reward=0.0 if turn == 2 else 0.25,
             ),
             4.0,
         )
         assert books.ledger.groups[0].slots[0].turn == min(turn + 1, 2)
     group = books.ledger.groups[0]
     assert (group.unleased, group.num_ended, group.num_tokens) == ({1}, 1, 12)
+    assert [turn.turn_reward for turn in group.slots[0].turns] == [0.25, 0.25]
 
 
 def test_a_turn_that_the_scorer_failed_on_is_drawn_with_another_seed_after_a_restart_too() -> None:

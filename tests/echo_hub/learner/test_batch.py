@@ -19,7 +19,7 @@ def rollout(ids: Sequence[int], advantage: float = 1.0, *, mask: Sequence[bool] 
         completion_ids=np.array(ids, dtype=np.int32),
         loss_mask=np.array(mask or [True] * len(ids)),
         behavior_logprobs=-np.arange(1, len(ids) + 1, dtype=np.float32),
-        advantage=advantage,
+        advantages=np.full(np.count_nonzero(mask) if mask else len(ids), advantage),
         weight=0.25,
     )
 
@@ -99,7 +99,9 @@ def test_budget_holds_and_no_token_is_lost(make_groups: Callable[[int], list[Tra
         for positions in batch.rows.positions_RL:
             filled = [len(set(row)) for row in positions.tolist()]
             assert min(filled) >= 0.75 * positions.shape[1]
-    expected = [(int(token), np.float32(r.advantage)) for g in groups for r in g.rollouts for token in r.completion_ids]
+    expected = [
+        (int(token), np.float32(r.advantages[0])) for g in groups for r in g.rollouts for token in r.completion_ids
+    ]
     found = [
         pair for batch in batches for pair in zip(batch.target_ids_N.tolist(), batch.advantages_N.numpy(), strict=True)
     ]

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
-from echo_hub.learner.weighting import advantages, weigh
+from echo_hub.learner.weighting import weigh
 
 MakeSettings = Callable[..., LearnerSettings]
-KINDS = ("mean", "mean_std", "batch_std", "leave_one_out")
-REWARDS = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=6), min_size=1, max_size=5)
 
 
 def rollout(length: int, reward: float, *, truncated: bool = False, mask: Sequence[int] = ()) -> TrainingRollout:
@@ -43,56 +40,9 @@ def weights_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> li
 
 
 def advantages_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> list[list[float]]:
-    return [[rollout.advantage for rollout in group.rollouts] for group in weigh(groups, settings).groups]
-
-
-@pytest.mark.parametrize(
-    ("kind", "first", "second"),
-    [
-        ("mean", [-1, 1, 0], [0.5, -0.5]),
-        ("mean_std", [-1 / 1.0001, 1 / 1.0001, 0], [0.5 / (0.5**0.5 + 1e-4), -0.5 / (0.5**0.5 + 1e-4)]),
-        ("leave_one_out", [-1.5, 1.5, 0], [1, -1]),
-    ],
-)
-def test_advantages_by_hand(kind: str, first: list[float], second: list[float]) -> None:
-    found = advantages([np.array([0.0, 2.0, 1.0]), np.array([1.0, 0.0])], kind)
-    assert [values.tolist() for values in found] == [pytest.approx(first), pytest.approx(second)]
-
-
-def test_batch_std_divides_by_the_deviation_of_the_whole_step() -> None:
-    found = advantages([np.array([0.0, 2.0]), np.array([5.0, 5.0])], "batch_std")
-    std = np.std([0.0, 2.0, 5.0, 5.0], ddof=1) + 1e-4
-    assert found[0].tolist() == pytest.approx([-1 / std, 1 / std])
-    assert found[1].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(reward=st.floats(-1e6, 1e6), size=st.integers(1, 9), others=REWARDS)
-def test_equal_rewards_have_exactly_no_advantage(
-    kind: str, reward: float, size: int, others: list[list[float]]
-) -> None:
-    # 0.1 summed seven times and divided by seven is not 0.1 in floating point.
-    found = advantages([np.full(size, reward), *map(np.array, others)], kind)
-    assert not found[0].any()
-    assert all(np.isfinite(values).all() for values in found)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rounding_is_no_advantage(kind: str) -> None:
-    assert not advantages([np.array([0.1 + 0.2, 0.3, 0.3, 0.3])], kind)[0].any()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(rewards=REWARDS, shift=st.floats(-10, 10))
-def test_advantages_add_up_to_nothing_and_do_not_know_the_level(
-    kind: str, rewards: list[list[float]], shift: float
-) -> None:
-    arrays = [np.round(np.array(values), 3) for values in rewards]
-    assert all(abs(values.sum()) < 1e-8 for values in advantages(arrays, kind))
-    if kind != "batch_std":  # There the groups' levels are part of the deviation.
-        moved = advantages([values + round(shift, 3) for values in arrays], kind)
-        for before, after in zip(advantages(arrays, kind), moved, strict=True):
-            np.testing.assert_allclose(before, after, atol=1e-6)
+    found = [[rollout.advantages for rollout in group.rollouts] for group in weigh(groups, settings).groups]
+    assert all(len(set(values)) == 1 for of_group in found for values in of_group)
+    return [[float(values[0]) for values in of_group] for of_group in found]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +114,38 @@ def test_a_step_of_nothing_but_masked_rollouts_is_empty(make_settings: MakeSetti
     step = [group(rollout(6, 1.0, truncated=True), rollout(6, 0.0, truncated=True))]
     for aggregation in ("token_mean", "sequence_mean", "group_mean", "constant"):
         assert weigh(step, make_settings(objective={"overlong": "mask", "aggregation": aggregation})).groups == ()
+
+
+def turns(*lengths: int, reward: float, earned: Sequence[float] = ()) -> TrainingRollout:
+    """A token of an environment between any two turns."""
+    mask = [drawn for length in lengths for drawn in (*([1] * length), 0)][:-1]
+    draws = np.array([(7, 0, length) for length in lengths], np.uint64)
+    return replace(rollout(0, reward, mask=mask), draws=draws, turn_rewards=np.array(earned))
+
+
+def test_with_credit_by_turn_each_token_has_its_turns_advantage(make_settings: MakeSettings) -> None:
+    """Returns 1, 0.75 and 0, 0 and 0.5; what has earned nothing before its last turn need not say so."""
+    step = [group(turns(2, 1, reward=1.0, earned=[0.25]), turns(1, 3, reward=0.0), turns(2, reward=0.5))]
+    settings = make_settings(objective={"advantage": "mean"}, training={"credit": "turn"})
+    (found,) = weigh(step, settings).groups
+    assert [one.advantages.tolist() for one in found.rollouts] == [[0.5, 0.5, 0.375], [-0.5, -0.375, -0.375, -0.375]]
+    settings = make_settings(objective={"advantage": "mean"})
+    assert advantages_of(step, settings) == [[0.5, -0.5]]
+
+
+def test_equal_rewards_have_an_advantage_where_turns_have(make_settings: MakeSettings) -> None:
+    step = [group(turns(1, 1, reward=1.0, earned=[0.5]), turns(1, 1, reward=1.0))]
+    found = weigh(step, make_settings(objective={"advantage": "mean"}, training={"credit": "turn"}))
+    assert found.groups_without_advantage == 0
+    assert [one.advantages.tolist() for one in found.groups[0].rollouts] == [[0, -0.25], [0, 0.25]]
+    assert weigh(step, make_settings()).groups == ()
+
+
+def test_a_penalty_for_length_is_the_last_turns(make_settings: MakeSettings) -> None:
+    objective = {"overlong": "penalty", "overlong_buffer_tokens": 4, "advantage": "mean"}
+    step = [group(turns(1, 6, reward=1.0, earned=[1.0]), turns(1, 1, reward=1.0, earned=[1.0]))]
+    (found,) = weigh(step, make_settings(objective=objective, training={"credit": "turn"})).groups
+    assert [set(one.advantages.tolist()) for one in found.rollouts] == [{-0.5}, {0.5}]
 
 
 @pytest.mark.parametrize(

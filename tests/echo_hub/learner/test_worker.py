@@ -185,7 +185,10 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
         train(1, [])
     undrawn = replace(first, loss_mask=np.zeros_like(first.loss_mask))
     more = replace(first, draws=np.array([[1, 0, len(first.completion_ids) + 1]], np.uint64))
-    for bad in (short, infinite, undrawn, more, replace(first, reward=float("nan"))):
+    unknown = replace(first, turn_rewards=np.zeros(1))
+    turns = np.array([[1, 0, 1], [1, 0, len(first.completion_ids) - 1]], np.uint64)
+    endless = replace(first, draws=turns, turn_rewards=np.array([np.inf]))
+    for bad in (short, infinite, undrawn, more, unknown, endless, replace(first, reward=float("nan"))):
         with pytest.raises(LearnerError, match="A rollout needs"):
             train(1, [replace(groups[0], rollouts=(bad, *groups[0].rollouts[1:]))])
     with pytest.raises(LearnerError, match="A group needs"):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import pytest
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.problems import Answered, Problems
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.errors import ConfigError, ScorerError
+from tests.echo_hub.run.test_chat_template import QWEN3, codec_of, tokenizer_of
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +76,8 @@ class Count:
     reward_bounds = (0.0, 4.0)
     asked = 0
 
-    def __init__(self, reward_if_cut: float = 0.25) -> None:
-        self.reward_if_cut = reward_if_cut
+    def __init__(self, reward_if_cut: float = 0.25, turn_reward: float = -4.0) -> None:
+        self.reward_if_cut, self.turn_reward = reward_if_cut, turn_reward
 
     def sample(self, seed: int) -> Problem:
         return Problem(prompt=f"{seed % 1000}=")
@@ -83,7 +86,7 @@ class Count:
         self.asked += 1
         if replies[-1] == "9":
             return Ending(reward=len(replies))
-        return Observation(text="?=", reward_if_cut=self.reward_if_cut)
+        return Observation(text="?=", reward_if_cut=self.reward_if_cut, turn_reward=self.turn_reward)
 
 
 def test_an_environment_answers_until_the_episode_ends(codec: PromptCodec) -> None:
@@ -91,7 +94,9 @@ def test_an_environment_answers_until_the_episode_ends(codec: PromptCodec) -> No
     assert mine.multi_turn
     again, nine = codec.encode_prompt("1"), codec.encode_prompt("9")
     answered = mine.respond(3, [again])
-    assert isinstance(answered, np.ndarray) and codec.decode(answered) == "?="
+    assert isinstance(answered, Answered) and codec.decode(answered.observation_ids) == "?="
+    assert answered.turn_reward == -4.0
+    assert isinstance(said := mine.heldout_respond(0, [again]), np.ndarray) and codec.decode(said) == "?="
     assert mine.respond(3, [again, again, nine]) == 3.0
     assert mine.heldout_respond(0, [again, nine]) == 2.0
     with pytest.raises(ScorerError, match="from 0 to 4"):
@@ -103,11 +108,19 @@ def test_a_conversation_that_has_no_room_for_another_turn_ends(codec: PromptCode
     again = codec.encode_prompt("1")
     turn_tokens = len(again) + 2
     most = (codec.context_tokens - 4 - len(mine.prompt_ids(3))) // turn_tokens
-    assert isinstance(mine.respond(3, [again] * most, 2 * (most - 1)), np.ndarray)
+    assert isinstance(mine.respond(3, [again] * most, 2 * (most - 1)), Answered)
     assert mine.respond(3, [again] * (most + 1), 2 * most) == 0.25
     mine = counting(codec, Count(reward_if_cut=float("nan")))
     with pytest.raises(ScorerError, match="The reward is nan"):
         mine.respond(3, [again] * (most + 1), 2 * most)
+
+
+@pytest.mark.parametrize("turn_reward", [float("nan"), float("-inf"), 4.1, -5.0, "1", None])
+def test_what_no_turn_can_have_earned_is_the_environments_failure(codec: PromptCodec, turn_reward: Any) -> None:
+    mine = counting(codec, Count(turn_reward=turn_reward))
+    with pytest.raises(ScorerError, match=r"reward of a turn is .* from -4 to 4"):
+        mine.respond(3, [codec.encode_prompt("1")])
+    assert mine.respond(3, [codec.encode_prompt("9")]) == 1.0
 
 
 def test_an_environment_is_asked_once_whatever_was_said_before(codec: PromptCodec) -> None:
@@ -153,3 +166,34 @@ def test_another_that_is_told_the_held_out_prompts_has_the_same_problems(codec: 
 def test_a_task_that_does_not_exist(codec: PromptCodec) -> None:
     with pytest.raises(ConfigError, match="nonesuch"):
         Problems.of_run(HubConfig(task=TaskConfig(name="reasoning-gym:nonesuch")), codec)
+
+
+def test_a_tool_answers_in_the_chat_templates_own_form() -> None:
+    codec = codec_of(QWEN3, strip_thinking=True)
+    config = HubConfig(task=TaskConfig(name="environment:calculator"), evaluation=EvaluationConfig(problems=2))
+    mine = Problems.of_run(config, codec)
+    prompt = codec.text(mine.prompt_ids(3))
+    assert "<tools>" in prompt and '"calculate"' in prompt and mine.codec.num_ids == codec.num_ids
+    call = '<tool_call>{"name": "calculate", "arguments": {"expression": "2*3"}}</tool_call>'
+
+    def drawn(text: str) -> np.ndarray:
+        return np.array([*tokenizer_of(QWEN3).encode(text).ids, *codec.stop_ids], np.int32)
+
+    answered = mine.respond(3, [drawn(f"<think>Hm.</think>{call}")])
+    assert isinstance(answered, Answered) and answered.turn_reward == 0.0
+    assert codec.text(answered.observation_ids) == (
+        "\n<|im_start|>user\n<tool_response>\n6\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    bad = mine.respond(3, [drawn("<tool_call>{</tool_call>")])
+    assert isinstance(bad, Answered) and "Error: The call is no JSON" in codec.text(bad.observation_ids)
+    left, right = re.findall(r"\d+", prompt.partition("What is")[2])[:2]
+    right_answer = str(int(left) * int(right))
+    assert mine.respond(3, [drawn(call), drawn(f"<answer>{right_answer}</answer>")]) == 1.0
+    assert mine.respond(3, [drawn(f"<think>{call}</think>{right_answer}")]) == 1.0, "a call in thought is none"
+    assert mine.respond(3, [drawn(f"<think><answer>{right_answer}</answer>")]) == 0.0, "nor is an unclosed thought"
+
+
+def test_tools_need_a_chat_template(codec: PromptCodec) -> None:
+    config = HubConfig(task=TaskConfig(name="environment:calculator"), evaluation=EvaluationConfig(problems=2))
+    with pytest.raises(ConfigError, match="gives tools"):
+        Problems.of_run(config, codec)

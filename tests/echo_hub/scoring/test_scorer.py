@@ -173,6 +173,7 @@ async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -
         first, second, last = sorted(await bench.judge(3), key=lambda verdict: verdict.rollout_id)
     assert isinstance(first, RolloutContinued) and isinstance(second, RolloutContinued)
     assert bench.codec.decode(first.observation_ids) == "?="
+    assert first.turn_reward + second.turn_reward < 0, "wasted turns cost chances"
     assert last == RolloutScored(rollout_id="3-0", reward=0.0)
 
 

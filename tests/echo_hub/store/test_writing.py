@@ -164,9 +164,10 @@ def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(sto
 
 def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
-    answer = ScoreRecorded(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32))
+    answer = ScoreRecorded(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32), turn_reward=-0.25)
     store.apply([answer, *records.scored("1-1")], now=2.0)
     store.apply([records.leased(2, 0, 0, turn=1, version=1), *records.received("2-0")], now=3.0)
+    assert {row.rollout_id: row.turn_reward for row in store.snapshot().rollouts} == {"1-0": -0.25, "1-1": 0, "2-0": 0}
     assert store.load_turns({(0, 1), (7, 7)}) == {}
     ((episode, (turn,)),) = store.load_turns({(0, 0), (0, 1)}).items()
     assert (episode, turn.completion_ids.tolist(), turn.observation_ids.tolist()) == ((0, 0), [0, 1], [8, 9])
@@ -178,6 +179,11 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     (group,) = store.load_batch(1)
     assert [[turn.rollout_id for turn in each.turns] for each in group.episodes] == [["1-0", "2-0"], ["1-1"]]
     assert [turn.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
+    assert [turn.turn_reward for turn in group.episodes[0].turns] == [-0.25, 0.0]
+    assert [(end.index, end.reward, end.turn_rewards) for end in store.batch_rewards(1)] == [
+        (0, 1.0, (-0.25,)),
+        (1, 0.0, ()),
+    ]
     assert [each.reward for each in group.episodes] == [1.0, 0.0]
     store.apply([StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=5.0)], now=5.0)
     (step,) = store.steps_history()

@@ -6,7 +6,9 @@ from echo_hub.tasks.registry import make_task
 from echo_shared.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "reasoning-gym:knights_knaves", "environment:guess"])
+@pytest.mark.parametrize(
+    "name", ["arithmetic", "reasoning-gym:knights_knaves", "environment:guess", "environment:calculator"]
+)
 def test_a_task_bears_the_name_it_was_asked_for(name: str) -> None:
     assert make_task(name, {}).name == name
 

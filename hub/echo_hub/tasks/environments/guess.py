@@ -31,7 +31,12 @@ class GuessOptions(TaskOptions):
 
 class GuessEnvironment:
     """The reward is 1 for the hidden number. A lost game earns up to 0.5, the nearer its last guess the more; a last
-    reply that is no number in the range earns nothing."""
+    reply that is no number in the range earns nothing.
+
+    Of that, a turn that does not end the game earns what it changes of the chance of winning for whoever plays on as
+    well as can be: with k guesses left, 2^k - 1 of n possible numbers can be found. So a guess in the middle of more
+    than that costs nothing, and one that tells little, or no number at all, costs most of it.
+    """
 
     name = "environment:guess"
 
@@ -50,8 +55,7 @@ class GuessEnvironment:
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
         """A reply that is no number in the range is a wasted turn, answered with `?`."""
         low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
-        reply = replies[-1].strip()
-        guess = int(reply) if reply.isascii() and reply.isdigit() and len(reply) == self._options.digits else None
+        guess = self._guess(replies[-1])
         if guess == hidden:
             return Ending(reward=1.0)
         near = 0.0
@@ -61,7 +65,22 @@ class GuessEnvironment:
             hint = ">" if hidden > guess else "<"
         if len(replies) == self._options.turns:
             return Ending(reward=near)
-        return Observation(text=f"{hint}=", reward_if_cut=near)
+        gained = self._chance(problem, replies) - self._chance(problem, replies[:-1])
+        return Observation(text=f"{hint}=", reward_if_cut=near, turn_reward=gained)
+
+    def _guess(self, reply: str) -> int | None:
+        text = reply.strip()
+        is_number = text.isascii() and text.isdigit() and len(text) == self._options.digits
+        return int(text) if is_number else None
+
+    def _chance(self, problem: Problem, wrong: Sequence[str]) -> float:
+        """Of winning behind these wrong replies, whoever plays on as well as can be."""
+        low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
+        for guess in map(self._guess, wrong):
+            if guess is not None and low <= guess <= high:
+                low, high = (guess + 1, high) if guess < hidden else (low, guess - 1)
+        findable: int = 2 ** (self._options.turns - len(wrong)) - 1
+        return min(1.0, findable / int(high - low + 1))
 
 
 def make_guess(options: Mapping[str, Any]) -> GuessEnvironment:

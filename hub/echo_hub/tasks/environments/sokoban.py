@@ -150,7 +150,7 @@ class SokobanOptions(TaskOptions):
 
 class SokobanEnvironment:
     """The reward is 1 for a solved board, however late. A lost game earns up to 0.5: a box on its goal counts, and how
-    much nearer to the goals the others are than at the start."""
+    much nearer to the goals the others are than at the start. Of that, each round earns what it has changed."""
 
     name = "environment:sokoban"
 
@@ -182,15 +182,17 @@ class SokobanEnvironment:
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
         """The board after the last reply, or the end."""
         start: Board = problem.metadata["board"]
-        board = start
+        board = before = start
         for reply in replies:
+            before = board
             board = board.played("".join(move for move in reply if move in MOVES)[: self._options.moves_a_turn])
         if board.solved:
             return Ending(reward=1.0)
-        earned = 0.5 * max(0.0, 1 - distance(board) / max(1, distance(start)))
+        earned = _earned(board, start)
         if len(replies) == self._options.turns:
             return Ending(reward=earned)
-        return Observation(text=f"\n{board.text}:", reward_if_cut=earned)
+        gained = earned - _earned(before, start)
+        return Observation(text=f"\n{board.text}:", reward_if_cut=earned, turn_reward=gained)
 
 
 def drawn(options: SokobanOptions, rng: random.Random) -> Board | None:
@@ -219,6 +221,11 @@ def is_cornered(board: Board) -> bool:
 def distance(board: Board) -> int:
     """Steps from each box to the nearest goal, walls aside, added up."""
     return sum(min(_steps(box, goal) for goal in board.goals) for box in board.boxes)
+
+
+def _earned(board: Board, start: Board) -> float:
+    """What a game earns that is lost with this board."""
+    return 0.5 * max(0.0, 1 - distance(board) / max(1, distance(start)))
 
 
 def _steps(one: Place, other: Place) -> int:

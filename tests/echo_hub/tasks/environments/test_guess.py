@@ -28,7 +28,9 @@ def test_a_game_depends_on_its_seed_alone() -> None:
 def test_hints_lead_to_the_number() -> None:
     environment, problem = make_guess({}), game(2, 8, hidden=6)
     assert environment.respond(problem, ["5"]) == Observation(text=">=", reward_if_cut=0.5 * (1 - 1 / 6))
-    assert environment.respond(problem, ["5", "8"]) == Observation(text="<=", reward_if_cut=0.5 * (1 - 2 / 6))
+    assert environment.respond(problem, ["5", "8"]) == Observation(
+        text="<=", reward_if_cut=0.5 * (1 - 2 / 6), turn_reward=1 / 2 - 1
+    )
     assert environment.respond(problem, ["5", "8", " 6\n"]) == Ending(reward=1.0)
     assert environment.respond(problem, ["6"]) == Ending(reward=1.0)
 
@@ -36,8 +38,27 @@ def test_hints_lead_to_the_number() -> None:
 @pytest.mark.parametrize("reply", ["", "x", "9", "1", "06", "6.", "six", "-6", "٦"])
 def test_what_is_no_number_in_the_range_wastes_a_turn(reply: str) -> None:
     environment, problem = make_guess({}), game(2, 8, hidden=6)
-    assert environment.respond(problem, [reply]) == Observation(text="?=")
+    assert environment.respond(problem, [reply]) == Observation(text="?=", turn_reward=3 / 7 - 1)
     assert environment.respond(problem, ["5", "5", reply]) == Ending(reward=0.0)
+
+
+@pytest.mark.parametrize(
+    ("replies", "left"),
+    [
+        (["5"], 3 / 3),
+        (["2"], 3 / 6),
+        (["8"], 3 / 6),
+        (["5", "7"], 1 / 1),
+        (["5", "8"], 1 / 2),
+        (["5", "2"], 1 / 3),
+        (["x", "5"], 1 / 3),
+    ],
+)
+def test_a_turn_earns_what_it_changes_of_the_chance_of_winning(replies: list[str], left: float) -> None:
+    """Of 2 to 8 with three guesses; the number is 6."""
+    environment, problem = make_guess({}), game(2, 8, hidden=6)
+    earned = [environment.respond(problem, replies[:count]) for count in range(1, len(replies) + 1)]
+    assert 1 + sum(answer.turn_reward for answer in earned if isinstance(answer, Observation)) == pytest.approx(left)
 
 
 def test_a_lost_game_earns_the_more_the_nearer_it_ended() -> None:

@@ -64,8 +64,11 @@ def test_rounds_go_on_from_the_board_that_they_left() -> None:
     first = environment.respond(game(), ["D"])
     assert first == Observation(text=f"\n{ROOM.played('D').text}:", reward_if_cut=0.0)
     assert environment.respond(game(), ["D", "R"]) == Observation(
-        text=f"\n{ROOM.played('DR').text}:", reward_if_cut=0.25
+        text=f"\n{ROOM.played('DR').text}:", reward_if_cut=0.25, turn_reward=0.25
     )
+    assert environment.respond(game(), ["DR", "L"]) == Observation(
+        text=f"\n{ROOM.played('DRL').text}:", reward_if_cut=0.25
+    ), "what it had earned before is not earned again"
     assert environment.respond(game(), ["D", "R", "R"]) == Ending(reward=1.0)
     assert environment.respond(game(), ["D", "R", "L"]) == Ending(reward=0.25)
 

@@ -1,0 +1,96 @@
+"""Where a completion ends that holds one of `sampling.stop`: behind the token with which the text is there.
+
+Nodes know token ids and no text, so they draw on to a stop token or to sampling.max_tokens. Whoever draws, the hub cuts
+what comes in, before it is committed: the tokens before the cut are the honest draw's still, for none depends on those
+behind it. So no node says, or could say wrongly, that it stopped at a text; every engine does alike; and a completion
+that goes on elsewhere, or that is checked, is what it would be without any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.events import RolloutArrived
+from echo_hub.core.payload import RolloutPayload, Span
+from echo_hub.run.base_model import PromptCodec
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout
+
+Ids = NDArray[np.int32]
+
+
+class StopStrings:
+    """`text` makes a text of ids below `num_ids`, special tokens written out; others, which strangers send, have
+    none."""
+
+    def __init__(self, strings: Sequence[str], text: Callable[[Ids], str], *, num_ids: int) -> None:
+        self._strings = tuple(strings)
+        self._text = text
+        self._num_ids = num_ids
+
+    @classmethod
+    def of_run(cls, config: HubConfig, codec: PromptCodec) -> StopStrings:
+        """Those of the run's settings."""
+        return cls(config.sampling.stop, codec.text, num_ids=codec.num_ids)
+
+    def end(self, ids: Ids) -> int | None:
+        """How many of a completion's tokens are left, the last of them the first with which any of the strings is
+        there; None: none is. In a few texts more than one, however long it is."""
+        if not self._strings or not self._holds(ids):
+            return None
+        low, high = 1, len(ids)
+        while low < high:
+            middle = (low + high) // 2
+            if self._holds(ids[:middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def arrived(self, event: RolloutArrived) -> RolloutArrived:
+        """What has come in, cut. What cannot be a completion stays as it is, to be refused."""
+        payload = event.payload
+        if event.problem or len(payload.completion_ids) != len(payload.behavior_logprobs):
+            return event
+        count = self.end(payload.completion_ids)
+        return event if count is None else replace(event, payload=_cut(payload, count))
+
+    def finished(self, rollout: FinishedRollout) -> FinishedRollout:
+        """What was drawn on the hub itself, cut."""
+        count = self.end(rollout.completion_ids)
+        if count is None:
+            return rollout
+        return replace(
+            rollout,
+            completion_ids=rollout.completion_ids[:count],
+            behavior_logprobs=rollout.behavior_logprobs[:count],
+            finish_reason=FinishReason.STOP,
+        )
+
+    def _holds(self, ids: Ids) -> bool:
+        text = self._text(ids[(ids >= 0) & (ids < self._num_ids)])
+        return any(string in text for string in self._strings)
+
+
+NO_STRINGS: Final = StopStrings((), str, num_ids=0)
+
+
+def _cut(payload: RolloutPayload, count: int) -> RolloutPayload:
+    spans, left = list[Span](), count
+    for span in payload.spans:
+        if left > 0:
+            spans.append(replace(span, num_tokens=min(span.num_tokens, left)))
+            left -= span.num_tokens
+    return replace(
+        payload,
+        completion_ids=payload.completion_ids[:count],
+        behavior_logprobs=payload.behavior_logprobs[:count],
+        finish_reason=FinishReason.STOP,
+        spans=tuple(spans),
+    )

@@ -1,0 +1,130 @@
+"""A product that is too long to do in the head, with a calculator as a tool: each call is answered in a tool's turn.
+
+The reply that calls no tool is the answer. For base models whose chat template takes tools.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from echo_hub.tasks.answers import extract_answer
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.environments.base import Ending, Message, Observation, Response
+from echo_hub.tasks.options import TaskOptions
+from echo_hub.tasks.tool_calls import BadCall, ToolCall, tool_calls
+
+TOOL: Final = "calculate"
+MOST_CHARACTERS: Final = 200
+"""Of an expression."""
+BAD_CALL: Final = -0.1
+"""What a turn earns, of its episode's reward, with a call that cannot be carried out."""
+_DEFINITION: Final[Mapping[str, Any]] = {
+    "type": "function",
+    "function": {
+        "name": TOOL,
+        "description": "The exact value of an expression of whole numbers with +, -, * and parentheses.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "Such as 12 * (3 + 4)."}},
+            "required": ["expression"],
+        },
+    },
+}
+
+
+class CalculatorOptions(TaskOptions):
+    """How hard it is."""
+
+    digits: Annotated[int, Field(ge=1, le=18)] = 5
+    """Of each factor."""
+    turns: Annotated[int, Field(ge=1, le=16)] = 4
+    """After so many without an answer the episode is lost."""
+
+
+class CalculatorEnvironment:
+    """The reward is 1 for the product, as a number alone or in `<answer>` tags, whoever did the sum."""
+
+    name = "environment:calculator"
+
+    def __init__(self, options: CalculatorOptions) -> None:
+        self._options = options
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        return (_DEFINITION,)
+
+    def sample(self, seed: int) -> Problem:
+        """The product of `seed`; its metadata holds the `answer`."""
+        rng = random.Random(seed)
+        low, high = 10 ** (self._options.digits - 1), 10**self._options.digits - 1
+        left, right = rng.randint(low, high), rng.randint(low, high)
+        prompt = f"What is {left} * {right}? Give the number alone as <answer>...</answer>."
+        return Problem(prompt=prompt, metadata={"answer": str(left * right)})
+
+    def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
+        """What the tool says to the last reply's calls, or the end."""
+        calls = tool_calls(replies[-1])
+        if not calls:
+            right = extract_answer(replies[-1]).replace(",", "") == problem.metadata["answer"]
+            return Ending(reward=float(right))
+        if len(replies) == self._options.turns:
+            return Ending(reward=0.0)
+        values = [_value(call) for call in calls]
+        first, *more = [
+            Message(text=text, role="tool", name=TOOL, tool_call_id=f"call{n:05}") for n, (text, _) in enumerate(values)
+        ]
+        earned = 0.0 if all(fits for _, fits in values) else BAD_CALL
+        return Observation(
+            text=first.text,
+            role="tool",
+            name=TOOL,
+            tool_call_id=first.tool_call_id,
+            more=tuple(more),
+            turn_reward=earned,
+        )
+
+
+def _value(call: ToolCall | BadCall) -> tuple[str, bool]:
+    """What the tool says to a call, and whether it could be carried out."""
+    if isinstance(call, BadCall):
+        return f"Error: {call.problem}", False
+    expression = call.arguments.get("expression")
+    if call.name != TOOL or not isinstance(expression, str) or set(call.arguments) != {"expression"}:
+        return f"Error: The only tool is {TOOL}(expression), with text.", False
+    value = calculated(expression)
+    return ("Error: This is no such expression.", False) if value is None else (str(value), True)
+
+
+def calculated(expression: str) -> int | None:
+    """The value of an expression of whole numbers with +, - and *; None for any other and for what is too long."""
+    if len(expression) > MOST_CHARACTERS:
+        return None
+    try:
+        return _evaluated(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _evaluated(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int() as value) if not isinstance(value, bool):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluated(operand)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _evaluated(left) + _evaluated(right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _evaluated(left) - _evaluated(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _evaluated(left) * _evaluated(right)
+    raise ValueError("another kind of expression")
+
+
+def make_calculator(options: Mapping[str, Any]) -> CalculatorEnvironment:
+    """The environment by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    return CalculatorEnvironment(CalculatorOptions.read("environment:calculator", options))

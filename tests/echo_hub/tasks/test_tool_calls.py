@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.tasks.tool_calls import MOST_CALLS, MOST_CHARACTERS, BadCall, ToolCall, tool_calls
+
+
+def test_calls_are_read_in_their_order_between_whatever_else_is_said() -> None:
+    text = (
+        'First <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>, then '
+        '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>'
+    )
+    assert tool_calls(text) == [
+        ToolCall(name="add", arguments={"a": 1, "b": [2]}),
+        ToolCall(name="now", arguments={}),
+        ToolCall(name="say", arguments={"x": 1}),
+    ]
+    assert tool_calls("no call, not even </tool_call>") == []
+
+
+@pytest.mark.parametrize(
+    ("inside", "problem"),
+    [
+        ("", "no JSON"),
+        ("{'name': 'add'}", "no JSON"),
+        ('{"name": "add", "arguments": {"a": NaN}}', "NaN is no number"),
+        ('{"name": "add", "arguments": {"a": -Infinity}}', "-Infinity is no number"),
+        ('{"name": "add", "arguments": "{"}', "no JSON"),
+        ("[" * 30_000, "no JSON"),
+        ('{"a":' * 10_000, "no JSON"),
+        ("9" * 10_000, "no JSON"),
+        ('["add"]', 'A call is {"name"'),
+        ("7", 'A call is {"name"'),
+        ('{"arguments": {}}', 'A call is {"name"'),
+        ('{"name": 7, "arguments": {}}', 'A call is {"name"'),
+        ('{"name": "add", "arguments": [1]}', 'A call is {"name"'),
+        ('{"name": "add", "arguments": null}', 'A call is {"name"'),
+        ('{"name": "add", "arguments": "[1]"}', 'A call is {"name"'),
+        (" " * (MOST_CHARACTERS + 1), "longer than"),
+    ],
+)
+def test_what_is_no_call_is_said_to_be_none(inside: str, problem: str) -> None:
+    (found,) = tool_calls(f"<tool_call>{inside}</tool_call>")
+    assert isinstance(found, BadCall) and problem in found.problem
+    assert len(found.problem) < 300
+
+
+def test_a_call_that_is_not_closed_is_none() -> None:
+    good = '<tool_call>{"name": "now"}</tool_call>'
+    assert tool_calls(f'{good} <tool_call>{{"name": "now"}}') == [
+        ToolCall(name="now", arguments={}),
+        BadCall(problem="The call is not closed by </tool_call>."),
+    ]
+
+
+def test_a_stranger_calls_so_many_times_and_no_more() -> None:
+    found = tool_calls("<tool_call></tool_call>" * 100_000)
+    assert len(found) == MOST_CALLS + 1 and all(isinstance(one, BadCall) for one in found)
+    assert len(tool_calls("<tool_call>" * 200_000)) == 1
