@@ -34,6 +34,7 @@ from echo_hub.new_task_command import new_task
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
+from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.try_task_command import try_task
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
@@ -97,6 +98,8 @@ def init(
     config = load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed))
     make_run(directory, config, beside=None if beside is None else RunDirectory(beside))
     key = key_file.load(directory.key).public_key
+    if warning := warning_of(config.task.name):
+        typer.echo(f"Warning: {warning}", err=True)
     typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
     typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
 

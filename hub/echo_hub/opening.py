@@ -42,6 +42,7 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
+from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, StorageError
@@ -72,6 +73,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
         problems = await asyncio.to_thread(Problems.of_run, config, codec)
         await asyncio.to_thread(problems.prepare)
+        if warning := warning_of(config.task.name):
+            log.warning("%s", warning)
         room = Room(full=_say_full, over=_say_room)
         store = AsyncStore(await asyncio.to_thread(_open_store, config, directory), room)
         stack.push_async_callback(store.close)

@@ -47,6 +47,8 @@ class TaskConfig(Section):
 
     scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes that scorers run in."""
+    scorer_concurrency: Annotated[int, Field(ge=1, le=64)] = 64
+    """Calls of a scorer that is `async def` which run at once in each of the processes; of any other, one does."""
     scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """A scorer that takes longer is ended, and the rollout is dropped."""
     scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048

@@ -2,9 +2,10 @@
 
 Each process holds the run's `Problems`, made from its settings, and calls any method of it by name. Calls are sent to a
 process many at a time and answered one by one, so the first call without an answer is the one that its process died of;
-those behind it are handed to another. A call for which a process has no memory left, or in which it was killed for its
-memory, need not be the one that took it, and is repeated in a new process. Results are what MessagePack carries:
-numbers, text, lists, maps, arrays.
+those behind it are handed to another. Of a scorer that is awaited, many run at once in a process: when it dies, those
+without an answer are tried again by halves, until the one that ends processes is alone. A call for which a process has
+no memory left, or in which it was killed for its memory, need not be the one that took it, and is repeated in a new
+process. Results are what MessagePack carries: numbers, text, lists, maps, arrays.
 
 With a process ends what its scorers have started: on Linux all of it (`echo_hub.scoring.warden`), on macOS what has
 not put itself in a session of its own, on Windows nothing.
@@ -50,15 +51,23 @@ _GUARDED: Final = sys.platform == "linux"
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """Calls that are sent together. One process at a time owns it; `results` grows until there is one a call."""
+    """Calls that are sent together. One process at a time owns it, until there is a result for each."""
 
     method: str
     arguments: Sequence[Sequence[Any]]
-    results: list[Any] = field(default_factory=list)
+    results: dict[int, Any] = field(default_factory=dict)
+    """By place."""
+    width: int = PART_CALLS
+    """So many of its calls are sent at once. Halved when a process has died of several, one of which it was."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def answer(self, result: Any) -> None:
-        self.results.append(result)
+    @property
+    def left(self) -> list[int]:
+        """The places of the calls without a result."""
+        return [place for place in range(len(self.arguments)) if place not in self.results]
+
+    def answer(self, place: int, result: Any) -> None:
+        self.results[place] = result
         if len(self.results) == len(self.arguments) and not self.done.done():
             self.done.set_result(None)
 
@@ -75,6 +84,7 @@ class ScoringPool:
         self._problems = problems
         self._base_dir = base_dir
         self._logs = logs
+        self._width = config.task.scorer_concurrency if problems.is_async else 1
         self._waiting: asyncio.Queue[_Part] = asyncio.Queue()
         self._children: dict[int, SupervisedChild] = {}
         self._broken: ScorerError | None = None
@@ -111,7 +121,7 @@ class ScoringPool:
         for part in parts:
             self._waiting.put_nowait(part)
         await asyncio.gather(*(part.done for part in parts))
-        return [result for part in parts for result in part.results]
+        return [part.results[place] for part in parts for place in range(len(part.arguments))]
 
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """As `call`, of `respond` or `heldout_respond`, with components added up: a reward is a number, which knows its
@@ -169,6 +179,7 @@ class ScoringPool:
             "base_dir": str(self._base_dir),
             "timeout_s": self._config.task.scorer_timeout_s,
             "memory_mb": self._config.task.scorer_memory_mb,
+            "concurrency": self._width,
             "content_hash": self._problems.content_hash,
             "heldout_prompts": self._problems.heldout_prompts,
         }
@@ -191,30 +202,47 @@ class ScoringPool:
         is_new = True
         while True:
             part = part or await self._waiting.get()
+            places = part.left[: part.width]
+            sent = list(places)
             try:
-                await child.send({"method": part.method, "arguments": part.arguments[len(part.results) :]})
+                await child.send({"method": part.method, "arguments": [part.arguments[place] for place in places]})
             except ChildExited:
                 self._waiting.put_nowait(part)  # Nobody has begun it.
                 return None
-            while len(part.results) < len(part.arguments):
-                result = await self._answer(child)
+            while sent:
+                at, result = await self._answer(child)
                 if isinstance(result, _OutOfMemory) and not is_new:
                     return part
                 is_new = False
-                part.answer(result)
                 if isinstance(result, ScorerDeath):
-                    if len(part.results) < len(part.arguments):
-                        self._waiting.put_nowait(part)
+                    self._blame(part, sent, result)
                     return None
-            part = None
+                place = sent[0] if at is None else places[at]
+                sent.remove(place)
+                part.answer(place, result)
+            part = part if part.left else None
 
-    async def _answer(self, child: SupervisedChild) -> Any:
-        """The result of the call that `child` is at: a value, ScorerError, or ScorerDeath."""
+    def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
+        """A process has died of one of the calls of `part` that were sent: of the first, where one runs at a time. Of
+        several at once it is not known which, so they are tried again by half as many."""
+        if self._width == 1 or len(sent) == 1:
+            part.answer(sent[0], death)
+        else:
+            part.width = (len(sent) + 1) // 2
+        if part.left:
+            self._waiting.put_nowait(part)
+
+    async def _answer(self, child: SupervisedChild) -> tuple[int | None, Any]:
+        """A result, a value, ScorerError, or ScorerDeath, and the place of its call in the message; None: the call that
+        `child` is at."""
+        limit_s = self._config.task.scorer_timeout_s * (1 if self._width == 1 else 2)
         try:
-            answer = await child.receive(within_s=self._config.task.scorer_timeout_s + GRACE_S)
+            answer = await child.receive(within_s=limit_s + GRACE_S)
         except ChildExited as error:
-            return self._death(error)
-        return ScorerError("The scorer failed.", got=answer["failed"]) if "failed" in answer else answer["value"]
+            return None, self._death(error)
+        failed = "failed" in answer
+        result = ScorerError("The scorer failed.", got=answer["failed"]) if failed else answer["value"]
+        return answer.get("at"), result
 
     def _death(self, error: ChildExited) -> ScorerDeath:
         """What a call's process has died of, each end under its own name."""

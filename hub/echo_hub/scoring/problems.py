@@ -21,6 +21,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.weighing import Weighing
+from echo_hub.tasks.awaited import awaited, is_async
 from echo_hub.tasks.base import FileTask, Problem, Task
 from echo_hub.tasks.environments.base import Ending, Environment, ToolTask
 from echo_hub.tasks.registry import make_task
@@ -55,11 +56,14 @@ class Problems:
         run_seed: int,
         max_tokens: int,
         reward: RewardConfig = RewardConfig(),  # noqa: B008
+        is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
         """`max_tokens` of a completion: an episode has no room for another turn of that length when it ends. `cached`:
-        so many problems of each kind are kept. Raises ConfigError when the task's bounds of rewards are none."""
+        so many problems of each kind are kept. `is_async`: many answers of the task can be waited for at once. Raises
+        ConfigError when the task's bounds of rewards are none, or its weights."""
         self.weighing = Weighing.of(task, reward)
+        self.is_async = is_async
         self._task = task
         self._stream = stream
         self.codec = codec
@@ -82,6 +86,9 @@ class Problems:
         """The problems of a run by its settings. `heldout_prompts`: as another of the same run has drawn them."""
         task = make_task(config.task.name, config.task.options)
         codec = codec.with_tools(task.tools if isinstance(task, ToolTask) else ())
+        many = is_async(task)
+        if many:
+            task = awaited(task, config.task.scorer_timeout_s)
         room = codec.context_tokens - config.sampling.max_tokens
         stream = ProblemStream(
             task,
@@ -97,6 +104,7 @@ class Problems:
             run_seed=config.run.seed,
             max_tokens=config.sampling.max_tokens,
             reward=config.reward,
+            is_async=many,
             cached=cached,
         )
 

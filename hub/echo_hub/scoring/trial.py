@@ -5,6 +5,7 @@ problem there are
 
     empty      no text
     copied     the prompt
+    line       one of the prompt's lines, without its number, where it has several
     random     the reference answer with every letter and digit replaced by another one, or a few random words
     another    the reference answer of the next problem
     reference  the reference answer: `answer` in a problem's metadata
@@ -16,6 +17,7 @@ An environment is given the same answer in every turn, until it ends the episode
 from __future__ import annotations
 
 import random
+import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,12 +34,13 @@ from echo_shared.draws import derive_seed
 from echo_shared.errors import ScorerError
 from echo_shared.rewards import components_of
 
-AnswerKind = Literal["empty", "copied", "random", "another", "reference", "tagged"]
-FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "random")
+AnswerKind = Literal["empty", "copied", "line", "random", "another", "reference", "tagged"]
+FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "line", "random")
 """What nobody should be paid for."""
 MOST_TURNS: Final = 64
 """Of an episode, after which its environment counts as one that never ends it."""
 _RANDOM_WORDS: Final = 4
+_LIST_MARK: Final = re.compile(r"^\s*\.?(\d{1,3}[.)]|[-*•])\s+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +160,26 @@ def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
 
 def _answers(seed: int, prompt: str, references: Sequence[str | None], number: int) -> dict[AnswerKind, str]:
     reference, another = references[number], references[(number + 1) % len(references)]
-    found: dict[AnswerKind, str] = {"empty": "", "copied": prompt, "random": _random_like(reference, seed)}
+    found = free_answers(seed, prompt, reference)
     if another is not None and another != reference:
         found["another"] = another
     if reference is not None:
         found |= {"reference": reference, "tagged": f"<answer>{reference}</answer>"}
     return found
+
+
+def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKind, str]:
+    """What nobody should be paid for, for one problem."""
+    found: dict[AnswerKind, str] = {"empty": "", "copied": prompt}
+    if lines := prompt_lines(prompt):
+        found["line"] = random.Random(derive_seed(seed, "line")).choice(lines)
+    return found | {"random": _random_like(reference, seed)}
+
+
+def prompt_lines(prompt: str) -> list[str]:
+    """The lines of a prompt of several, as answers: without the number or the mark of a list."""
+    lines = [_LIST_MARK.sub("", line).strip() for line in prompt.splitlines()]
+    return [line for line in lines if line] if len(lines) > 1 else []
 
 
 def _random_like(reference: str | None, seed: int) -> str:

@@ -9,12 +9,15 @@ waits for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +27,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.warden import end_with
+from echo_hub.tasks.awaited import LOOP_ANSWERS_S
 from echo_hub.tasks.math_answers import is_equal
 from echo_shared.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 from echo_shared.errors import ConfigError, EchoError
@@ -70,6 +74,13 @@ def _set_timer(seconds: float) -> None:
 def _call(problems: Problems, method: str, arguments: Sequence[Any], timeout_s: float, failures: Counter[Any]) -> Frame:
     _set_timer(timeout_s)
     try:
+        return _called(problems, method, arguments, failures)
+    finally:
+        _set_timer(0)
+
+
+def _called(problems: Problems, method: str, arguments: Sequence[Any], failures: Counter[Any]) -> Frame:
+    try:
         return {"value": getattr(problems, method)(*arguments)}
     except MemoryError:
         raise
@@ -83,8 +94,6 @@ def _call(problems: Problems, method: str, arguments: Sequence[Any], timeout_s: 
         if failures[kind].bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: the log of a long run stays small.
             log.exception("%s%r failed, for the %d. time like this", method, tuple(arguments), failures[kind])
         return {"failed": repr(error)[:DETAIL_CHARACTERS]}
-    finally:
-        _set_timer(0)
 
 
 def _is_for_memory(error: BaseException | None) -> bool:
@@ -104,9 +113,11 @@ def serve(pipe: ParentPipe) -> int:
     except EchoError as error:
         pipe.send({"failed": str(error)})
         return 1
-    timeout_s = frame["timeout_s"]
+    timeout_s, width = frame["timeout_s"], frame["concurrency"]
     failures: Counter[Any] = Counter()
     _limit_memory(frame["memory_mb"])
+    if width > 1:
+        return _serve_many(pipe, problems, timeout_s, width)
     pipe.send({"value": "ready"})
     while (frame := pipe.receive()) is not None:
         for arguments in frame["arguments"]:
@@ -114,6 +125,31 @@ def serve(pipe: ParentPipe) -> int:
                 pipe.send(_call(problems, frame["method"], arguments, timeout_s, failures))
             except MemoryError:
                 return OUT_OF_MEMORY_STATUS
+    return 0
+
+
+def _serve_many(pipe: ParentPipe, problems: Problems, timeout_s: float, width: int) -> int:
+    """As `serve`, of a scorer that is awaited: so many calls at once, each answered with its place in the message as
+    soon as it is done. The timer ends a process in which none gets on."""
+    failures: Counter[Any] = Counter()
+    limit_s = 2 * timeout_s + LOOP_ANSWERS_S
+
+    def answer(method: str, at: int, arguments: Sequence[Any]) -> None:
+        try:
+            answered = _called(problems, method, arguments, failures)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY_STATUS)
+        _set_timer(limit_s)
+        with contextlib.suppress(BrokenPipeError):
+            pipe.send({**answered, "at": at})
+
+    pipe.send({"value": "ready"})
+    with ThreadPoolExecutor(width) as threads:
+        while (frame := pipe.receive()) is not None:
+            _set_timer(limit_s)
+            calls = [threads.submit(answer, frame["method"], *each) for each in enumerate(frame["arguments"])]
+            wait(calls)
+            _set_timer(0)
     return 0
 
 

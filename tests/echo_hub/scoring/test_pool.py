@@ -5,7 +5,8 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from aiohttp import web
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import TaskConfig
@@ -275,3 +277,102 @@ async def test_a_pool_whose_processes_cannot_make_the_task_says_why(tmp_path: Pa
             with pytest.raises(ScorerError, match="cannot make the run's task") as caught:
                 await rewards(pool, 50)
             assert "no_such_module" in str(caught.value)
+
+
+ASKING = '''
+"""Each completion is a path of the test's service, or ends its process."""
+import os
+from pathlib import Path
+
+import aiohttp
+
+from echo_hub.tasks.base import Problem
+
+PORT = Path(__file__).with_name("port")
+
+
+class Asking:
+    name = "asking"
+
+    def sample(self, seed):
+        return Problem(prompt=f"{seed % 1000}=")
+
+    async def score(self, problem, completion):
+        if completion == "13":
+            os._exit(13)
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://127.0.0.1:{PORT.read_text()}/{completion}") as answer:
+                return float(await answer.text())
+
+
+def make(options):
+    return Asking()
+'''
+
+
+class Service:
+    """Answers nobody before `size` wait at once; then each at once, but for `/17`, which it never answers."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.at_once, self.most = size, 0, 0
+        self.all_here, self.over = asyncio.Event(), asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        if self.at_once >= self.size:
+            self.all_here.set()
+        try:
+            await (self.all_here.wait() if request.path != "/17" else self.over.wait())
+        finally:
+            self.at_once -= 1
+        return web.Response(text=str(int(request.path[1:]) / 100))
+
+
+@asynccontextmanager
+async def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, **task: Any) -> AsyncIterator[Any]:
+    (tmp_path / "asking_task.py").write_text(ASKING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    service, app = Service(size), web.Application()
+    app.router.add_get("/{number}", service.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    (tmp_path / "port").write_text(str(runner.addresses[0][1]))
+    settings = {"name": "python:asking_task:make", "scorer_processes": 1, **task}
+    config = HubConfig.model_validate({"task": settings, "evaluation": {"problems": 2}})
+    problems, base_dir = Problems.of_run(config, CODEC), resolve_base("builtin:tiny")
+    try:
+        async with ScoringPool.open(config, problems, base_dir=base_dir, logs=tmp_path / "logs") as pool:
+            yield pool, service
+    finally:
+        service.over.set()
+        await runner.cleanup()
+
+
+async def test_64_scorers_wait_for_a_service_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(tmp_path, monkeypatch, 64, scorer_timeout_s=50.0) as (pool, service):
+        assert await rewards(pool, *range(20, 84)) == [number / 100 for number in range(20, 84)]
+        assert service.most == 64
+
+
+async def test_no_more_wait_at_once_than_the_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(tmp_path, monkeypatch, 1, scorer_concurrency=4, scorer_timeout_s=50.0) as (pool, service):
+        assert await rewards(pool, *range(20, 60)) == [number / 100 for number in range(20, 60)]
+        assert 1 <= service.most <= 4
+
+
+async def test_of_many_at_once_a_wait_is_one_calls_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(tmp_path, monkeypatch, 1, scorer_timeout_s=2.0) as (pool, _):
+        first, late, last = await rewards(pool, 20, 17, 21)
+        assert (first, last) == (0.2, 0.21)
+        assert isinstance(late, ScorerError) and "took too long" in str(late)
+
+
+async def test_of_many_at_once_a_death_is_one_calls_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(tmp_path, monkeypatch, 1, scorer_timeout_s=50.0) as (pool, _):
+        first, deadly, last = await rewards(pool, 20, 13, 21)
+        assert (first, last) == (0.2, 0.21)
+        assert isinstance(deadly, ScorerDeath) and "exit status 13" in str(deadly)

@@ -12,7 +12,8 @@ import pytest
 from echo_hub.config.file import load_config
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.trial import MOST_TURNS, Trial, TriedAnswer, try_task
+from echo_hub.scoring.trial import FREE, MOST_TURNS, Trial, TriedAnswer, try_task
+from echo_hub.tasks.free_rewards import PAID_FOR_NOTHING
 from echo_shared.errors import ScorerError
 
 ODD = '''
@@ -161,3 +162,52 @@ async def test_problems_that_the_base_cannot_take_are_said(tmp_path: Path) -> No
     assert any("leave no room in the context of builtin:tiny" in warning for warning in found.warnings)
     assert any("has no tokens for some characters" in warning for warning in found.warnings)
     assert {answer.reward for answer in answers(found, "reference")} == {1.0}
+
+
+GYM = '''
+"""A dozen datasets of reasoning-gym in one task, so that one pool scores them all."""
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+
+
+class Gym:
+    name = "gym"
+
+    def __init__(self, datasets):
+        self.tasks = [make_reasoning_gym(dataset, {}) for dataset in datasets]
+
+    def sample(self, seed):
+        at = seed % len(self.tasks)
+        problem = self.tasks[at].sample(seed // len(self.tasks))
+        return Problem(prompt=problem.prompt, metadata={"answer": problem.metadata["answer"], "at": at, "own": problem})
+
+    def score(self, problem, completion):
+        return self.tasks[problem.metadata["at"]].score(problem.metadata["own"], completion)
+
+
+def make(options):
+    return Gym(options["datasets"])
+'''
+DOZEN = (
+    *("chain_sum", "knights_knaves", "spiral_matrix", "n_queens", "letter_counting", "leg_counting"),
+    *("basic_arithmetic", "gcd", "lcm", "prime_factorization", "word_sorting", "count_bits"),
+)
+
+
+async def test_a_dozen_of_reasoning_gym_pay_for_the_reference_answer_and_little_for_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gym_task_on_trial.py").write_text(GYM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = await tried(
+        tmp_path, "python:gym_task_on_trial:make", {"datasets": list(DOZEN)}, count=36, scorer_processes=1
+    )
+    seen = {DOZEN[problem.seed % len(DOZEN)] for problem in found.problems}
+    assert len(seen) >= 10
+    for problem in found.problems:
+        dataset, earned = DOZEN[problem.seed % len(DOZEN)], {a.kind: a.reward for a in problem.answers}
+        assert (earned["reference"], earned["tagged"]) == (1.0, 1.0), dataset
+        assert problem.rendered == problem.prompt
+        paid = max(reward or 0.0 for kind, reward in earned.items() if kind in FREE)
+        assert paid <= 5 * PAID_FOR_NOTHING.get(dataset, 0.0) + 0.05, (dataset, earned)

@@ -26,6 +26,7 @@ async def worker(tmp_path: Path, *, content_hash: str = "", **settings: Any) -> 
                 "base_dir": str(resolve_base("builtin:tiny")),
                 "timeout_s": 10.0,
                 "memory_mb": 512,
+                "concurrency": 1,
                 "content_hash": content_hash,
                 "heldout_prompts": ["100+100=", "200+200="],
             }

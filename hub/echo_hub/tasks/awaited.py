@@ -1,0 +1,91 @@
+"""Tasks whose scorer is `async def`, for callers that wait: many threads may, and their calls run in one event loop.
+
+    task.score                 async def score(self, problem, completion) -> float
+    awaited(task, 10.0).score  (problem, completion) -> float, from any thread
+
+Each call has its deadline. One that is over is cancelled, and is that call's failure; if the loop itself does not
+answer then, some call holds it up, and the process ends as one whose scorer took too long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, Final
+
+from echo_hub.tasks.base import Task
+from echo_hub.tasks.environments.base import Environment
+from echo_shared.errors import ScorerError
+
+_METHODS: Final = ("score", "components", "respond")
+LOOP_ANSWERS_S: Final = 1.0
+"""A loop that takes longer to do nothing is held up."""
+
+
+def is_async(task: Task | Environment) -> bool:
+    """Whether any of its answers has to be awaited."""
+    return any(inspect.iscoroutinefunction(getattr(task, name, None)) for name in _METHODS)
+
+
+def awaited(task: Task | Environment, timeout_s: float) -> Any:
+    """The same task, each of whose answers is waited for, for so long at most."""
+    loop = _Loop(timeout_s)
+    found = {name: getattr(task, name) for name in dir(task) if not name.startswith("_")}
+    waiting = {
+        name: loop.waits_for(method)
+        for name, method in found.items()
+        if name in _METHODS and inspect.iscoroutinefunction(method)
+    }
+    return SimpleNamespace(**{**found, **waiting})
+
+
+class _Loop:
+    """Runs in a thread of its own from the first call on: a process that only samples has none."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._running: asyncio.AbstractEventLoop | None = None
+
+    def waits_for(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        def wait(*arguments: Any) -> Any:
+            return self._wait(method(*arguments))
+
+        return wait
+
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._running is None:
+                self._running = asyncio.new_event_loop()
+                threading.Thread(target=self._running.run_forever, name="scorers", daemon=True).start()
+            return self._running
+
+    def _wait(self, call: Coroutine[Any, Any, Any]) -> Any:
+        loop = self._loop()
+        future = asyncio.run_coroutine_threadsafe(call, loop)
+        try:
+            return future.result(self._timeout_s)
+        except TimeoutError as error:
+            if future.done():  # The call's own, not ours.
+                raise
+            future.cancel()
+            _end_if_held_up(loop)
+            raise ScorerError(
+                "The scorer took too long.", got=f"more than task.scorer_timeout_s = {self._timeout_s:g}"
+            ) from error
+
+
+def _end_if_held_up(loop: asyncio.AbstractEventLoop) -> None:
+    """Ends this process, as the system's timer would, when nothing runs in the loop any more."""
+    answered = threading.Event()
+    loop.call_soon_threadsafe(answered.set)
+    if not answered.wait(LOOP_ANSWERS_S):
+        if sys.platform == "win32":
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGALRM)
