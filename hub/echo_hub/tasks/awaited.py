@@ -19,8 +19,6 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, Final
 
-from echo_hub.tasks.base import Task
-from echo_hub.tasks.environments.base import Environment
 from echo_shared.errors import ScorerError
 
 _METHODS: Final = ("score", "components", "respond")
@@ -28,12 +26,12 @@ LOOP_ANSWERS_S: Final = 1.0
 """A loop that takes longer to do nothing is held up."""
 
 
-def is_async(task: Task | Environment) -> bool:
+def is_async(task: object) -> bool:
     """Whether any of its answers has to be awaited."""
     return any(inspect.iscoroutinefunction(getattr(task, name, None)) for name in _METHODS)
 
 
-def awaited(task: Task | Environment, timeout_s: float) -> Any:
+def awaited(task: object, timeout_s: float) -> Any:
     """The same task, each of whose answers is waited for, for so long at most."""
     loop = _Loop(timeout_s)
     found = {name: getattr(task, name) for name in dir(task) if not name.startswith("_")}
