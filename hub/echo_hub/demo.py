@@ -27,11 +27,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.dashboard.model import Fleet, RunView
+from echo_hub.dashboard.model import Fleet, LengthsView, RunView
 from echo_hub.hub import Hub
 from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConnectError
+from echo_shared.messages import ReceiptState
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class DemoReport:
     leased: int
     trained: int
     dropped: dict[str, int]
+    trained_tokens: LengthsView | None
+    """Sampled tokens of the newest trained rollouts; None where none is."""
     dashboard_url: str
     adapter: str
 
@@ -244,6 +247,7 @@ async def _report(hub: Hub, *, seconds: float) -> DemoReport:
         leased=view.accounting.leased,
         trained=view.accounting.trained,
         dropped=dict(view.accounting.dropped),
+        trained_tokens=next((of for of in view.work.lengths if of.outcome == ReceiptState.TRAINED), None),
         dashboard_url=f"{hub.url}/",
         adapter=str(hub.directory.adapter(view.published_version)),
     )
@@ -252,6 +256,9 @@ async def _report(hub: Hub, *, seconds: float) -> DemoReport:
 def _print(report: DemoReport, console: Console) -> None:
     console.print(f"\nHeld-out accuracy  {report.accuracy_before:.1%} before, {report.accuracy_after:.1%} after")
     console.print(f"Time               {report.seconds:.0f} s, {report.policy_versions} policy versions")
+    if (tokens := report.trained_tokens) is not None:
+        shares = f"a tenth at most {tokens.p10}, a tenth {tokens.p90} or more, the longest {tokens.longest}"
+        console.print(f"Completions        {tokens.mean:.0f} tokens in the mean, {shares}", soft_wrap=True)
     for name, trained in report.trained_by_node.items():
         console.print(f"{name:<18} {trained} trained rollouts ({report.backend_by_node[name]})")
     console.print(f"Adapter            {report.adapter}  (PeftModel.from_pretrained loads it)")

@@ -33,12 +33,14 @@ async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
         "echo_hub.main", "demo", "--directory", run, "--steps", "16", "--seed", "5", "--json", report_file
     )
     assert status == 0, said
-    for text in ("Dashboard", "Held-out accuracy", "before", "after", "Adapter"):
+    for text in ("Dashboard", "Held-out accuracy", "before", "after", "Completions", "Adapter"):
         assert text in said
     report = json.loads(report_file.read_text())
     assert report["policy_versions"] == 16
     assert report["leased"] == report["trained"] + sum(report["dropped"].values())
     assert sum(report["trained_by_node"].values()) == report["trained"] == 16 * 512
+    tokens = report["trained_tokens"]
+    assert 2 <= tokens["p10"] <= tokens["mean"] <= tokens["longest"] <= 6
     assert all(trained > 0 for trained in report["trained_by_node"].values())
     assert set(report["backend_by_node"].values()) == {"llama_cpp", "torch"}
     assert report["versions_by_transport"]["swarm"] >= 16
