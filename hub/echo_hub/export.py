@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.by_hub import Generated, HeldOut, VersionSampler, evaluate, local, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
+from echo_hub.model_card import model_card
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.start import read_start
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_shared.books import Evaluation
@@ -24,7 +27,8 @@ from echo_shared.sampling import GroupRequest
 def export_adapter(directory: RunDirectory, destination: Path, *, policy_version: int | None) -> int:
     """Copies a version's PEFT directory to a new `destination`; None = the newest. Returns which it was.
 
-    The very files that were published and evaluated; the learner's float32 weights are in its checkpoints.
+    The very files that were published and evaluated, with a model card; the learner's float32 weights are in its
+    checkpoints.
     """
     version, source = _adapter(directory, policy_version)
     if destination.exists():
@@ -34,6 +38,8 @@ def export_adapter(directory: RunDirectory, destination: Path, *, policy_version
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as temporary:
             whole = Path(temporary) / "adapter"
             shutil.copytree(source, whole)
+            if directory.config.is_file():
+                (whole / "README.md").write_text(_card(directory, version), encoding="utf-8")
             whole.replace(destination)
     except OSError as error:
         raise ConfigError("The adapter cannot be written.", got=str(error), do="Name another directory.") from error
@@ -43,9 +49,13 @@ def export_adapter(directory: RunDirectory, destination: Path, *, policy_version
 async def evaluate_versions(
     config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None
 ) -> list[Evaluation]:
-    """What the hub measures of each version, 0 = base; None = base and newest. Works beside a running hub."""
+    """What the hub measures of each version, 0 = base; None = base, what the run
+    began with, and newest. Works beside a running hub."""
     if policy_versions is None:
-        policy_versions = [0, *directory.adapter_versions()[-1:]]
+        start = read_start(directory)
+        began_with = [start.policy_version] if start else []
+        there = directory.adapter_versions()
+        policy_versions = sorted({0, *(version for version in began_with if version in there), *there[-1:]})
     for version in policy_versions:
         if version > 0:
             _adapter(directory, version)
@@ -66,6 +76,12 @@ async def evaluate_versions(
         for version in policy_versions:
             results += await evaluate(version, heldout, generate=generate, judge=judge)
     return results
+
+
+def _card(directory: RunDirectory, policy_version: int) -> str:
+    start = read_start(directory)
+    lineage = start.lineage if start else ()
+    return model_card(load_config(directory.config, {}), policy_version=policy_version, lineage=lineage)
 
 
 def _sampler(learner: Learner) -> VersionSampler:

@@ -202,7 +202,8 @@ class Hub:
 
     def _learning_rate(self, step: int) -> float:
         highest = self._opened.coordinator.settings.learning_rate_of(step)
-        return highest * share_of_highest(self.config.training, step)
+        before = self._opened.start.steps_before if self._opened.start else 0
+        return highest * share_of_highest(self.config.training, step, steps_before=before)
 
     def _make_handing_out(self) -> HandingOut:
         return HandingOut(
@@ -242,6 +243,7 @@ class Hub:
             self.config,
             self.directory,
             done=self._opened.evaluated,
+            first_version=self._first_version,
             measure=measure,
             record=self._record_evaluations,
         )
@@ -268,6 +270,8 @@ class Hub:
                 self.config,
                 run_id=self.run_id,
                 started_at=self._opened.started_at,
+                first_version=self._first_version,
+                lineage=self._opened.start.lineage if self._opened.start else (),
                 store=store,
                 versions=VersionViews(store, self.directory),
                 evaluations=EvaluationViews(store),
@@ -301,6 +305,10 @@ class Hub:
             rotate_run_key=self._distributor.rotate_key,
             changed=self._changes.notify,
         )
+
+    @property
+    def _first_version(self) -> int:
+        return self._opened.start.policy_version if self._opened.start else 0
 
     @property
     def _stop_ids(self) -> tuple[int, ...]:

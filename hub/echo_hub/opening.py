@@ -33,10 +33,12 @@ from echo_hub.partials import partials_of
 from echo_hub.resources import Resources
 from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.start import read_start
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.starting import begin
 from echo_hub.store.actions import ActionBooks
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run
@@ -78,6 +80,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         room = Room(full=_say_full, over=_say_room)
         store = AsyncStore(await asyncio.to_thread(_open_store, config, directory), room)
         stack.push_async_callback(store.close)
+        start = await begin(store, directory, config, base_dir)
         await check_unchanged(store, config, problems.content_hash)
         settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
         swarm = await open_swarm(settings)
@@ -117,6 +120,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             invitations=Invitations(await store.invites(), await store.came_by()),
             started_at=await _started_at(store),
             evaluated=frozenset(await store.evaluated_versions()),
+            start=start,
         )
         hub = Hub(config, directory, resources)
         from_model_hub = config.dissemination.base == "model_hub"
@@ -146,7 +150,8 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
     """Raises StorageError when the run has trained and its database is empty or not there: served
     with it, the directory would become another run, and nodes would delete what they hold of this one."""
     url = config.store.url or directory.database_url
-    trained = directory.trained()
+    start = read_start(directory)
+    trained = directory.trained(started_with=start.policy_version if start else 0)
     if trained and not holds_run(url):
         names = ", ".join(path.relative_to(directory.root).as_posix() for path in trained)
         where = make_url(url).database if url.startswith("sqlite") else make_url(url).render_as_string()
@@ -166,6 +171,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
     fixed = {
         "run.seed": config.run.seed,
         "model.base": config.model.base,
+        "model.start_from": config.model.start_from,
         "task.name": config.task.name,
         "task.options": config.task.options,
         "the content of the task's files": content_hash,
@@ -181,6 +187,8 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
     }
     began_with = json.loads((await store.run_meta()).get("fixed_settings", "{}"))
+    if began_with:
+        began_with.setdefault("model.start_from", "")
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
         for name, value in fixed.items()

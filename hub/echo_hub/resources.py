@@ -11,6 +11,7 @@ from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.partials import Partials
 from echo_hub.run.base_model import PromptCodec
+from echo_hub.run.start import Start
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
@@ -39,3 +40,5 @@ class Resources:
     """When the run was served for the first time."""
     evaluated: frozenset[int]
     """Versions whose accuracy is in the store."""
+    start: Start | None = None
+    """What the run began with; None: the bare base."""

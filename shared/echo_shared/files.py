@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from typing import Final, Protocol
 from echo_shared.errors import DISK_FULL, StorageError
 
 _NO_ROOM: Final = {39, 112, errno.ENOSPC} if sys.platform == "win32" else {errno.ENOSPC, errno.EDQUOT}
+
+_UNFINISHED: Final = ".unfinished-"
+_REPLACED: Final = ".replaced-"
 
 
 class Readable(Protocol):
@@ -41,6 +45,44 @@ def sync(path: Path) -> None:
     """Returns once the file's content is on the disk, where it outlives a power cut. Blocks."""
     with path.open("r+b") as file:  # Windows syncs only what may be written.
         os.fsync(file.fileno())
+
+
+@contextmanager
+def atomic_directory(final: Path) -> Iterator[Path]:
+    """Yields an empty directory that becomes `final` when the block ends well, replacing what was there.
+
+    All of it is on disk before it has its name. Raises StorageError when the disk refuses.
+    """
+    unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for path in unfinished.rglob("*"):
+            _sync(path)
+        _sync(unfinished)
+        if final.exists():
+            replaced = final.with_name(f"{_REPLACED}{final.name}")
+            shutil.rmtree(replaced, ignore_errors=True)
+            final.rename(replaced)
+            unfinished.rename(final)
+            shutil.rmtree(replaced)
+        else:
+            unfinished.rename(final)
+        _sync(final.parent)
+    except OSError as error:
+        got = f"{final}: {error}"
+        raise disk_error("A directory could not be written.", final, got=got, code=error.errno) from error
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows cannot sync a directory.
+    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

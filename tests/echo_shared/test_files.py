@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from echo_shared.errors import StorageError
-from echo_shared.files import disk_errors, sync, write_private
+from echo_shared.files import atomic_directory, disk_errors, sync, write_private
 
 
 def test_private_files_are_replaced_whole_and_nobody_else_reads_them(tmp_path: Path) -> None:
@@ -33,3 +33,26 @@ def test_a_disks_refusal_is_told_in_the_projects_words(tmp_path: Path) -> None:
     assert "nowhere" in str(caught.value) and str(tmp_path) in str(caught.value.do)
     with pytest.raises(StorageError, match="The disk is full"), disk_errors("It cannot be kept.", tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    final = tmp_path / "final"
+    with pytest.raises(ZeroDivisionError), atomic_directory(final) as directory:
+        (directory / "file").write_text("half")
+        raise ZeroDivisionError
+    assert not final.exists()
+    for text in ("first", "second"):
+        with atomic_directory(final) as directory:
+            assert list(directory.iterdir()) == []
+            (directory / "file").write_text(text)
+        assert (final / "file").read_text() == text
+    assert list(tmp_path.iterdir()) == [final]
+
+
+def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(StorageError, match="could not be written"),
+        atomic_directory(tmp_path / "file" / "x"),
+    ):
+        pass

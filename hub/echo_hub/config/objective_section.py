@@ -44,8 +44,10 @@ class ObjectiveConfig(Section):
     """A rollout with a token whose ratio between the learner at the start of the step and the behaviour policy is below
     this is left out; 0 = off. 1e-4 is usual."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the divergence from the base model; costs a second forward pass. A token that the base finds more than
-    e^3 times likelier pulls no harder than one at that bound."""
+    """Weight of the divergence from the reference; costs a second forward pass. A token that the reference finds more
+    than e^3 times likelier pulls no harder than one at that bound."""
+    reference: Literal["base", "start"] = "base"
+    """With kl_coefficient, what the policy is held to: the base model, or what model.start_from named."""
     overlong: Literal["keep", "mask", "penalty"] = "keep"
     """Completions (with an environment: any turn) that were cut off at sampling.max_tokens: trained on as they are; or
     left out of the loss and of its denominator; or, like all of nearly that length (of several turns the last one's),

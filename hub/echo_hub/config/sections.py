@@ -38,6 +38,10 @@ class ModelConfig(Section):
 
     base: str = "builtin:tiny"
     """`builtin:tiny`, a directory in Hugging Face layout, or an id on a model hub."""
+    start_from: str = ""
+    """A LoRA adapter that the run starts with, of this base and of training.lora_rank: a directory in PEFT's layout, or
+    RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as version 1: step 2 is the
+    first that is trained. Empty: the run starts with the base."""
 
 
 class LeaseConfig(Section):
@@ -135,6 +139,8 @@ class HubConfig(BaseSettings):
             raise ValueError(
                 "training.publish_every must be at most training.max_staleness + 1, or nothing is fresh enough"
             )
+        if self.objective.reference == "start" and not self.model.start_from:
+            raise ValueError('objective.reference must be "base" without model.start_from: that is what it starts with')
         if self.objective.overlong_buffer_tokens > self.sampling.max_tokens:
             raise ValueError("objective.overlong_buffer_tokens must be at most sampling.max_tokens")
         if self.training.tokens_per_step and self.objective.aggregation != "published":

@@ -82,9 +82,9 @@ def _accuracy(run: RunView) -> str:
     if run.accuracy_before is None and run.accuracy_after is None:
         return "No held-out accuracy yet."
     if run.accuracy_after is None:
-        return f"Held-out accuracy of the base model {percent(run.accuracy_before)}."
+        return f"Held-out accuracy of {run.beginning} {percent(run.accuracy_before)}."
     newest = run.evaluations[-1].greedy
-    base = "" if run.accuracy_before is None else f", the base model's {percent(run.accuracy_before)}"
+    base = "" if run.accuracy_before is None else f", {run.beginning}'s {percent(run.accuracy_before)}"
     return f"Held-out accuracy {percent(run.accuracy_after)} ± {percent(newest.accuracy_error)}{base}."
 
 

@@ -289,6 +289,10 @@ class RunView:
     started_at: float
     finished_at: float | None = None
     steps_total: int
+    first_version: int = 0
+    """What the run began with; 0 = the base."""
+    lineage: tuple[str, ...] = ()
+    """Where that comes from, in words, the nearest first."""
     trained_step: int = 0
     published_version: int = 0
     group_size: int
@@ -367,14 +371,21 @@ class RunView:
         return self.newest_step.staleness_max if self.newest_step else None
 
     @property
+    def beginning(self) -> str:
+        """What the run began with."""
+        return f"version {self.first_version}" if self.first_version else "the base model"
+
+    @property
     def accuracy_before(self) -> float | None:
-        """Held-out accuracy of the base model."""
-        return next((e.greedy.accuracy for e in self.evaluations if e.greedy.policy_version == 0), None)
+        """Held-out accuracy of what the run began with, most often the base model."""
+        first = self.first_version
+        return next((e.greedy.accuracy for e in self.evaluations if e.greedy.policy_version == first), None)
 
     @property
     def accuracy_after(self) -> float | None:
         """Held-out accuracy of the newest version that was evaluated."""
-        return next((e.greedy.accuracy for e in reversed(self.evaluations) if e.greedy.policy_version > 0), None)
+        first = self.first_version
+        return next((e.greedy.accuracy for e in reversed(self.evaluations) if e.greedy.policy_version > first), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ def is_due(config: HubConfig, policy_version: int) -> bool:
 
 
 class Evaluations:
-    """Which versions are due, and their evaluations, one after the other, lowest version first.
+    """Which versions are due, and their evaluations, one after the other, lowest version first. `first_version`, which
+    the run began with, is due, too.
 
     What was due and is not in the store is due again after a restart; what is in it never is.
     """
@@ -31,11 +32,13 @@ class Evaluations:
         directory: RunDirectory,
         *,
         done: Collection[int],
+        first_version: int = 0,
         measure: Callable[[int], Awaitable[Sequence[Evaluation]]],
         record: Callable[[Sequence[Evaluation]], Awaitable[None]],
     ) -> None:
         self._config = config
         self._directory = directory
+        self._first_version = first_version
         self._measure = measure
         self._record = record
         self._queue: asyncio.Queue[int] = asyncio.Queue()
@@ -47,7 +50,8 @@ class Evaluations:
         """The learner holds this version, so that it and those before it can be evaluated."""
         for version in sorted({0, *self._directory.adapter_versions()}):
             known = version in self._done or version in self.waiting
-            if version <= policy_version and not known and is_due(self._config, version):
+            is_wanted = version == self._first_version or is_due(self._config, version)
+            if version <= policy_version and not known and is_wanted:
                 self.waiting.add(version)
                 self._queue.put_nowait(version)
 

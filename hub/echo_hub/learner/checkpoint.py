@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,15 +29,13 @@ from torch import Tensor
 
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import StepTold
-from echo_shared.files import disk_error
+from echo_shared.files import atomic_directory
 
 log = logging.getLogger(__name__)
 
 MARKER: Final = "checkpoint.json"
 OPTIMIZER: Final = "optimizer.safetensors"
 _ADAPTER: Final = "adapter:"
-_UNFINISHED: Final = ".unfinished-"
-_REPLACED: Final = ".replaced-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,34 +57,6 @@ class Checkpoint(State):
     """One complete checkpoint on disk."""
 
     directory: Path
-
-
-@contextmanager
-def atomic_directory(final: Path) -> Iterator[Path]:
-    """Yields an empty directory that becomes `final` when the block ends well, replacing what was there.
-
-    All of it is on disk before it has its name. Raises StorageError when the disk refuses.
-    """
-    unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
-    try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        for path in unfinished.iterdir():
-            _sync(path)
-        _sync(unfinished)
-        if final.exists():
-            replaced = final.with_name(f"{_REPLACED}{final.name}")
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
-            unfinished.rename(final)
-            shutil.rmtree(replaced)
-        else:
-            unfinished.rename(final)
-        _sync(final.parent)
-    except OSError as error:
-        got = f"{final}: {error}"
-        raise disk_error("A directory could not be written.", final, got=got, code=error.errno) from error
 
 
 def take(policy: Policy, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
@@ -147,9 +115,12 @@ def restore(tensors: dict[str, Tensor], policy: Policy, optimizer: torch.optim.O
     """Puts policy, optimizer and random generators where they stood when the checkpoint was written."""
     tensors = dict(tensors)
     policy.set_adapter({name: tensors.pop(f"{_ADAPTER}{name}") for name in policy.parameters})
-    torch.set_rng_state(tensors.pop("rng.cpu"))
-    if "rng.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors.pop("rng.cuda"), policy.device)
+    # What a run starts with may have neither, or be of another kind of device.
+    of_cpu, of_cuda = tensors.pop("rng.cpu", None), tensors.pop("rng.cuda", None)
+    if of_cpu is not None:
+        torch.set_rng_state(of_cpu)
+    if of_cuda is not None and policy.device.type == "cuda":
+        torch.cuda.set_rng_state(of_cuda, policy.device)
     state: dict[int, dict[str, Tensor]] = {}
     indices = {name: index for index, name in enumerate(policy.parameters)}
     for key, tensor in tensors.items():
@@ -198,13 +169,3 @@ def _told(marker: Mapping[str, Any]) -> list[dict[str, Any]]:
     metrics = {**{int(step): of_step for step, of_step in marker.get("earlier", {}).items()}}
     metrics[marker["step"]] = marker["metrics"]
     return [{"step": step, "metrics": of_step, "screen": {}} for step, of_step in metrics.items()]
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot sync a directory.
-    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,7 +1,8 @@
 """The policy: a frozen base model with one trainable LoRA adapter, held by PEFT.
 
 The adapter's weights are float32; the base and the computation are of `learner.precision`, and the base's linear layers
-of `learner.base_bits`. The reference policy is the base with the adapter off: there is no second model.
+of `learner.base_bits`. The reference policy is the base with the adapter off, or with the one that the run started
+with: there is no second model.
 
 What is published, and what samples for the hub itself, is `Policy.published`: the adapter in `dissemination.precision`.
 Training goes on from the float32 weights and never sees that rounding.
@@ -67,6 +68,8 @@ class Policy:
         self._packs_up_to = 0
         """Tokens of the longest row that may be packed; longer ones are computed each by itself."""
         self._layers = lora.layers(model)
+        self.reference: Mapping[str, Tensor] | None = None
+        """The adapter that the policy is held to, in place of the base alone."""
 
     @classmethod
     def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE) -> Policy:
@@ -185,8 +188,9 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        """The base's log-probabilities of the batch's drawn tokens, the adapter off: float32 nats [N]."""
-        with self.model.disable_adapter():
+        """The reference's log-probabilities of the batch's drawn tokens, float32 nats [N]: the base's, with the adapter
+        off, or those of `reference`."""
+        with self.model.disable_adapter() if self.reference is None else self.holding(self.reference):
             return self.logprobs(batch)
 
     def published(self, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -48,6 +48,7 @@ from echo_hub.learner.writer import Writer
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
+from echo_shared.files import atomic_directory
 from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
@@ -104,7 +105,15 @@ class Worker:
         lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
         worker = cls(settings, run_dir, Policy.load(settings, ranks), lock)
         worker._resume()
+        if settings.objective.reference == "start":
+            worker._policy.reference = worker._start(run_dir)
         return worker
+
+    def _start(self, run_dir: Path) -> dict[str, Tensor]:
+        """What the run started with, as nodes got it: rank 0's, at every rank."""
+        policy, ranks = self._policy, self._ranks
+        read = ranks.agree(lambda: {} if ranks.rank else policy.read_adapter(run_dir / "start" / "adapter"))
+        return {name: weight.to(policy.device) for name, weight in ranks.tell_tensors(read).items()}
 
     def _resume(self) -> None:
         """Resumes every rank from rank 0's newest checkpoint, if there is one."""
@@ -264,7 +273,7 @@ class Worker:
         answer({"kind": "result", "policy_version": state.step, "told": told})
 
     def _export(self, tensors: Mapping[str, Tensor], export_to: Path) -> None:
-        with checkpoint.atomic_directory(export_to) as directory:
+        with atomic_directory(export_to) as directory:
             self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:

@@ -35,8 +35,8 @@ FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 DATABASE: Final = "echo.db"
 SECRET: Final = ("hub.key", "run_keys.json", "operator.token", "operator.password")
-_SINGLE: Final = ("config.toml", *SECRET, "wandb/position.json")
-_FOLDERS: Final = ("checkpoints/step-*", "adapters/v*")
+_SINGLE: Final = ("config.toml", *SECRET, "wandb/position.json", "start/start.json")
+_FOLDERS: Final = ("checkpoints/step-*", "adapters/v*", "start/adapter", "start/checkpoint")
 _BLOCK: Final = 2**20
 _MOST_MANIFEST: Final = 2**26
 _CANNOT_WRITE: Final = "The backup cannot be written."
@@ -175,7 +175,8 @@ def _copy_database(database: Path, copy: Path) -> None:
 def _trained_step(copy: Path) -> int:
     with closing(sqlite3.connect(copy)) as database:
         (step,) = database.execute("SELECT max(step) FROM steps WHERE trained_at IS NOT NULL").fetchone()
-    return step or 0
+        first = database.execute("SELECT value FROM run_meta WHERE key = 'first_version'").fetchone()
+    return step or (int(first[0]) if first else 0)
 
 
 def _leave_out_newer(stage: Path, trained_step: int) -> None:

@@ -59,6 +59,15 @@ class RunDirectory:
         path = (self.root.resolve() / "echo.db").as_posix()
         return URL.create("sqlite", database=path).render_as_string()
 
+    @property
+    def start(self) -> Path:
+        """What the run starts with, if not with the bare base: `echo_hub.run.start`."""
+        return self.root / "start"
+
+    def checkpoint(self, step: int) -> Path:
+        """What the learner goes on with behind this step: `echo_hub.learner.checkpoint`."""
+        return self.root / "checkpoints" / f"step-{step:06d}"
+
     def adapter(self, policy_version: int) -> Path:
         """A published version in PEFT's layout, as the learner wrote it."""
         return self.root / "adapters" / f"v{policy_version:06d}"
@@ -68,10 +77,13 @@ class RunDirectory:
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
-    def trained(self) -> list[Path]:
-        """What its learner has left here: the newest checkpoint, the newest adapter. Empty before the first step."""
+    def trained(self, *, started_with: int = 0) -> list[Path]:
+        """What its learner has left here: the newest checkpoint, the newest adapter. Empty before the first step.
+        `started_with`: the version that it was given."""
         checkpoints = sorted((self.root / "checkpoints").glob("step-*"))
-        return checkpoints[-1:] + [self.adapter(version) for version in self.adapter_versions()[-1:]]
+        adapters = [self.adapter(version) for version in self.adapter_versions()]
+        given = {self.checkpoint(started_with), self.adapter(started_with)}
+        return [path for path in (*checkpoints[-1:], *adapters[-1:]) if path not in given]
 
     def forget_adapters(self, *, kept: int, published_version: int, evaluating: Collection[int]) -> None:
         """Deletes all but the newest `kept` adapters, and never `published_version`, what is yet to be published, or

@@ -16,6 +16,7 @@ from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.standings import read_standings
 from echo_hub.store.tables import WITH_PAYLOAD, evaluations, groups, payloads, rollouts, steps, versions
 from echo_hub.store.writing import key_of
@@ -119,7 +120,9 @@ class EvaluatedEpisode:
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     """Reads all that is unfinished."""
-    trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None))) or 0
+    beginning = read_beginning(connection)
+    newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
+    trained = beginning.policy_version if newest_trained is None else newest_trained
     open_groups = connection.execute(
         select(groups.c.group_id, groups.c.seed)
         .where(groups.c.drop_reason.is_(None), or_(groups.c.step.is_(None), groups.c.step > trained))
@@ -144,7 +147,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     newest_group = connection.scalar(select(func.max(groups.c.group_id)))
     newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
     return CoordinatorSnapshot(
-        next_group_id=0 if newest_group is None else newest_group + 1,
+        next_group_id=beginning.group_id if newest_group is None else newest_group + 1,
         next_lease_id=1 if newest_lease is None else newest_lease + 1,
         groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed) for row in open_groups),
         rollouts=_unfinished(connection),

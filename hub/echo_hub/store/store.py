@@ -18,6 +18,7 @@ from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import browsing, invites, reading, recent, recent_work, reports, standings
+from echo_hub.store.beginnings import Beginning, begin_at
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
@@ -297,6 +298,11 @@ class Store:
         """Remembers something of the run: its id, its settings."""
         with open_to_write(self.engine) as connection:
             _put(connection, run_meta, "key", key, {"value": value})
+
+    def begin_at(self, beginning: Beginning, lineage: str, now: float) -> None:
+        """The run starts with a version that it was given: once, before anything else is in its books."""
+        with open_to_write(self.engine) as connection:
+            begin_at(connection, beginning, lineage, now)
 
     def run_meta(self) -> dict[str, str]:
         with open_to_read(self.engine) as connection:

@@ -98,6 +98,8 @@ class RunViews:
         *,
         run_id: str,
         started_at: float,
+        first_version: int = 0,
+        lineage: tuple[str, ...] = (),
         store: Store,
         versions: VersionViews,
         evaluations: EvaluationViews,
@@ -106,6 +108,8 @@ class RunViews:
         self._config = config
         self._run_id = run_id
         self._started_at = started_at
+        self._first_version = first_version
+        self._lineage = lineage
         self._store = store
         self._versions = versions
         self._evaluations = evaluations
@@ -144,7 +148,9 @@ class RunViews:
             started_at=self._started_at,
             finished_at=evaluations[-1].greedy.evaluated_at if moment.finished else None,
             steps_total=config.training.steps,
-            trained_step=newest.step if newest else 0,
+            first_version=self._first_version,
+            lineage=self._lineage,
+            trained_step=newest.step if newest else self._first_version,
             published_version=status.published_version,
             group_size=config.training.group_size,
             max_staleness=config.training.max_staleness if config.run.mode == "async" else 0,

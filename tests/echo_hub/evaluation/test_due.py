@@ -27,10 +27,15 @@ class Run:
         for version in versions:
             self.directory.adapter(version).mkdir(parents=True)
 
-    def evaluations(self) -> Evaluations:
+    def evaluations(self, *, first_version: int = 0) -> Evaluations:
         """As after a start: what is recorded is known."""
         return Evaluations(
-            self.config, self.directory, done=set(self.recorded), measure=self._measure, record=self._record
+            self.config,
+            self.directory,
+            done=set(self.recorded),
+            first_version=first_version,
+            measure=self._measure,
+            record=self._record,
         )
 
     async def _measure(self, policy_version: int) -> list[Evaluation]:
@@ -121,3 +126,11 @@ async def test_a_version_is_evaluated_when_it_is_asked_for_due_or_not_and_once(t
     await run.until(2, 1, 0)
     assert "evaluated already" in evaluations.want(2)[1] and "no adapter" in evaluations.want(7)[1]
     working.cancel()
+
+
+async def test_what_the_run_began_with_is_due(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.export(4, 5)
+    evaluations = run.evaluations(first_version=4)
+    evaluations.reached(5)
+    assert evaluations.waiting == {0, 4}

@@ -11,7 +11,6 @@ from echo_hub.learner import checkpoint
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_shared.errors import StorageError
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 
@@ -123,27 +122,3 @@ def test_a_half_written_checkpoint_is_left_out(
     assert [item.step for item in checkpoint.complete(tmp_path)] == [1]
     write(tmp_path, settings, steps=2)
     assert [item.step for item in checkpoint.complete(tmp_path)] == [2, 1]
-
-
-def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    final = tmp_path / "final"
-    with pytest.raises(ZeroDivisionError), checkpoint.atomic_directory(final) as directory:
-        (directory / "file").write_text("half")
-        raise ZeroDivisionError
-    assert not final.exists()
-    assert checkpoint.complete(tmp_path) == []
-    for text in ("first", "second"):
-        with checkpoint.atomic_directory(final) as directory:
-            assert list(directory.iterdir()) == []
-            (directory / "file").write_text(text)
-        assert (final / "file").read_text() == text
-    assert list(tmp_path.iterdir()) == [final]
-
-
-def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with (
-        pytest.raises(StorageError, match="could not be written"),
-        checkpoint.atomic_directory(tmp_path / "file" / "x"),
-    ):
-        pass

@@ -178,6 +178,18 @@ def test_reference_logprobs_are_the_bases(policy: Policy, make_groups: MakeGroup
     assert not torch.allclose(policy.logprobs(batch), found)
 
 
+def test_the_reference_may_be_an_adapter(policy: Policy, make_groups: MakeGroups, settings: LearnerSettings) -> None:
+    (batch,) = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
+    own = policy.published()
+    by_own = policy.logprobs(batch).detach()
+    policy.reference = {name: weight * 2 for name, weight in own.items()}
+    found = policy.reference_logprobs(batch)
+    assert not found.requires_grad and not torch.allclose(found, by_own)
+    torch.testing.assert_close(policy.logprobs(batch).detach(), by_own, msg="the policy is what it was")
+    policy.reference = own
+    torch.testing.assert_close(policy.reference_logprobs(batch), by_own)
+
+
 def test_layers_that_are_computed_again_give_the_same_gradient(
     policy: Policy, make_groups: MakeGroups, make_settings: Callable[..., LearnerSettings]
 ) -> None:

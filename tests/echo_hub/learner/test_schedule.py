@@ -21,6 +21,13 @@ def test_it_rises_evenly_and_is_whole_behind_the_warm_up() -> None:
     assert shares(steps=6, warmup_steps=3) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+def test_steps_before_it_are_none_of_it() -> None:
+    whole = TrainingConfig(steps=5, warmup_steps=1, schedule="cosine")
+    shifted = TrainingConfig(steps=7, warmup_steps=1, schedule="cosine")
+    for step in range(1, 6):
+        assert share_of_highest(shifted, step + 2, steps_before=2) == share_of_highest(whole, step)
+
+
 def test_it_falls_evenly_to_what_is_left() -> None:
     assert shares(steps=5, schedule="linear") == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     assert shares(steps=6, schedule="linear", warmup_steps=1, final_share=0.5) == pytest.approx(

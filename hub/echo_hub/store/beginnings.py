@@ -1,0 +1,36 @@
+"""Where a run's books begin: with the bare base at version 0, or with a version that it was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, insert, select
+
+from echo_hub.store.tables import run_meta, versions
+
+LINEAGE: Final = "lineage"
+"""Of the run's meta data: `echo_hub.run.start.Start` as JSON."""
+_VERSION: Final = "first_version"
+_GROUP: Final = "first_group"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """The version that the first step is trained from, and the first problem that is sampled."""
+
+    policy_version: int = 0
+    group_id: int = 0
+
+
+def begin_at(connection: Connection, beginning: Beginning, lineage: str, now: float) -> None:
+    """Of a run whose books are empty: this version is there, and as good as published."""
+    meta = {LINEAGE: lineage, _VERSION: str(beginning.policy_version), _GROUP: str(beginning.group_id)}
+    connection.execute(insert(run_meta), [{"key": key, "value": value} for key, value in meta.items()])
+    connection.execute(insert(versions), {"policy_version": beginning.policy_version, "published_at": now})
+
+
+def read_beginning(connection: Connection) -> Beginning:
+    rows = connection.execute(select(run_meta).where(run_meta.c.key.in_((_VERSION, _GROUP))))
+    found = {row.key: int(row.value) for row in rows}
+    return Beginning(policy_version=found.get(_VERSION, 0), group_id=found.get(_GROUP, 0))

@@ -1,0 +1,63 @@
+"""Runs that begin with an adapter, and forks of runs: nodes draw by what they began with, and the checks hold."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_shared.adapter import load_adapter
+
+pytestmark = pytest.mark.timeout(600)
+
+CHECKED = {"trust": {"verifier": "process", "first_checked": 4096}}
+
+
+async def trained(site: Any, until: Any, name: str, **settings: Any) -> Path:
+    """A run that has trained to its end, with one node."""
+    run: Path = await site.make_run(name, **settings)
+    await serve(site, until, run)
+    return run
+
+
+async def serve(site: Any, until: Any, run: Path) -> dict[str, Any]:
+    hub, url = await site.hub(run)
+    node = await site.node(url, "node-1")
+    view: dict[str, Any] = await until(url, lambda view: view["state"] == "finished")
+    assert (await hub.end())[0] == 0
+    await node.ended()
+    return view
+
+
+@pytest.mark.slow
+async def test_a_run_begins_with_a_version_of_another(
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+) -> None:
+    first = await trained(site, until, "first", training={"steps": 2, "learning_rate": 0.01})
+    run = await site.make_run(
+        "second",
+        model={"start_from": f"{first}@2"},
+        training={"steps": 3, "learning_rate": 1e-4},
+        objective={"kl_coefficient": 0.1, "reference": "start"},
+        **CHECKED,
+    )
+    view = await serve(site, until, run)
+    assert (view["first_version"], view["trained_step"]) == (1, 3)
+    assert view["lineage"][0].startswith("version 2 of echo (")
+    database = books(run)
+    steps = database.execute("SELECT step, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step").fetchall()
+    assert [step for step, _ in steps] == [2, 3]
+    assert json.loads(steps[0][1])["base_kl"] < 1e-4, "the first step is trained from the very reference"
+    oldest, failed = database.execute(
+        "SELECT min(policy_version), sum(checked = 'failed') FROM rollouts WHERE group_id >= 0"
+    ).fetchone()
+    assert (oldest, failed) == (1, 0), "nobody has drawn by the base, and all draws are honest"
+    assert {one["policy_version"] for one in view["evaluations"]} == {0, 1, 3}
+    given, taken = load_adapter(first / "adapters" / "v000002"), load_adapter(run / "adapters" / "v000001")
+    assert all((a.b == b.b).all() and (a.a == b.a).all() for a, b in zip(given.modules, taken.modules, strict=True))
+    assert (await site.command("echo_hub.main", "export", run, site.root / "out", "--version", "1"))[0] == 0
+    assert "version 2 of echo" in (site.root / "out" / "README.md").read_text()
