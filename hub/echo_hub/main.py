@@ -28,6 +28,7 @@ from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
 from echo_hub.credit_commands import credit, team
+from echo_hub.fork_command import fork
 from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.log_commands import alert_test, events, log
 from echo_hub.new_task_command import new_task
@@ -276,7 +277,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
 for command in (
     *(invite, invites, uninvite, act, undo, audit, tokens),
     *(rollouts, log, events, alert_test, backup, restore),
-    *(try_task, new_task, compare),
+    *(try_task, new_task, compare, fork),
 ):
     app.command()(command)
 app.add_typer(credit, name="credit")

@@ -58,6 +58,7 @@ FLAGS = {
     "try-task": {"--option", "--config", "--base", "--count", "--seed", "--json"},
     "new-task": {"--directory"},
     "compare": {"--figure", "--json"},
+    "fork": {"--at", "--set"},
     "backup": set(),
     "restore": set(),
     "password": set(),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Engine, func, insert, select
 
-from echo_hub.store.tables import run_meta, versions
+from echo_hub.store.database import open_to_read
+from echo_hub.store.tables import groups, run_meta, versions
 
 LINEAGE: Final = "lineage"
 """Of the run's meta data: `echo_hub.run.start.Start` as JSON."""
@@ -34,3 +35,10 @@ def read_beginning(connection: Connection) -> Beginning:
     rows = connection.execute(select(run_meta).where(run_meta.c.key.in_((_VERSION, _GROUP))))
     found = {row.key: int(row.value) for row in rows}
     return Beginning(policy_version=found.get(_VERSION, 0), group_id=found.get(_GROUP, 0))
+
+
+def first_group_behind(engine: Engine, step: int) -> int:
+    """The first problem, in their order, that no step up to this one has trained on."""
+    with open_to_read(engine) as connection:
+        newest = connection.scalar(select(func.max(groups.c.group_id)).where(groups.c.step <= step))
+        return read_beginning(connection).group_id if newest is None else newest + 1
