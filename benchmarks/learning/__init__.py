@@ -2,6 +2,9 @@
 
 Each case trains the built-in model on additions with as many rollouts as every other, three seeds each, through the
 hub's own coordinator and learner; see `virtual_run` for how rollouts grow old.
+
+Those of a real fleet (`fleet_run`) train the second built-in model, whose completions are long and unequal, by unequal
+machines and engines; they tell what was dropped from what was trained.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.learning import cases
+from benchmarks.learning import cases, fleet_run, recording
 from benchmarks.learning.cases import Case
+from benchmarks.learning.fleet_run import FleetFigures
 from benchmarks.learning.plot import draw
 from benchmarks.learning.virtual_run import Point, run
 from benchmarks.measurement import Measurement
@@ -27,17 +31,22 @@ MOST_S: Final = 1_800.0
 """After which only runs of the first seed begin."""
 RUN_S: Final = 60.0
 """About, of one run, one of two beside each other on two cores of a server."""
+FLEET_S: Final = 300.0
+"""The same of a fleet's; each has one seed."""
 
 Curves = dict[Case, list[list[Point]]]
 """One list of points a seed."""
 
 
 def plan() -> list[Planned]:
-    return [Planned(name=_name(case, number), seconds=RUN_S / 2) for number in range(SEEDS) for case in cases.ALL]
+    runs = [Planned(name=_name(case, number), seconds=RUN_S / 2) for number in range(SEEDS) for case in cases.ALL]
+    fleets = [Planned(name=case.name, seconds=FLEET_S / len(cases.FLEET)) for case in cases.FLEET]
+    return runs + fleets
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
     curves = _curves(seed, progress)
+    fleets = _fleets(seed, progress)
     final = {case: fmean(points[-1].accuracy for points in of_case) for case, of_case in curves.items()}
     colocated = final.get(cases.COLOCATED)
     gap = {case: None if colocated is None else colocated - accuracy for case, accuracy in final.items()}
@@ -50,8 +59,13 @@ def measure(seed: int, progress: Progress) -> Measurement:
                 default=None,
             ),
             "async_8_corrected_gap": min((found[case] for case in cases.CORRECTED_8 if case in found), default=None),
+            "fleet_length_bias": max((figures.length_bias for figures in fleets.values()), default=None),
+            "fleet_reward_bias": max((abs(figures.reward_bias) for figures in fleets.values()), default=None),
         },
-        rows=[_row(case, of_case, gap[case]) for case, of_case in curves.items()],
+        rows=[
+            *(_row(case, of_case, gap[case]) for case, of_case in curves.items()),
+            *(row for case, figures in fleets.items() for row in _fates(case, figures)),
+        ],
         conditions={
             "steps": cases.COLOCATED.steps,
             "rollouts_per_step": cases.COLOCATED.groups_per_step * cases.COLOCATED.group_size,
@@ -85,6 +99,37 @@ def _curves(seed: int, progress: Progress) -> Curves:
                         other.cancel()
     of_case = {case: [runs[one] for one in wanted if one[0] is case and one in runs] for case in cases.ALL}
     return {case: found for case, found in of_case.items() if found}
+
+
+def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:
+    """Every wanted case of a fleet, beside each other, in processes of one thread each."""
+    wanted = [case for case in cases.FLEET if progress.wants(case.name)]
+    found: dict[Case, FleetFigures] = {}
+    if wanted:
+        with ProcessPoolExecutor(len(wanted), mp_context=multiprocessing.get_context("spawn")) as pool:
+            nodes = recording.load()
+            running = {pool.submit(fleet_run.run, case.config(seed), nodes): case for case in wanted}
+            for future in as_completed(running):
+                case, figures = running[future], future.result()
+                found[case] = figures
+                before, after = (figures.points[place].accuracy for place in (0, -1))
+                told = {"length_bias": figures.length_bias, "reward_bias": figures.reward_bias}
+                progress.done(case.name, {**told, "accuracy_before": before, "accuracy_after": after})
+    return {case: found[case] for case in wanted}
+
+
+def _fates(case: Case, figures: FleetFigures) -> list[dict[str, Any]]:
+    lengths = {"shortest_tokens": figures.shortest, "longest_tokens": figures.longest}
+    return [
+        {
+            "case": f"{case.name}, {fate.outcome}",
+            "rollouts": fate.rollouts,
+            "mean_tokens": fate.tokens,
+            "mean_reward": fate.reward,
+            **(lengths if fate.outcome == fleet_run.TRAINED else {}),
+        }
+        for fate in figures.fates
+    ]
 
 
 def _name(case: Case, number: int) -> str:

@@ -21,12 +21,17 @@ class Case:
     group_size: int = 8
     problems: int = 1024
     """Held out."""
+    base: str = "builtin:tiny"
+    task: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 6
 
     def config(self, seed: int) -> HubConfig:
         return HubConfig.model_validate(
             {
                 "run": {"mode": self.mode, "seed": seed},
-                "sampling": {"max_tokens": 6},
+                "model": {"base": self.base},
+                "task": self.task,
+                "sampling": {"max_tokens": self.max_tokens},
                 "training": {
                     "steps": self.steps,
                     "groups_per_step": self.groups_per_step,
@@ -59,3 +64,20 @@ UNCORRECTED_8: Final = Case(
     name="GRPO without ratio S=8", mode="async", max_staleness=8, objective={"name": "grpo", "old_policy": "proximal"}
 )
 ALL: Final = (COLOCATED, SEQUENTIAL, *BY_STALENESS.values(), *CORRECTED_8, UNCORRECTED_8)
+
+FLEET: Final = tuple(
+    Case(
+        name=f"a real fleet, S={bound}",
+        mode="async",
+        max_staleness=bound,
+        base="builtin:small",
+        task={"name": "worked", "options": {"operations": ["+", "*"]}},
+        max_tokens=320,
+        steps=30,
+        groups_per_step=12,
+        group_size=4,
+        problems=128,
+    )
+    for bound in (1, 4)
+)
+"""Completions of some ten to three hundred tokens, by the nodes of a recording."""

@@ -20,6 +20,8 @@ from statistics import fmean
 from typing import Final
 
 import numpy as np
+import torch
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.engines import Draw, NodeEngine, by_policy
 from benchmarks.learning.recording import RecordedNode
@@ -146,6 +148,8 @@ class FleetLearning(Learning):
 
 def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
     """The figures of one run, from its start to its last step."""
+    torch.set_num_threads(1)
+    disable_progress_bar()
     base_dir = resolve_base(config.model.base)
     with tempfile.TemporaryDirectory(prefix="echo-fleet-") as scratch, ExitStack() as engines:
         draws: dict[tuple[str, str], Draw] = {("torch", "f32"): by_policy}
