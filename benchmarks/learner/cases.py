@@ -13,12 +13,13 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_hub.run.base_model import resolve_base
 
 LORA_RANK: Final = 16
 LEARNING_RATE: Final = 1e-6
 """Small enough for each step to be the first one's work again."""
 SPREAD: Final = 8
-"""The longest completion over the shortest."""
+"""The longest completion over the shortest, of random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,11 @@ class Case:
     """TRL's rollouts in one pass; Echo's passes hold as many tokens as that."""
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
+    base: str = ""
+    """A base model in the box, in place of random weights of the shape; its `head_dim` and heads are the case's."""
+    head_dim: int = 64
+    spread: int = SPREAD
+    """The longest completion over the shortest."""
     steps: int = 4
     """Fewer, two at least, where they take long."""
     seconds: float
@@ -48,16 +54,24 @@ class Case:
     def micro_batch_tokens(self) -> int:
         return self.micro_batch * (self.prompt_tokens + self.longest)
 
+    @property
+    def heads(self) -> int:
+        return self.hidden // self.head_dim
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.heads // 2 if self.base else max(1, self.heads // 4)
+
     def lengths(self, seed: int) -> list[int]:
         """Of all completions, in the batch's order."""
-        even = np.linspace(self.longest / SPREAD, self.longest, self.groups * self.group_size)
+        even = np.linspace(self.longest / self.spread, self.longest, self.groups * self.group_size)
         return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
 
     def work(self, seed: int) -> tuple[int, float]:
         """Completion tokens of a step, and the floating-point operations of its matrix products in the body and the
         output layer: forward, and backward to the inputs, for the weights are frozen. Prompts count once a group."""
         tokens = sum(self.lengths(seed))
-        heads = 64 * (2 * _heads(self.hidden) + 2 * _key_value_heads(self.hidden))
+        heads = 2 * self.head_dim * (self.heads + self.key_value_heads)
         layer = self.hidden * (heads + 3 * self.intermediate)
         inputs = tokens + self.groups * self.prompt_tokens
         return tokens, 4.0 * (inputs * self.layers * layer + tokens * self.vocabulary * self.hidden)
@@ -117,19 +131,27 @@ CASES: Final = (
         longest=96,
         precision="bfloat16",
     ),
+    Case(
+        name="long completions, the base in the box",
+        seconds=40,
+        base="builtin:small",
+        hidden=256,
+        layers=4,
+        intermediate=768,
+        head_dim=32,
+        vocabulary=512,
+        prompt_tokens=16,
+        longest=312,
+        spread=24,
+        groups=4,
+    ),
 )
 
 
-def _heads(hidden: int) -> int:
-    return hidden // 64
-
-
-def _key_value_heads(hidden: int) -> int:
-    return max(1, hidden // 256)
-
-
 def make_model(case: Case, scratch: Path, seed: int) -> Path:
-    """Random weights in Hugging Face layout; the same for cases of one shape."""
+    """Random weights in Hugging Face layout, the same for cases of one shape; or the base in the box."""
+    if case.base:
+        return resolve_base(case.base)
     directory = scratch / f"{case.hidden}-{case.layers}-{case.intermediate}-{case.vocabulary}"
     if not directory.exists():
         torch.manual_seed(seed)
@@ -137,9 +159,9 @@ def make_model(case: Case, scratch: Path, seed: int) -> Path:
             vocab_size=case.vocabulary,
             hidden_size=case.hidden,
             num_hidden_layers=case.layers,
-            num_attention_heads=_heads(case.hidden),
-            num_key_value_heads=_key_value_heads(case.hidden),
-            head_dim=64,
+            num_attention_heads=case.heads,
+            num_key_value_heads=case.key_value_heads,
+            head_dim=case.head_dim,
             intermediate_size=case.intermediate,
             max_position_embeddings=4_096,
             tie_word_embeddings=True,

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.learner.cases import CASES, SPREAD, Case, fill_adapter, make_batch, make_model
+from benchmarks.learner.cases import CASES, Case, fill_adapter, make_batch, make_model
 
 TINY = replace(CASES[0], hidden=64, layers=1, intermediate=128, vocabulary=50)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_lengths_are_spread_one_to_eight(case: Case) -> None:
+def test_lengths_are_spread_as_the_case_says(case: Case) -> None:
     lengths = case.lengths(seed=3)
     assert len(lengths) == case.groups * case.group_size
-    assert max(lengths) == SPREAD * min(lengths) == case.longest
+    assert max(lengths) == case.spread * min(lengths) == case.longest
 
 
 def test_what_is_asked_for_is_measured() -> None:
