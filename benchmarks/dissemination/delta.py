@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.learning.virtual_run import score_of
 from benchmarks.progress import Planned, Progress
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
@@ -127,7 +128,7 @@ def _tiny(seed: int) -> Subject:
         groups_per_step=16,
         max_tokens=config.sampling.max_tokens,
         prompt=problems.prompt_ids,
-        reward=lambda group, ids: float(problems.respond(group, [ids])),
+        reward=lambda group, ids: score_of(problems.respond(group, [ids])),
     )
 
 

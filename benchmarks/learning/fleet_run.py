@@ -25,7 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.engines import Draw, NodeEngine, by_policy
 from benchmarks.learning.recording import RecordedNode
-from benchmarks.learning.virtual_run import Learning, Point, hubs_own
+from benchmarks.learning.virtual_run import Learning, Point, hubs_own, score_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import RolloutsDropped, SendLease, StepPlanned
 from echo_hub.run.base_model import resolve_base
@@ -100,7 +100,7 @@ class FleetLearning(Learning):
             for name in self.drawn.keys() - self.tokens.keys():
                 ids = self.drawn[name].completion_ids
                 self.tokens[name] = len(ids)
-                self.earned[name] = float(self.problems.respond(self.group_of[name], [ids]))
+                self.earned[name] = score_of(self.problems.respond(self.group_of[name], [ids]))
         return {index: self.tokens[name] for index, name in names.items()}
 
     def record(self, record: Record) -> None:

@@ -108,6 +108,12 @@ def hubs_own(config: HubConfig, settings: CoordinatorSettings, snapshot: Coordin
     return Coordinator(coordinator_settings(config, multi_turn=False), snapshot)
 
 
+def score_of(response: object) -> float:
+    """What a task of one turn that has no components says of a completion."""
+    assert isinstance(response, float)
+    return response
+
+
 class Learning:
     """The work of a run that learns. A lease is sampled when the first completion of its version is asked for, with all
     others of that version that were given by then, in one batch."""
@@ -169,7 +175,7 @@ class Learning:
                 assert_never(record)
 
     def score(self, name: str) -> float:
-        return float(self.problems.respond(self.group_of[name], [self._received[name].completion_ids]))
+        return score_of(self.problems.respond(self.group_of[name], [self._received[name].completion_ids]))
 
     def train(self, step: int) -> Mapping[str, float]:
         planned = self._planned.pop(step)
@@ -238,6 +244,6 @@ class Learning:
                 max_tokens=self.settings.max_tokens,
                 stop_ids=self.settings.stop_ids,
             )
-        rewards = [float(self.problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        rewards = [score_of(self.problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
         accuracy = sum(map(self.problems.rewards.is_solved, rewards)) / len(rewards)
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
