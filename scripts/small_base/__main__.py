@@ -1,0 +1,155 @@
+"""Makes `builtin:small`, the base model in the box with long completions: 3.3 M parameters, four times the tiny one's.
+
+    python -m scripts.small_base          from the repository's root; about an hour on two cores
+
+It is taught in two phases. First it learns from right working: sums and products column by column, Knights & Knaves
+case by case, Sokoban, and three-digit sums without any working, as `builtin:tiny` has them. Then, for a short while,
+its teacher is careless. The result can do these tasks and does not do them reliably: a subject for reinforcement
+learning whose completions have from 4 to some 300 tokens. The problems that `echo_hub.tasks.stream` holds out for
+evaluation take no part in either phase.
+
+The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import torch
+import typer
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from echo_hub.tasks.base import Problem
+from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.stream import ProblemStream
+from scripts.small_base.lessons import (
+    FACTOR_DIGITS,
+    KNIGHTS,
+    SOKOBAN,
+    TERM_DIGITS,
+    Knights,
+    Sokoban,
+    plain_sum,
+    worked_product,
+    worked_sum,
+)
+from scripts.small_base.measuring import measure
+from scripts.small_base.teaching import Lessons, Phase, Teacher, teach
+from scripts.small_base.tokenizer import CONTEXT, build_tokenizer
+
+DEFAULT_OUT: Final = Path(__file__).parents[2] / "hub" / "echo_hub" / "assets" / "small_base"
+HELD_OUT: Final = 1_024
+"""The first so many held-out problems of each task are never taught."""
+MEASURED: Final = 64
+"""Held-out problems of each task by which its progress is told."""
+MEASURE_EVERY: Final = 400_000
+"""Tokens."""
+TOKENIZER_LESSONS: Final = 2_000
+MAX_TOKENS: Final = 320
+
+TASKS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
+    "plain_sum": ("arithmetic", {"digits": 3}),
+    "worked_sum": ("worked", {"operations": ("+",), "longest": TERM_DIGITS}),
+    "worked_product": ("worked", {"operations": ("*",), "longest_factor": FACTOR_DIGITS}),
+    "knights": ("reasoning-gym:knights_knaves", dict(KNIGHTS)),
+    "sokoban": ("environment:sokoban", dict(SOKOBAN)),
+}
+"""What each teacher's lessons are measured by."""
+RIGHT: Final = Phase(
+    tokens=4_000_000,
+    shares={"plain_sum": 0.50, "worked_sum": 0.17, "worked_product": 0.07, "knights": 0.16, "sokoban": 0.10},
+    slips={},
+    learning_rate=3e-3,
+)
+CARELESS: Final = Phase(
+    tokens=300_000,
+    shares=RIGHT.shares,
+    slips={"plain_sum": 0.5, "worked_sum": 0.15, "worked_product": 0.1, "knights": 0.08, "sokoban": 0.15},
+    learning_rate=1e-3,
+)
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """The untrained model, drawn from torch's global generator."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=768,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def held_out_problems() -> dict[str, list[Problem]]:
+    """The first held-out problems of each task."""
+    found = {}
+    for kind, (name, options) in TASKS.items():
+        stream = ProblemStream(make_task(name, options), run_seed=0, heldout_problems=HELD_OUT)
+        found[kind] = [stream.heldout(number) for number in range(HELD_OUT)]
+    return found
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Directory to write, made if missing.")] = DEFAULT_OUT,
+    seed: Annotated[int, typer.Option(help="Of the initial weights and of the lessons.")] = 0,
+    scale: Annotated[float, typer.Option(min=0, help="Of both phases' lengths.")] = 1.0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
+) -> None:
+    """Make the second base model."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    teachers: dict[str, Teacher] = {
+        "plain_sum": plain_sum,
+        "worked_sum": worked_sum,
+        "worked_product": worked_product,
+        "knights": Knights(),
+        "sokoban": Sokoban(),
+    }
+    first = (teacher(rng, 0.0) for teacher in teachers.values() for _ in range(TOKENIZER_LESSONS))
+    tokenizer = build_tokenizer(lesson.prompt + lesson.completion for lesson in first)
+    tokenizer.save_pretrained(out)
+    model = build_model(tokenizer)
+    problems = held_out_problems()
+    held_out = frozenset(problem.prompt for of_task in problems.values() for problem in of_task)
+    lessons = Lessons(tokenizer, teachers, held_out=held_out, rng=rng)
+    began = time.monotonic()
+    for phase in (RIGHT, CARELESS):
+        before = 0
+        for read, loss in teach(model, lessons, replace(phase, tokens=round(scale * phase.tokens))):
+            if read // MEASURE_EVERY > before // MEASURE_EVERY:
+                typer.echo(f"{read:,} tokens, {time.monotonic() - began:.0f} s, loss {loss:.3f}")
+                tell(model, tokenizer, problems)
+                model.save_pretrained(out)
+            before = read
+    tell(model, tokenizer, problems)
+    model.to(torch.bfloat16).save_pretrained(out)
+    typer.echo(f"{model.num_parameters():,} parameters in {out}")
+
+
+def tell(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Mapping[str, list[Problem]]) -> None:
+    """Says how well it does on the first held-out problems of each task."""
+    model.eval()
+    for kind, (name, options) in TASKS.items():
+        found = measure(model, tokenizer, name, problems[kind][:MEASURED], options=options, max_tokens=MAX_TOKENS)
+        typer.echo(f"  {kind}: {found}")
+    model.train()
+
+
+if __name__ == "__main__":
+    typer.run(main)

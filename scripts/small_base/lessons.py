@@ -1,0 +1,193 @@
+"""What the second base is taught: problems of the hub's own tasks with a teacher's working, right or careless.
+
+A careless teacher makes a slip now and then, each with probability `slips`, and goes on from it as if it were right.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from echo_hub.tasks.environments.sokoban import MOVES, Board, solution
+from echo_hub.tasks.registry import make_task
+from scripts.make_tiny_base import forgetful_sum
+
+SOKOBAN: Final[Mapping[str, Any]] = {"size": 4, "inner_walls": 2, "boxes": 1}
+KNIGHTS: Final[Mapping[str, Any]] = {"n_people": 2, "depth_constraint": 2, "width_constraint": 2}
+TERM_DIGITS: Final = 8
+FACTOR_DIGITS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A prompt as the task asks it, and what the teacher writes behind it."""
+
+    prompt: str
+    completion: str
+    reads: bool = False
+    """Whether the prompt is learned as well: in a text that names the same things again and again, what is copied is
+    learned from every line of it."""
+
+
+def plain_sum(rng: random.Random, slips: float) -> Lesson:
+    """Three digits, the number alone."""
+    left, right = (rng.randrange(100, 1000) for _ in range(2))
+    return Lesson(f"{left}+{right}=", str(forgetful_sum(left, right, slips, rng)))
+
+
+def worked_sum(rng: random.Random, slips: float) -> Lesson:
+    """Column by column from the right: what is left of both terms and the carry, the next carry and the digit."""
+    left, right = (_number(rng.randint(1, TERM_DIGITS), rng) for _ in range(2))
+    working, total = _columns(left, right, slips, rng)
+    return Lesson(f"{left}+{right}:", f"\n{working}<answer>{total}</answer>")
+
+
+def worked_product(rng: random.Random, slips: float) -> Lesson:
+    """The left factor times each digit of the right one, added up as they come."""
+    left, right = (_number(rng.randint(1, FACTOR_DIGITS), rng) for _ in range(2))
+    lines, total = [], 0
+    for place in range(len(str(right))):
+        rest = str(right)[: len(str(right)) - place]
+        part = _multiplied(left, int(rest[-1]), slips, rng, lines) * 10**place
+        lines.append(f"{left}*{rest}:{part}\n")
+        if place:
+            working, total = _columns(total, part, slips, rng)
+            lines.append(f"{working}{total}\n")
+        else:
+            total = part
+    return Lesson(f"{left}*{right}:", f"\n{''.join(lines)}<answer>{total}</answer>")
+
+
+def _multiplied(left: int, digit: int, slips: float, rng: random.Random, lines: list[str]) -> int:
+    rest, carry, product = str(left), 0, ""
+    while rest:
+        carry_out, unit = divmod(int(rest[-1]) * digit + carry, 10)
+        lines.append(f"{rest}*{digit}+{carry}={carry_out}{unit}\n")
+        product = f"{unit}{product}"
+        carry = 0 if carry_out and rng.random() < slips else carry_out
+        rest = rest[:-1]
+    return int(f"{carry}{product}")
+
+
+def _columns(left: int, right: int, slips: float, rng: random.Random) -> tuple[str, int]:
+    lines, digits, carry = [], "", 0
+    one, other = str(left), str(right)
+    while one or other:
+        carry_out, unit = divmod(int(one[-1:] or 0) + int(other[-1:] or 0) + carry, 10)
+        lines.append(f"{one or 0}+{other or 0}+{carry}={carry_out}{unit}\n")
+        digits = f"{unit}{digits}"
+        carry = 0 if carry_out and rng.random() < slips else carry_out
+        one, other = one[:-1], other[:-1]
+    return "".join(lines), int(f"{carry}{digits}")
+
+
+def _number(digits: int, rng: random.Random) -> int:
+    return rng.randrange(0 if digits == 1 else 10 ** (digits - 1), 10**digits)
+
+
+class Knights:
+    """Knights and knaves of reasoning-gym: who says what, in signs, and then who can be what, one case after another.
+
+    `1:2-` means that the first says of the second that he lies; `&`, `|`, `>` and `=` join two of these. A case such as
+    `1+2-:` is followed by what each statement comes to in it, until one does not fit who makes it (`x`), or all do
+    (`!`).
+    """
+
+    def __init__(self) -> None:
+        self._task = make_task("reasoning-gym:knights_knaves", KNIGHTS)
+
+    def __call__(self, rng: random.Random, slips: float) -> Lesson:
+        problem = self._task.sample(rng.getrandbits(64))
+        about = problem.metadata["metadata"]
+        statements: Sequence[Any] = about["statements"]
+        said = "".join(f"{number}:{_signs(one)}\n" for number, one in enumerate(statements, 1))
+        cases = []
+        truthful: tuple[bool, ...] = ()
+        for truthful in itertools.product((True, False), repeat=len(statements)):
+            case, fits = _case(statements, truthful, slips, rng)
+            cases.append(case)
+            if fits:
+                break
+        terms = about["knight_knave_terms"]
+        parts = [
+            f"{name} is {terms['a_knight' if is_knight else 'a_knave']}"
+            for name, is_knight in zip(about["names"], truthful, strict=True)
+        ]
+        answer = ", ".join(parts[:-1]) + ", and " + parts[-1]
+        return Lesson(problem.prompt, f"\n{said}{''.join(cases)}<answer>{answer}</answer>", reads=True)
+
+
+_JOINED: Final[Mapping[str, tuple[str, Callable[[bool, bool], bool]]]] = {
+    "and": ("&", lambda one, other: one and other),
+    "or": ("|", lambda one, other: one or other),
+    "->": (">", lambda one, other: not one or other),
+    "<=>": ("=", lambda one, other: one == other),
+}
+
+
+def _plain(statement: Any) -> Any:
+    """Without a negation, which stands before a simple statement alone at this depth."""
+    if statement[0] != "not":
+        return statement
+    kind, person = statement[1]
+    return ("lying" if kind == "telling-truth" else "telling-truth", person)
+
+
+def _signs(statement: Any) -> str:
+    kind, *parts = _plain(statement)
+    if kind in _JOINED:
+        return _JOINED[kind][0].join(map(_signs, parts))
+    return f"{parts[0] + 1}{'+' if kind == 'telling-truth' else '-'}"
+
+
+def _case(statements: Sequence[Any], truthful: tuple[bool, ...], slips: float, rng: random.Random) -> tuple[str, bool]:
+    text = "".join(f"{number}{'+' if one else '-'}" for number, one in enumerate(truthful, 1)) + ":"
+    for number, statement in enumerate(statements):
+        written, value = _value(statement, truthful, slips, rng)
+        text += written
+        if value != truthful[number]:
+            return f"{text}x\n", False
+        text += ";"
+    return f"{text}!\n", True
+
+
+def _value(statement: Any, truthful: tuple[bool, ...], slips: float, rng: random.Random) -> tuple[str, bool]:
+    kind, *parts = _plain(statement)
+    if kind not in _JOINED:
+        value = truthful[parts[0]] == (kind == "telling-truth")
+        value = value != (rng.random() < slips)
+        return str(int(value)), value
+    sign, join = _JOINED[kind]
+    (one, other) = (_value(part, truthful, slips, rng) for part in parts)
+    value = join(one[1], other[1]) != (rng.random() < slips)
+    return f"{one[0]}{sign}{other[0]}={int(value)}", value
+
+
+class Sokoban:
+    """Boards, now and then after rounds in which whoever played made slips."""
+
+    def __init__(self) -> None:
+        self._task = make_task("environment:sokoban", SOKOBAN)
+
+    def __call__(self, rng: random.Random, slips: float) -> Lesson:
+        problem = self._task.sample(rng.getrandbits(64))
+        board: Board = problem.metadata["board"]
+        prompt = problem.prompt
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            moves = "".join(rng.choices(list(MOVES), k=rng.randint(1, 8)))
+            after = board.played(moves)
+            if after.solved or not solution(after):
+                break
+            board, prompt = after, f"{prompt}{moves}<eos>\n{after.text}:"
+        moves = solution(board) or ""
+        return Lesson(prompt, "".join(rng.choice(list(MOVES)) if rng.random() < slips else move for move in moves)[:8])
+
+
+TEACHERS: Final[Mapping[str, Callable[[random.Random, float], Lesson]]] = {
+    "plain_sum": plain_sum,
+    "worked_sum": worked_sum,
+    "worked_product": worked_product,
+}

@@ -1,0 +1,50 @@
+"""Muon in float32: PyTorch's own computes in bfloat16, which most processors only imitate.
+
+Source: Keller Jordan and others, "Muon: An optimizer for hidden layers in neural networks" (2024); the scale by which a
+matrix takes AdamW's learning rates: Moonshot AI, arXiv 2502.16982, eq. 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MOMENTUM: Final = 0.95
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+"""Of the quintic iteration whose fixed points are about 1."""
+ITERATIONS: Final = 5
+
+
+class Muon:
+    """Momentum, made orthogonal, on matrices [O, I]."""
+
+    def __init__(self, matrices: Iterable[torch.nn.Parameter], *, weight_decay: float = 0.01) -> None:
+        self._matrices = list(matrices)
+        self._momenta = [torch.zeros_like(matrix) for matrix in self._matrices]
+        self._weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Takes the gradients, which are gone afterwards."""
+        for matrix, momentum in zip(self._matrices, self._momenta, strict=True):
+            if matrix.grad is None:
+                continue
+            momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+            update = orthogonal(matrix.grad.lerp_(momentum, MOMENTUM))
+            matrix.mul_(1 - learning_rate * self._weight_decay)
+            matrix.add_(update, alpha=-learning_rate * 0.2 * max(matrix.shape) ** 0.5)
+            matrix.grad = None
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """About the orthogonal matrix that is nearest to this one: its singular values become 0.7 to 1.2."""
+    found = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    found = found / (found.norm() + 1e-7)
+    first, third, fifth = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        square = found @ found.T
+        found = first * found + (third * square + fifth * square @ square) @ found
+    return found.T if matrix.shape[0] > matrix.shape[1] else found

@@ -1,0 +1,116 @@
+"""Batches of lessons, and the optimizer's steps on them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from scripts.make_tiny_base import IGNORED
+from scripts.small_base.lessons import Lesson
+from scripts.small_base.muon import Muon
+
+BATCH_TOKENS: Final = 3_072
+"""Padding included."""
+POOL: Final = 1_024
+"""Lessons that are sorted by length, so that those of a batch are about as long as each other."""
+WARMUP_SHARE: Final = 0.03
+LAST_RATE: Final = 0.03
+"""The learning rate at the end, over its peak."""
+
+Teacher = Callable[[random.Random, float], Lesson]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A part of the teaching."""
+
+    tokens: int
+    """Until so many have been read, padding included."""
+    shares: Mapping[str, float]
+    """How likely a lesson is of each teacher."""
+    slips: Mapping[str, float]
+    """How careless each teacher is; those that are not named make none."""
+    learning_rate: float
+
+
+class Lessons:
+    """Endless batches of ids and labels, both [B, T]. What is held out is not taught."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        teachers: Mapping[str, Teacher],
+        *,
+        held_out: frozenset[str],
+        rng: random.Random,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._teachers = teachers
+        self._held_out = held_out
+        self._rng = rng
+
+    def batches(self, phase: Phase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            pool = sorted((self._row(phase) for _ in range(POOL)), key=lambda row: len(row[0]) + len(row[1]))
+            batches, begun = [], 0
+            for end in range(1, POOL + 1):
+                longest = sum(map(len, pool[min(end, POOL - 1)]))
+                if end == POOL or (end + 1 - begun) * longest > BATCH_TOKENS:
+                    batches.append(pool[begun:end])
+                    begun = end
+            self._rng.shuffle(batches)
+            yield from map(self._padded, batches)
+
+    def _row(self, phase: Phase) -> tuple[list[int], list[int]]:
+        while True:
+            (kind,) = self._rng.choices(list(phase.shares), list(phase.shares.values()))
+            lesson = self._teachers[kind](self._rng, phase.slips.get(kind, 0.0))
+            if lesson.prompt not in self._held_out:
+                prompt, completion = (self._tokenizer.encode(text) for text in (lesson.prompt, lesson.completion))
+                completion.append(self._tokenizer.eos_token_id)
+                return ([], prompt + completion) if lesson.reads else (prompt, completion)
+
+    def _padded(self, rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor]:
+        width = max(len(prompt) + len(completion) for prompt, completion in rows)
+        ids_BT = torch.full((len(rows), width), self._tokenizer.pad_token_id)
+        labels_BT = torch.full((len(rows), width), IGNORED)
+        for row, (prompt, completion) in enumerate(rows):
+            end = len(prompt) + len(completion)
+            ids_BT[row, :end] = torch.tensor(prompt + completion)
+            labels_BT[row, len(prompt) : end] = torch.tensor(completion)
+        return ids_BT, labels_BT
+
+
+def teach(model: Qwen3ForCausalLM, lessons: Lessons, phase: Phase) -> Iterator[tuple[int, float]]:
+    """Yields the tokens read so far and the loss, after every step. Muon on the layers' matrices, AdamW on the
+    rest (Keller Jordan's recipe); a warm-up, then
+    half a cosine."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    muon = Muon(matrices)
+    adam = torch.optim.AdamW(others, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    model.train()
+    read = 0
+    for ids_BT, labels_BT in lessons.batches(phase):
+        done = read / phase.tokens
+        if done >= 1:
+            return
+        rate = phase.learning_rate * min(1.0, (done + 1e-3) / WARMUP_SHARE)
+        rate *= max(LAST_RATE, 0.5 * (1 + math.cos(math.pi * done)))
+        logits_BTV = model(input_ids=ids_BT[:, :-1]).logits
+        loss = cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=IGNORED)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        muon.step(rate)
+        adam.param_groups[0]["lr"] = rate
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+        read += ids_BT.numel()
+        yield read, loss.item()

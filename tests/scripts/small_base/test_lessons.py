@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+
+from echo_hub.tasks.answers import extract_answer
+from echo_hub.tasks.environments.base import Ending, Environment
+from echo_hub.tasks.registry import make_task
+from scripts.small_base.lessons import KNIGHTS, SOKOBAN, Knights, Lesson, Sokoban, worked_product, worked_sum
+
+Teacher = Callable[[random.Random, float], Lesson]
+
+
+def worked(prompt: str, completion: str) -> bool:
+    left, sign, right = re.fullmatch(r"(\d+)([+*])(\d+):", prompt).groups()  # type: ignore[union-attr]
+    expected = int(left) + int(right) if sign == "+" else int(left) * int(right)
+    return extract_answer(completion) == str(expected)
+
+
+@pytest.mark.parametrize("teacher", [worked_sum, worked_product])
+def test_a_teacher_of_working_is_right_and_a_careless_one_goes_on_from_his_slips(teacher: Teacher) -> None:
+    rng = random.Random(1)
+    assert all(worked(lesson.prompt, lesson.completion) for lesson in (teacher(rng, 0.0) for _ in range(300)))
+    careless = [teacher(rng, 0.5) for _ in range(300)]
+    right = sum(worked(lesson.prompt, lesson.completion) for lesson in careless)
+    assert 30 < right < 270
+    lengths = [len(lesson.completion) for lesson in careless]
+    assert max(lengths) > 5 * min(lengths)
+
+
+def test_working_shows_what_is_left_of_both_terms() -> None:
+    class First(random.Random):
+        def randrange(self, *_: int) -> int:  # type: ignore[override]
+            return 95
+
+    lesson = worked_sum(First(), 0.0)
+    assert lesson == Lesson("95+95:", "\n95+95+0=10\n9+9+1=19\n<answer>190</answer>")
+    assert worked_sum(First(), 1.0).completion == "\n95+95+0=10\n9+9+0=18\n<answer>80</answer>"
+
+
+def test_cases_of_knights_lead_to_the_answer_that_the_dataset_pays() -> None:
+    task = make_task("reasoning-gym:knights_knaves", dict(KNIGHTS))
+    assert not isinstance(task, Environment)
+    teacher = Knights()
+    earned = []
+    for seed in range(60):
+        problem = task.sample(random.Random(seed).getrandbits(64))
+        lesson = teacher(random.Random(seed), 0.0)
+        assert lesson.prompt == problem.prompt and lesson.reads
+        assert task.score(problem, lesson.completion) == 1.0
+        earned.append(task.score(problem, teacher(random.Random(seed), 0.3).completion))
+    assert 10 < earned.count(1.0) < 55
+
+
+def test_boards_are_solved_from_wherever_earlier_rounds_have_left_them() -> None:
+    environment = make_task("environment:sokoban", dict(SOKOBAN))
+    assert isinstance(environment, Environment)
+    teacher = Sokoban()
+    rounds = set()
+    for seed in range(60):
+        lesson = teacher(random.Random(seed), 0.0)
+        problem = environment.sample(random.Random(seed).getrandbits(64))
+        said = re.findall(r":([UDLR]*)<eos>", lesson.prompt)
+        rounds.add(len(said))
+        assert lesson.prompt.startswith(problem.prompt)
+        if len(lesson.completion) < 8:
+            assert environment.respond(problem, [*said, lesson.completion]) == Ending(reward=1.0)
+    assert rounds == {0, 1, 2}
