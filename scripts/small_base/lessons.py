@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from echo_hub.tasks.environments.sokoban import MOVES, Board, solution
 from echo_hub.tasks.registry import make_task
-from scripts.make_tiny_base import forgetful_sum
 
 SOKOBAN: Final[Mapping[str, Any]] = {"size": 4, "inner_walls": 2, "boxes": 1}
 KNIGHTS: Final[Mapping[str, Any]] = {"n_people": 2, "depth_constraint": 2, "width_constraint": 2}
@@ -30,12 +29,6 @@ class Lesson:
     reads: bool = False
     """Whether the prompt is learned as well: in a text that names the same things again and again, what is copied is
     learned from every line of it."""
-
-
-def plain_sum(rng: random.Random, slips: float) -> Lesson:
-    """Three digits, the number alone."""
-    left, right = (rng.randrange(100, 1000) for _ in range(2))
-    return Lesson(f"{left}+{right}=", str(forgetful_sum(left, right, slips, rng)))
 
 
 def worked_sum(rng: random.Random, slips: float) -> Lesson:
@@ -184,10 +177,3 @@ class Sokoban:
             board, prompt = after, f"{prompt}{moves}<eos>\n{after.text}:"
         moves = solution(board) or ""
         return Lesson(prompt, "".join(rng.choice(list(MOVES)) if rng.random() < slips else move for move in moves)[:8])
-
-
-TEACHERS: Final[Mapping[str, Callable[[random.Random, float], Lesson]]] = {
-    "plain_sum": plain_sum,
-    "worked_sum": worked_sum,
-    "worked_product": worked_product,
-}

@@ -9,11 +9,16 @@ from transformers import PreTrainedTokenizerFast
 
 from scripts.make_tiny_base import IGNORED
 from scripts.small_base.__main__ import build_model
-from scripts.small_base.lessons import Lesson, plain_sum, worked_sum
+from scripts.small_base.lessons import Lesson, worked_sum
 from scripts.small_base.teaching import BATCH_TOKENS, Lessons, Phase, teach
 from scripts.small_base.tokenizer import build_tokenizer
 
 PHASE = Phase(tokens=20_000, shares={"plain": 0.9, "read": 0.1}, slips={}, learning_rate=3e-3)
+
+
+def plain(rng: random.Random, slips: float) -> Lesson:
+    left, right = rng.randrange(100), rng.randrange(100)
+    return Lesson(f"{left}+{right}=", str(left + right))
 
 
 def read(rng: random.Random, slips: float) -> Lesson:
@@ -27,7 +32,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def lessons(tokenizer: PreTrainedTokenizerFast, held_out: frozenset[str] = frozenset()) -> Lessons:
-    return Lessons(tokenizer, {"plain": plain_sum, "read": read}, held_out=held_out, rng=random.Random(1))
+    return Lessons(tokenizer, {"plain": plain, "read": read}, held_out=held_out, rng=random.Random(1))
 
 
 def test_batches_have_their_tokens_and_what_is_asked_has_no_label(tokenizer: PreTrainedTokenizerFast) -> None:
