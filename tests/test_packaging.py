@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import echo_shared
+from echo_hub.run.base_model import BUILTIN, resolve_base
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -84,3 +85,13 @@ def test_every_requirement_is_pinned_and_the_pins_fit() -> None:
 
 def test_versions_agree() -> None:
     assert PROJECT["version"] == echo_shared.__version__
+
+
+@pytest.mark.parametrize("reference", BUILTIN)
+def test_wheels_carry_the_base_models_in_the_box(reference: str) -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    package, directory = ROOT / "hub" / "echo_hub", resolve_base(reference)
+    carried = {file for pattern in tool["setuptools"]["package-data"]["echo_hub"] for file in package.glob(pattern)}
+    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in directory.iterdir()} == names
+    assert {directory / name for name in names} <= carried

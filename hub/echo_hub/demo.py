@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from rich.box import SIMPLE
 from rich.console import Console, Group
@@ -35,17 +35,6 @@ from echo_shared.errors import ConnectError
 from echo_shared.messages import ReceiptState
 
 log = logging.getLogger(__name__)
-
-DEMO_SETTINGS: Final[dict[str, dict[str, Any]]] = {
-    "run": {"name": "demo"},
-    "training": {"steps": 60},
-    "learner": {"threads": 1},
-    "sampling": {"max_tokens": 6},
-    "evaluation": {"problems": 512},
-    "server": {"shared_memory": False},
-    "dissemination": {"way": "swarm"},
-}
-"""Where the demo differs from the defaults: its nodes stand for those of other hosts."""
 
 LOG_LINES: Final = 5
 NODE_STOP_S: Final = 8.0

@@ -28,6 +28,7 @@ from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
 from echo_hub.credit_commands import credit, team
+from echo_hub.demo_settings import DemoTask, demo_settings
 from echo_hub.fork_command import fork
 from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.log_commands import alert_test, events, log
@@ -140,6 +141,10 @@ def serve(
 
 @app.command()
 def demo(
+    task: Annotated[
+        DemoTask,
+        typer.Option(help="What is taught: sums at once, or by the larger model with working, in several turns."),
+    ] = DemoTask.ARITHMETIC,
     directory: Annotated[Path | None, typer.Option(help="Where the run goes; default: echo-demo/DATE-TIME.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Stay up after the last step, until Ctrl-C.")] = False,
     steps: StepsOption = None,
@@ -151,16 +156,13 @@ def demo(
     ] = None,
     report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
 ) -> None:
-    """A hub and two nodes on this machine teach the built-in tiny model to add, in a few minutes."""
-    from echo_hub.demo import DEMO_SETTINGS, DemoReport, default_backends, run_demo
+    """A hub and two nodes on this machine teach a built-in model, in a few minutes."""
+    from echo_hub.demo import DemoReport, default_backends, run_demo
 
     _check_writable(report_json)
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
-    settings = {
-        name: {**DEMO_SETTINGS.get(name, {}), **flags.get(name, {})} for name in DEMO_SETTINGS.keys() | flags.keys()
-    }
-    make_run(run_directory, load_config(None, settings))
+    make_run(run_directory, load_config(None, demo_settings(task, flags)))
     config = load_config(run_directory.config, {})
 
     def write(report: DemoReport) -> None:

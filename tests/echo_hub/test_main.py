@@ -32,7 +32,7 @@ from tests.echo_hub.written_books import write_books
 FLAGS = {
     "init": {"--port", "--host", "--steps", "--mode", "--seed", "--beside"},
     "serve": {"--host", "--port", "--steps", "--dry-run"},
-    "demo": {"--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
+    "demo": {"--task", "--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
     "export": {"--version"},
     "eval": {"--version", "--problems", "--samples", "--json"},
     "nodes": set(),

@@ -37,7 +37,7 @@ class ModelConfig(Section):
     """The base model."""
 
     base: str = "builtin:tiny"
-    """`builtin:tiny`, a directory in Hugging Face layout, or an id on a model hub."""
+    """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, or an id on a model hub."""
     start_from: str = ""
     """A LoRA adapter that the run starts with, of this base and of training.lora_rank: a directory in PEFT's layout, or
     RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as version 1: step 2 is the

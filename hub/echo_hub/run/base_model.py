@@ -25,7 +25,7 @@ from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
 from echo_shared.messages.fields import MAX_TOKENS
 
-BUILTIN: Final = {"builtin:tiny": "tiny_base"}
+BUILTIN: Final = {"builtin:tiny": "tiny_base", "builtin:small": "small_base"}
 """Base models in the box, by the name of their directory in `echo_hub/assets`."""
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
@@ -38,7 +38,7 @@ MOST_A_CHARACTER: Final = 8
 def resolve_base(reference: str) -> Path:
     """The directory of the base model that `reference` means, fetched first if need be.
 
-    `reference` is `builtin:tiny`, a directory in Hugging Face layout, or an id on the model hub, `owner/name` or
+    `reference` is one of `BUILTIN`, a directory in Hugging Face layout, or an id on the model hub, `owner/name` or
     `owner/name@revision`. Raises ConfigError where there is no usable model.
     """
     if reference in BUILTIN:
