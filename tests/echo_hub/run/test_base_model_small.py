@@ -91,6 +91,6 @@ def test_it_works_before_it_answers_and_is_often_wrong(of: DemoTask) -> None:
 
 def test_it_solves_some_boards_in_rounds() -> None:
     config = load_config(None, demo_settings(DemoTask.SOKOBAN, {}))
-    task, problems = held_out(config, 16)
+    task, problems = held_out(config, 32)
     sampler = Sampler(config)
-    assert 0.1 <= np.mean([is_solved(task, problem, sampler) for problem in problems]) <= 0.9
+    assert 0 < np.mean([is_solved(task, problem, sampler) for problem in problems]) <= 0.5
