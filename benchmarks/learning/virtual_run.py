@@ -245,5 +245,5 @@ class Learning:
                 stop_ids=self.settings.stop_ids,
             )
         rewards = [score_of(self.problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
-        accuracy = sum(map(self.problems.rewards.is_solved, rewards)) / len(rewards)
+        accuracy = sum(map(self.problems.rewards_of(self.problems.sets[0]).is_solved, rewards)) / len(rewards)
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))

@@ -70,6 +70,8 @@ def curves_of(store: Store) -> dict[str, Curve]:
         for key, value in _figures(step, before).items():
             points.setdefault(key, []).append((step.step, value))
     for evaluation in store.evaluations():
+        if evaluation.name:
+            continue  # The run's own figures are the mean of its sets'.
         key = "heldout_accuracy" if evaluation.kind is EvaluationKind.GREEDY else "heldout_mean_at_k"
         points.setdefault(key, []).append((evaluation.policy_version, evaluation.accuracy))
     labels: dict[str, tuple[str, Better]] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import Generated, HeldOut, VersionSampler, evaluate, local, scored_by
+from echo_hub.evaluation.by_hub import Generated, HeldOut, VersionSampler, evaluate_sets, local, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.model_card import model_card
@@ -62,7 +62,7 @@ async def evaluate_versions(
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
-    heldout = HeldOut.of_run(config, problems, stop_ids=codec.stop_ids)
+    sets = HeldOut.of_run(config, problems, stop_ids=codec.stop_ids)
     settings = LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids)
     alone = settings.learner.model_copy(update={"processes": 1, "hosts": 1})
     results: list[Evaluation] = []
@@ -74,7 +74,7 @@ async def evaluate_versions(
         stack.push_async_callback(learner.stop)
         generate, judge = local(_sampler(learner), directory), scored_by(scoring)
         for version in policy_versions:
-            results += await evaluate(version, heldout, generate=generate, judge=judge)
+            results += await evaluate_sets(version, sets, generate=generate, judge=judge)
     return results
 
 

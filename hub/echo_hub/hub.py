@@ -220,7 +220,7 @@ class Hub:
 
     def _make_node_evaluations(self) -> NodeEvaluations:
         return NodeEvaluations(
-            rewards=self._opened.problems.rewards,
+            sets={chosen: self._opened.problems.rewards_of(chosen) for chosen in self._opened.problems.sets},
             report=self._driver.report,
             publish=self.publishing.keep_for_evaluation,
             load=self._opened.store.load_evaluated,
@@ -274,7 +274,7 @@ class Hub:
                 lineage=self._opened.start.lineage if self._opened.start else (),
                 store=store,
                 versions=VersionViews(store, self.directory),
-                evaluations=EvaluationViews(store),
+                evaluations=EvaluationViews(store, [one.name for one in self.config.evaluation_sets if one.name]),
                 siblings=lambda: self._siblings.views,
             ),
             nodes=self._nodes.live,

@@ -19,6 +19,7 @@ from sqlalchemy import make_url
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.trust.settings import TrustSettings
@@ -108,7 +109,18 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             bounds=bounds,
             learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
             coordinator=Coordinator(
-                restored(coordinator_settings(config, multi_turn=problems.multi_turn, secret=_secret(me)), stored),
+                restored(
+                    coordinator_settings(
+                        config,
+                        multi_turn=problems.multi_turn,
+                        secret=_secret(me),
+                        tasks=tuple(
+                            TrainedTask(key=key, solved_at=task.rewards.solved_at)
+                            for key, task in problems.tasks.items()
+                        ),
+                    ),
+                    stored,
+                ),
                 snapshot,
             ),
             partials=partials_of(
@@ -178,7 +190,10 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "task.system_prompt": config.task.system_prompt,
         "task.prompt_suffix": config.task.prompt_suffix,
         "task.template_options": config.task.template_options,
+        "task.mixture": config.task.model_dump(mode="json")["mixture"],
+        "task.draws": config.task.draws,
         "evaluation.problems": config.evaluation.problems,
+        "the evaluation sets": [[one.name, one.task, one.problems] for one in config.evaluation_sets],
         "training.groups_per_step": config.training.groups_per_step,
         "training.group_size": config.training.group_size,
         "training.lora_rank": config.training.lora_rank,
@@ -189,6 +204,9 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
     began_with = json.loads((await store.run_meta()).get("fixed_settings", "{}"))
     if began_with:
         began_with.setdefault("model.start_from", "")
+    if began_with and content_hash:
+        # A run that does not say so is from before there was any other way.
+        began_with.setdefault("task.draws", "replacement")
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
         for name, value in fixed.items()
@@ -257,8 +275,12 @@ def _secret(me: Identity) -> bytes:
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
-def coordinator_settings(config: HubConfig, *, multi_turn: bool, secret: bytes = b"") -> CoordinatorSettings:
-    """What the coordinator is told of the run."""
+def coordinator_settings(
+    config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
+) -> CoordinatorSettings:
+    """What the coordinator is told of the run. `tasks`: in their order."""
+    sets, members = config.evaluation_sets, config.task.members
+    weights = [task.weight for task in members.values()]
     return CoordinatorSettings(
         mode=config.run.mode,
         steps=config.training.steps,
@@ -275,8 +297,11 @@ def coordinator_settings(config: HubConfig, *, multi_turn: bool, secret: bytes =
         discount=config.training.discount if config.training.credit == "turn" else None,
         tokens_per_step=config.training.tokens_per_step,
         run_seed=config.run.seed,
-        evaluation_problems=config.evaluation.problems if config.evaluation.by == "nodes" else 0,
-        evaluation_samples=config.evaluation.samples,
+        evaluation_problems=sets[-1].numbers.stop if config.evaluation.by == "nodes" else 0,
+        evaluation_samples=sets[0].samples,
+        evaluation_ends=tuple((one.numbers.stop, one.samples) for one in sets) if len(sets) > 1 else (),
+        mixture=Mixture.of(config.run.seed, weights) if len(members) > 1 else None,
+        tasks=tasks,
         activation=ActivationSettings(
             spend_cap_per_hour=config.cost.spend_cap_per_hour,
             margin=config.cost.margin,

@@ -14,6 +14,8 @@ from typing import Final
 import numpy as np
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.mixture import Mixture
 from echo_hub.core.payload import Span
 from echo_hub.learner.credit import EpisodeRewards, turn_advantages
 from echo_hub.learner.weighting import overlong_penalty
@@ -52,6 +54,9 @@ class RolloutReader:
         self._objective = config.objective.resolved()
         self._training = config.training
         self._max_tokens = config.sampling.max_tokens
+        self._mixture = Mixture.of(config.run.seed, [task.weight for task in config.task.members.values()])
+        self._keys = tuple(config.task.members)
+        self._sets = config.evaluation_sets
         self._store = store
         self._codec = codec
         self._problems = problems
@@ -81,7 +86,8 @@ class RolloutReader:
         return GroupView(
             group_id=group_id,
             step=group.step,
-            evaluation=evaluation_text(group_id),
+            evaluation=evaluation_text(group_id, self._sets),
+            task=self._task(group_id),
             opened_at=group.opened_at,
             drop_reason=group.drop_reason,
             staleness=group.staleness,
@@ -89,7 +95,7 @@ class RolloutReader:
             trained_at=group.trained_at,
             published_at=group.published_at,
             prompt=self._codec.text(prompt_ids),
-            rollouts=tuple(self._view(each, tokens, gains) for each in group.rollouts),
+            rollouts=tuple(self._view(self._told(each), tokens, gains) for each in group.rollouts),
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[tuple[RolloutSummary, str, RolloutText | None]]:
@@ -117,7 +123,7 @@ class RolloutReader:
                 text = None if drawn is None else self._codec.text(drawn.completion_ids)
                 read += ROW_TOKENS + (0 if drawn is None else len(drawn.completion_ids))
                 if not looked_for or (text is not None and looked_for in text.casefold()):
-                    rows.append(RolloutRow(summary=each, text=text))
+                    rows.append(RolloutRow(summary=self._told(each), text=text))
                 if looked_for and (len(rows) == limit or read >= TOKENS_READ):
                     is_end = found.before is None and key == keys[-1]
                     return rows, None if is_end else key
@@ -125,6 +131,19 @@ class RolloutReader:
             if not looked_for or not keys:
                 break
         return rows, last
+
+    def _told(self, summary: RolloutSummary) -> RolloutSummary:
+        """With what the store does not say: its task, and its evaluation set."""
+        if len(self._keys) == len(self._sets) == 1:
+            return summary
+        evaluation = evaluation_text(summary.group_id, self._sets)
+        return replace(summary, task=self._task(summary.group_id), evaluation=evaluation)
+
+    def _task(self, group_id: int) -> str:
+        about = EvaluationGroup.of(group_id)
+        if about is None:
+            return self._keys[self._mixture.place(group_id).task]
+        return next((one.task for one in self._sets if about.number in one.numbers), "")
 
     def _view(
         self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[tuple[int, int], float]

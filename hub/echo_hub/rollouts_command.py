@@ -109,7 +109,10 @@ def _reader(directory: RunDirectory) -> Iterator[RolloutReader]:
 def _print(page: RolloutsPage) -> None:
     from echo_hub.dashboard.formats import excerpt, fixed
 
-    titles = ("Id", "Group", "Step", "Version", "Node", "State", "Checked", "Reward", "Tokens", "Leased", "Completion")
+    titles = ["Id", "Group", "Step", "Version", "Node", "State", "Checked", "Reward", "Tokens", "Leased", "Completion"]
+    has_tasks = any(row.summary.task for row in page.rollouts)
+    if has_tasks:
+        titles.insert(2, "Task")
     has_components = any(row.summary.components for row in page.rollouts)
     table = Table(*titles, *(("Components",) if has_components else ()), box=None)
     for row in page.rollouts:
@@ -117,6 +120,7 @@ def _print(page: RolloutsPage) -> None:
         table.add_row(
             one.rollout_id,
             str(one.group_id),
+            *([one.task] if has_tasks else []),
             "" if one.step is None else str(one.step),
             str(one.policy_version),
             one.node_id,
@@ -175,7 +179,7 @@ def _schema(pyarrow: Any) -> Any:
     span = pyarrow.struct([("node_id", text), ("policy_version", number), ("num_tokens", number)])
     return pyarrow.schema(
         [
-            *((name, text) for name in ("rollout_id", "node_id", "node_name", "evaluation")),
+            *((name, text) for name in ("rollout_id", "node_id", "node_name", "evaluation", "task")),
             *((name, number) for name in ("group_id", "index", "turn", "step", "policy_version", "num_tokens")),
             *((name, text) for name in ("state", "drop_reason", "detail", "checked", "not_kept")),
             ("reward", real),

@@ -26,7 +26,8 @@ console = Console(soft_wrap=True, highlight=False)
 
 def try_task(
     task: Annotated[
-        str | None, typer.Argument(metavar="[TASK]", help="As task.name; default: what the settings say.")
+        str | None,
+        typer.Argument(metavar="[TASK]", help="As task.name, or a mixture's key; default: what the settings say."),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
@@ -40,12 +41,9 @@ def try_task(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Sample a handful of a task's problems, and show what a few answers to each earn: some should earn nothing."""
-    given = {
-        "task": {"name": task, "options": dict(map(_option, option or ()))},
-        "model": {"base": base},
-        "run": {"seed": seed},
-    }
-    tried = asyncio.run(_try(load_config(settings, given), count))
+    given = {"model": {"base": base}, "run": {"seed": seed}}
+    config = _of_one_task(settings, task, dict(map(_option, option or ())), given)
+    tried = asyncio.run(_try(config, count))
     if as_json:
         from echo_hub.dashboard.responses import jsonable
 
@@ -57,6 +55,25 @@ def try_task(
         console.print(Text.assemble(("Warning: ", "yellow"), warning))
     if not tried.warnings:
         console.print("Nothing looks wrong: what nobody should be paid for earns nothing.")
+
+
+def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any], given: dict[str, Any]) -> HubConfig:
+    """The settings with this task alone. Raises ConfigError where the settings have several and none of them is
+    named."""
+    config = load_config(settings, given)
+    mixture = config.task.mixture
+    if not mixture:
+        return load_config(settings, {**given, "task": {"name": task, "options": options}})
+    if task not in mixture:
+        raise ConfigError(
+            "These settings have several tasks.",
+            got=f"{'no task' if task is None else repr(task)}, of {', '.join(mixture)}",
+            do=f"Name one of them: echo-hub try-task {next(iter(mixture))} --config {settings}",
+        )
+    alone = config.task.alone(task)
+    alone = alone.model_copy(update={"options": {**alone.options, **options}})
+    evaluation = config.evaluation.model_copy(update={"sets": {}})
+    return config.model_copy(update={"task": alone, "evaluation": evaluation})
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -74,10 +91,11 @@ async def _try(config: HubConfig, count: int) -> Trial:
     from echo_hub.run.base_model import PromptCodec, resolve_base
     from echo_hub.scoring.problems import Problems
     from echo_hub.scoring.trial import try_task as tried
+    from echo_hub.tasks.stream import HeldOutProblems
 
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
-    problems = Problems.of_run(config, codec, heldout_prompts=())
+    problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
     with tempfile.TemporaryDirectory(prefix="echo-try-task-") as logs:
         return await tried(config, problems, problems.codec, base_dir=base_dir, logs=Path(logs), count=count)
 

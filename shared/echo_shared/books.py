@@ -168,6 +168,21 @@ class NumNodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFigures:
+    """What a step took of one of several tasks."""
+
+    num_groups: int
+    """In its batch."""
+    mean_reward: float | None = None
+    """Of the episodes of these; None: there are none."""
+    share_solved: float | None = None
+    """Of them: the share with the task's highest reward."""
+    num_flat: int = 0
+    """Groups whose rewards are all equal, which teach nothing: those in the batch, and those that were dropped for it
+    since the step before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One trained step. It turned version `step` - 1 into `step`."""
 
@@ -184,6 +199,8 @@ class StepRecord:
     staleness_max: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Rollouts dropped before the step was trained, from the first day on, by reason."""
+    by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
+    """By the key of the task; empty where the run has one task alone."""
     figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
     """All of `echo_shared.step_figures` by their keys. In JSON they stand among the step's other fields."""
     components: Mapping[str, float] = field(default_factory=dict)
@@ -230,6 +247,8 @@ class EvaluationKind(StrEnum):
 class Evaluation:
     """How one version does on the held-out problems, all completions by exactly this version."""
 
+    name: str = ""
+    """Of its evaluation set; empty for the run's own figures: those of its only set, or the mean of all."""
     policy_version: int
     kind: EvaluationKind
     num_problems: int
@@ -259,6 +278,6 @@ class Evaluation:
     def text(self) -> str:
         """greedy 92.4% ± 1.2%; of several samples mean@8 91.0% ± 1.0%, pass@8 97.1%"""
         sampled = self.kind is EvaluationKind.SAMPLED
-        name = f"mean@{self.samples}" if sampled else "greedy"
-        known = f"{name} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"
+        how = f"mean@{self.samples}" if sampled else "greedy"
+        known = f"{self.name}{': ' if self.name else ''}{how} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"
         return known + "".join(f", pass@{k} {share:.1%}" for k, share in self.pass_at.items() if k == self.samples)

@@ -51,6 +51,8 @@ class RolloutSummary:
     """Whose batch its group is in."""
     evaluation: str
     """Which held-out problem, if it was drawn to evaluate its version; else empty."""
+    task: str = ""
+    """The key of its task; empty where the run has one task alone."""
     node_id: str
     node_name: str
     policy_version: int
@@ -161,6 +163,8 @@ class GroupView:
     trained_at: float | None
     published_at: float | None
     """When the version that it was trained into was published."""
+    task: str = ""
+    """The key of its task; empty where the run has one task alone."""
     prompt: str
     """Its special tokens written out."""
     rollouts: tuple[RolloutView, ...]

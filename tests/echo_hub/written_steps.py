@@ -18,11 +18,17 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, EvaluationKind
+from echo_shared.books import Evaluation, EvaluationKind, TaskFigures
 from echo_shared.messages import DropReason, FinishReason
 
 
-def train(store: Store, step: int, *, components: Mapping[str, float] | None = None) -> None:
+def train(
+    store: Store,
+    step: int,
+    *,
+    components: Mapping[str, float] | None = None,
+    by_task: Mapping[str, TaskFigures] | None = None,
+) -> None:
     """A step of one group of two, after one more rollout that was dropped; its reward and its time are its number."""
     ids = (f"{step}-0", f"{step}-1")
     payload = RolloutPayload(
@@ -39,7 +45,9 @@ def train(store: Store, step: int, *, components: Mapping[str, float] | None = N
     store.apply([RolloutReceived(rollout_id=each, received_at=1.0, payload=payload) for each in ids], now=1.0)
     scores = [ScoreRecorded(rollout_id=each, reward=float(step), components=components) for each in ids]
     store.apply(scores, now=1.0)
-    planned = StepPlanned(step=step, group_ids=(step,), rollout_ids=ids, staleness=(step % 3,), planned_at=1.0)
+    planned = StepPlanned(
+        step=step, group_ids=(step,), rollout_ids=ids, staleness=(step % 3,), planned_at=1.0, by_task=by_task or {}
+    )
     metrics = {"loss": step / 4, "share_without_advantage": 0.5, "train_s": 2.0, "eval_s": 1.0}
     done = StepTrained(step=step, rollout_ids=ids, metrics=metrics, trained_at=1_000.0 + 4 * step)
     store.apply([planned, done], now=1.0)

@@ -92,6 +92,8 @@ def _toml(value: Any, *, where: str) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item, where=where) for item in value) + "]"
+    if isinstance(value, BaseModel):
+        return _toml(value.model_dump(exclude_none=True), where=where)
     if isinstance(value, Mapping):
         pairs = (f"{_toml(str(key), where=where)} = {_toml(item, where=where)}" for key, item in value.items())
         return "{" + ", ".join(pairs) + "}"

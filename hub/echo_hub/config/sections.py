@@ -16,7 +16,7 @@ from echo_hub.config.operation_sections import AlertsConfig, LogConfig, MetricsC
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.section import Section
 from echo_hub.config.serving_sections import DisseminationConfig, KeepingConfig, ServerConfig, StoreConfig
-from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
+from echo_hub.config.task_sections import ChosenSet, EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_shared.messages import MAX_BATCHED
 
@@ -126,6 +126,7 @@ class HubConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> HubConfig:
+        self.evaluation.chosen(self.task)
         if self.run.mode == "sequential" and self.training.publish_every != 1:
             raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
         if self.run.mode != "async" and self.training.on_new_version != "finish":
@@ -170,3 +171,8 @@ class HubConfig(BaseSettings):
                 "what power it draws"
             )
         return self
+
+    @property
+    def evaluation_sets(self) -> tuple[ChosenSet, ...]:
+        """The held-out problems of a run, set by set."""
+        return self.evaluation.chosen(self.task)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from echo_hub.config.section import Section
 from echo_hub.tasks.names import check_name
@@ -16,6 +17,27 @@ _HUBS_OWN: Final = frozenset(
     )
 )
 """Variables of chat templates that are no options."""
+
+Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
+"""What a task of a mixture, or an evaluation set, is called in figures."""
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+MAX_HELDOUT: Final = 100_000
+"""Held-out problems of all evaluation sets together."""
+
+
+class MixtureTask(Section):
+    """One of several tasks of a run."""
+
+    name: Annotated[str, AfterValidator(check_name)]
+    """As task.name."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """As task.options."""
+    weight: Weight = 1.0
+    """Its share of the groups, over the sum of all weights; 0 = it is not trained on, only evaluated."""
+    system_prompt: str | None = None
+    """As task.system_prompt, which holds where this is left out."""
+    prompt_suffix: str | None = None
+    """As task.prompt_suffix, which holds where this is left out."""
 
 
 class TaskConfig(Section):
@@ -31,6 +53,12 @@ class TaskConfig(Section):
     """Put before every problem: as the chat template's system turn, or as text where the base has no chat template."""
     prompt_suffix: str = ""
     """Put behind every problem's text as it is, to say what form an answer should have."""
+    mixture: dict[Key, MixtureTask] = Field(default_factory=dict)
+    """Several tasks in one run, instead of name and options: [task.mixture.KEY], with name, options, weight,
+    system_prompt and prompt_suffix. Of every thousand groups each task has as many as its weight says."""
+    draws: Literal["epochs", "replacement"] = "epochs"
+    """Of problems from files. epochs: every problem once, in a seeded order, then all again in another one.
+    replacement: each is drawn anew from all of them."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Variables of the base's chat template, such as enable_thinking = false. One that the template does not have is
     refused."""
@@ -54,6 +82,36 @@ class TaskConfig(Section):
     scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048
     """What each of the processes may allocate while it scores; on Linux alone."""
 
+    @model_validator(mode="after")
+    def _is_one_or_several(self) -> TaskConfig:
+        fields = type(self).model_fields
+        if self.mixture and (self.name != fields["name"].default or self.options):
+            raise ValueError("task.name and task.options must be left out where there is a [task.mixture.KEY]")
+        if self.mixture and not any(task.weight for task in self.mixture.values()):
+            raise ValueError("a weight in [task.mixture.KEY] must be more than 0, or there is nothing to train on")
+        return self
+
+    @property
+    def members(self) -> dict[str, MixtureTask]:
+        """The run's tasks by their keys; a task that is alone has none, "". What each leaves out is filled in."""
+        alone = {"": MixtureTask(name=self.name, options=self.options)}
+        around = {"system_prompt": self.system_prompt, "prompt_suffix": self.prompt_suffix}
+        return {
+            key: task.model_copy(update={name: text for name, text in around.items() if getattr(task, name) is None})
+            for key, task in (self.mixture or alone).items()
+        }
+
+    @property
+    def label(self) -> str:
+        """What is trained on, for people: the task's name, or the keys of the mixture's tasks."""
+        return " + ".join(key for key, task in self.mixture.items() if task.weight) or self.name
+
+    def alone(self, key: str) -> TaskConfig:
+        """The settings of a run of one of these tasks alone."""
+        task = self.members[key]
+        taken = {name: getattr(task, name) for name in ("name", "options", "system_prompt", "prompt_suffix")}
+        return self.model_copy(update={**taken, "mixture": {}})
+
 
 class SamplingConfig(Section):
     """How nodes sample."""
@@ -68,11 +126,47 @@ class SamplingConfig(Section):
     behind the cut counts nowhere."""
 
 
+class EvaluationSet(Section):
+    """One of several sets of held-out problems."""
+
+    task: Annotated[str, Field(max_length=40)] = ""
+    """The task of the mixture that its problems are of; left out: that of the set's own name, or the run's only one."""
+    problems: Annotated[int, Field(ge=0, le=MAX_HELDOUT)] = 0
+    """The first so many held-out problems of the task; 0 = evaluation.problems."""
+    samples: Annotated[int, Field(ge=-1, le=1024)] = -1
+    """As evaluation.samples, which holds where this is -1."""
+    weight: Weight = 1.0
+    """Of its accuracy in the run's own, the weighted mean of all sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenSet:
+    """An evaluation set with all that it leaves out filled in."""
+
+    name: str
+    """"" = the run's only one."""
+    task: str
+    """The task's key."""
+    problems: int
+    samples: int
+    weight: float
+    first: int
+    """The held-out problems of all sets stand in one row: where this one's begin."""
+
+    @property
+    def numbers(self) -> range:
+        """Of its problems in that row."""
+        return range(self.first, self.first + self.problems)
+
+
 class EvaluationConfig(Section):
     """How well a version does on problems that are never trained on."""
 
-    problems: Annotated[int, Field(ge=1, le=100_000)] = 256
-    """Held-out problems, disjoint from all training problems."""
+    problems: Annotated[int, Field(ge=1, le=MAX_HELDOUT)] = 256
+    """Held-out problems, disjoint from all training problems; with a mixture, of each task."""
+    sets: dict[Key, EvaluationSet] = Field(default_factory=dict)
+    """Several sets, each with figures of its own: [evaluation.sets.NAME], with task (a key of the mixture), problems,
+    samples and weight. Without any, each task of the mixture is one. The run's accuracy is their weighted mean."""
     every: Annotated[int, Field(ge=0)] = 0
     """Versions between evaluations; 0 = only the base and the last version."""
     samples: Annotated[int, Field(ge=0, le=1024)] = 0
@@ -81,3 +175,25 @@ class EvaluationConfig(Section):
     """Who generates: hub is the learner's own device, between two steps; nodes do it as leased work, for at most a
     quarter of what is leased while training wants it. After the last step the hub takes over if no node works any
     more."""
+
+    def chosen(self, task: TaskConfig) -> tuple[ChosenSet, ...]:
+        """The sets of a run with these tasks. Raises ValueError for one of a task that there is not."""
+        sets = self.sets or {key: EvaluationSet(task=key) for key in task.members}
+        found, first = list[ChosenSet](), 0
+        for name, wanted in sets.items():
+            key = wanted.task or (name if name in task.mixture else "")
+            if key not in task.members:
+                there_are = ", ".join(task.mixture) or "none, for there is no [task.mixture.KEY]"
+                raise ValueError(f"evaluation.sets.{name}.task must be the key of a task of the mixture: {there_are}")
+            problems = wanted.problems or self.problems
+            samples = self.samples if wanted.samples < 0 else wanted.samples
+            chosen = ChosenSet(
+                name=name, task=key, problems=problems, samples=samples, weight=wanted.weight, first=first
+            )
+            found.append(chosen)
+            first += problems
+        if first > MAX_HELDOUT:
+            raise ValueError(f"all evaluation sets together must have at most {MAX_HELDOUT} problems, not {first}")
+        if not any(chosen.weight for chosen in found):
+            raise ValueError("a weight in [evaluation.sets.NAME] must be more than 0: the run's accuracy is their mean")
+        return tuple(found)

@@ -9,7 +9,7 @@ anything of what it sets off before the TrainStep that does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_shared.books import TaskFigures
 from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
 
 T = TypeVar("T")
@@ -108,6 +109,8 @@ class StepPlanned:
     staleness: tuple[int, ...]
     """Staleness of each group, in order: `step` - 1 minus the version of its oldest rollout."""
     planned_at: float
+    by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
+    """Where the run has several tasks."""
 
 
 @_effect

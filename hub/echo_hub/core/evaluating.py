@@ -136,7 +136,7 @@ class Evaluating:
             )
 
     def _size(self, about: EvaluationGroup) -> int:
-        return 1 if about.greedy else self._settings.evaluation_samples
+        return 1 if about.greedy else self._settings.evaluation_samples_of(about.number)
 
     def _drop(self, policy_version: int) -> None:
         for group_id in sorted(self._groups_of(policy_version)):

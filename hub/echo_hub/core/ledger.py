@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -44,7 +45,10 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import StepRow
 from echo_hub.core.wants import Wants
+from echo_shared.books import TaskFigures
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
+
+NO_TASKS: Final[Mapping[str, TaskFigures]] = MappingProxyType({})
 
 SCORINGS: Final = 32
 """Over so many the time that scoring takes is averaged."""
@@ -351,12 +355,18 @@ class Ledger:
         if group.owner.for_learner:
             self._out.record(GroupDropped(group_id=group.group_id, reason=reason))
 
-    def plan(self, step: int, group_ids: tuple[int, ...], now: float) -> StepRow:
+    def plan(
+        self, step: int, group_ids: tuple[int, ...], now: float, *, by_task: Mapping[str, TaskFigures] = NO_TASKS
+    ) -> StepRow:
         """Writes down the batch of `step`; its groups, all complete, leave the queue."""
         groups = [self.groups[group_id] for group_id in group_ids]
         ids = tuple([rollout_id for group in groups for rollout_id in group.received_ids])
         ages = tuple([step - 1 - (group.oldest_version or 0) for group in groups])
-        self._out.record(StepPlanned(step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now))
+        self._out.record(
+            StepPlanned(
+                step=step, group_ids=group_ids, rollout_ids=ids, staleness=ages, planned_at=now, by_task=by_task
+            )
+        )
         self.take_from_queues(group_ids)
         return StepRow(step=step, group_ids=group_ids, rollout_ids=ids)
 

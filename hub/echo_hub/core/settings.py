@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Final, Literal
 
 from echo_hub.core.activation.settings import ActivationSettings
+from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.nodes.node import NodeSettings, Samplers
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
 from echo_hub.core.trust.settings import TrustSettings
@@ -59,6 +60,13 @@ class CoordinatorSettings:
     """Held-out problems that nodes evaluate versions on; 0 = nodes evaluate nothing."""
     evaluation_samples: int = 0
     """Completions of each of them at the run's temperature, beside the greedy one."""
+    evaluation_ends: tuple[tuple[int, int], ...] = ()
+    """With several evaluation sets: where each ends in the row of all held-out problems, ascending, and its own
+    completions of each; none = `evaluation_samples` of all."""
+    mixture: Mixture | None = None
+    """Where the run has several tasks: which groups are for which of `tasks`."""
+    tasks: tuple[TrainedTask, ...] = ()
+    """In the mixture's order."""
     activation: ActivationSettings = field(default_factory=ActivationSettings)
     """What nodes may cost."""
     trust: TrustSettings = field(default_factory=TrustSettings)
@@ -83,6 +91,11 @@ class CoordinatorSettings:
     def interval(self) -> int:
         """Steps between published versions, from the next change on at the latest."""
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
+
+    def evaluation_samples_of(self, number: int) -> int:
+        """Completions of held-out problem `number` at the run's temperature."""
+        at = bisect_right(self.evaluation_ends, number, key=itemgetter(0))
+        return self.evaluation_ends[at][1] if at < len(self.evaluation_ends) else self.evaluation_samples
 
     def learning_rate_of(self, step: int) -> float:
         """What step `step` is trained at."""

@@ -44,6 +44,7 @@ from echo_hub.core.outbox import Outbox
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.task_books import TaskBooks
 from echo_hub.core.tempo import Tempo
 from echo_hub.core.trust.evidence import Evidence
 from echo_shared.errors import LocalProtocolError
@@ -73,6 +74,7 @@ class Training:
         self._ledger = ledger
         self._out = out
         self.wanting = SortedIds()
+        self._books = TaskBooks(settings.mixture, settings.tasks)
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
         self._flat_groups = list(snapshot.flat_groups)
@@ -321,6 +323,7 @@ class Training:
             older = self._ledger.waiting.position(group_id)
             if self._settings.mode != "async" and older != self._ledger.complete.position(group_id):
                 return  # An older one is still open.
+            self._books.dropped_flat(group_id)
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.NO_ADVANTAGE)
             if group_id > self._newest_planned_group:
                 self._flat_groups.append(group_id)
@@ -333,7 +336,8 @@ class Training:
         batch = self._batch()
         if not batch:
             return False
-        self.planned.append(self._ledger.plan(self.next_step, batch, now))
+        by_task = self._books.planned(self._ledger.groups[group_id] for group_id in batch)
+        self.planned.append(self._ledger.plan(self.next_step, batch, now, by_task=by_task))
         self._batch_sizes.append(len(batch))
         self._newest_planned_group = max(self._newest_planned_group, batch[-1])
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]

@@ -8,12 +8,12 @@ same, along their horizontal axis, so that one cursor serves all.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from echo_hub.dashboard import curves
-from echo_hub.dashboard.model import RunView
+from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_shared import step_figures
 
 CURVES: Final = "curves"
@@ -158,15 +158,50 @@ def learner() -> tuple[ChartView, ...]:
     return tuple(_of_step_figures(chart) for chart in step_figures.CHARTS)
 
 
+SET_COLOURS: Final = ("accuracy", "reward", "staleness", "speed", "sampled", "muted")
+
+
+def of_sets(run: RunView) -> ChartView | None:
+    """Of several evaluation sets, a curve each; None where there is one alone."""
+    if not run.evaluation_sets:
+        return None
+    return ChartView(
+        key="sets",
+        title="Held-out accuracy by set",
+        about="Greedy, of each evaluation set; the accuracy above is their weighted mean.",
+        figures_at="the table of evaluation sets and /api/v1/run",
+        y="accuracy",
+        x="policy version",
+        lines=tuple(
+            Line(
+                table=f"set-{place}-data",
+                column="accuracy",
+                error="accuracy_error",
+                label=one.name,
+                colour=SET_COLOURS[place % len(SET_COLOURS)],
+            )
+            for place, one in enumerate(run.evaluation_sets)
+        ),
+        share=True,
+        at_least=0.95,
+    )
+
+
+def _accuracies(views: Sequence[EvaluationView]) -> Mapping[str, list[float | None]]:
+    return {
+        "x": [view.greedy.policy_version for view in views],
+        "accuracy": _short(view.greedy.accuracy for view in views),
+        "accuracy_error": _short(view.greedy.accuracy_error for view in views),
+    }
+
+
 def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:
     """The numbers that are not in /api/v1/curves, by the ids of the parts that hold them."""
     evaluations, versions = run.evaluations, run.versions[::-1]
     arrived = [view.record for view in versions if view.record.dissemination_max_s is not None]
     return {
         "evaluations-data": {
-            "x": [view.greedy.policy_version for view in evaluations],
-            "accuracy": _short(view.greedy.accuracy for view in evaluations),
-            "accuracy_error": _short(view.greedy.accuracy_error for view in evaluations),
+            **_accuracies(evaluations),
             "mean_at_k": _short(view.mean_at_k for view in evaluations),
             "mean_at_k_error": _short(view.mean_at_k_error for view in evaluations),
         },
@@ -177,6 +212,7 @@ def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:
             "dissemination_p95_s": _short(record.dissemination_p95_s for record in arrived),
             "dissemination_p50_s": _short(record.dissemination_p50_s for record in arrived),
         },
+        **{f"set-{place}-data": _accuracies(one.evaluations) for place, one in enumerate(run.evaluation_sets)},
     }
 
 

@@ -65,8 +65,10 @@ class _OfSnapshot:
         yield from _run(self._snapshot.run)
         for step in filter(None, [self._snapshot.run.newest_step]):
             yield from _learner(step)
+            yield from _tasks(step)
         for evaluation in self._snapshot.run.evaluations[-1:]:
             yield from _evaluation(evaluation)
+        yield from _sets(self._snapshot.run)
         yield from _rollouts(self._snapshot.run)
         yield _turned_away(self._snapshot.run)
         yield from _dissemination(self._snapshot.run)
@@ -125,6 +127,35 @@ def _learner(step: StepRecord) -> Iterator[Metric]:
     for figure in step_figures.STEP_FIGURES:
         if figure.prometheus is not None:
             yield _gauge(figure.prometheus, figure.about, step.figures.get(figure.key))
+
+
+def _tasks(step: StepRecord) -> Iterator[Metric]:
+    """Of the newest step, where the run has several tasks."""
+    groups = GaugeMetricFamily("echo_task_groups", "Groups of a task in the newest step's batch.", labels=["task"])
+    reward = GaugeMetricFamily("echo_task_mean_reward", "Mean reward of a task in it.", labels=["task"])
+    solved = GaugeMetricFamily("echo_task_share_solved", "Completions of a task in it that solve it.", labels=["task"])
+    flat = GaugeMetricFamily("echo_task_flat_groups", "Groups of a task for it with equal rewards.", labels=["task"])
+    for key, figures in step.by_task.items():
+        groups.add_metric([key], figures.num_groups)
+        flat.add_metric([key], figures.num_flat)
+        if figures.mean_reward is not None and figures.share_solved is not None:
+            reward.add_metric([key], figures.mean_reward)
+            solved.add_metric([key], figures.share_solved)
+    yield from (groups, reward, solved, flat)
+
+
+def _sets(run: RunView) -> Iterator[Metric]:
+    """The newest evaluation of each of several sets."""
+    greedy = GaugeMetricFamily("echo_heldout_set_accuracy", "Of a set, greedy, 0..1.", labels=["set"])
+    error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Its standard error.", labels=["set"])
+    mean = GaugeMetricFamily("echo_heldout_set_mean_at_k", "Share of k samples that solve.", labels=["set", "k"])
+    for one in run.evaluation_sets:
+        if one.newest is not None:
+            greedy.add_metric([one.name], one.newest.greedy.accuracy)
+            error.add_metric([one.name], one.newest.greedy.accuracy_error)
+            if one.newest.mean_at_k is not None:
+                mean.add_metric([one.name, str(one.newest.samples)], one.newest.mean_at_k)
+    yield from (greedy, error, mean)
 
 
 def _evaluation(newest: EvaluationView) -> Iterator[Metric]:

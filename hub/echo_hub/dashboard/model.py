@@ -83,6 +83,20 @@ class EvaluationView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSetView:
+    """How the versions do on one of several sets of held-out problems."""
+
+    name: str
+    evaluations: tuple[EvaluationView, ...]
+    """In the order of the versions."""
+
+    @property
+    def newest(self) -> EvaluationView | None:
+        """None before the first."""
+        return self.evaluations[-1] if self.evaluations else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionView:
     """One published version, how it reached the nodes, and what it takes on the hub's disk."""
 
@@ -315,7 +329,12 @@ class RunView:
     """Complete, scored, and waiting for the learner."""
     accounting: Accounting = field(default_factory=Accounting)
     evaluations: tuple[EvaluationView, ...] = ()
-    """In the order of their versions; of many, some between are left out."""
+    """In the order of their versions; of many, some between are left out. Where there are several sets of held-out
+    problems, their weighted mean."""
+    evaluation_sets: tuple[EvaluationSetView, ...] = ()
+    """Each of several sets."""
+    tasks: tuple[str, ...] = ()
+    """The keys of the tasks that are trained on, where there are several."""
     versions: tuple[VersionView, ...] = ()
     """Newest first; old ones may be left out."""
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)

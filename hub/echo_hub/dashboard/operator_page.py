@@ -72,7 +72,7 @@ class OperatorPage:
             recent=recent[::-1][:STEPS_SHOWN],
             now=now,
             answers=answers(run, now, trend),
-            charts={**CHARTS, "learner": charts.learner()},
+            charts={**CHARTS, "learner": charts.learner(), "sets": charts.of_sets(run)},
             tables=charts.tables(run),
             columns=[figure for figure in step_figures.STEP_FIGURES if figure.column],
             ticks=rail_ticks(run),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
-from echo_hub.evaluation.figures import Attempt, summary
+from echo_hub.evaluation.figures import Attempt, summary, with_headline
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
@@ -91,8 +91,12 @@ def scored_by(pool: ScoringPool) -> Judge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The held-out problems, and how they are asked: problem n is `prompts[n]`."""
+    """One evaluation set, and how its problems are asked: `prompts[n]` is problem `first` + n of all sets'."""
 
+    name: str = ""
+    first: int = 0
+    weight: float = 1.0
+    """In the run's own accuracy."""
     prompts: Sequence[Ids]
     run_seed: int
     samples: int
@@ -105,17 +109,23 @@ class HeldOut:
     stop_strings: StopStrings = NO_STRINGS
 
     @classmethod
-    def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> HeldOut:
-        """The held-out problems of a run by its settings. Samples them: off the event loop."""
-        return cls(
-            prompts=problems.heldout_prompt_ids(),
-            run_seed=config.run.seed,
-            samples=config.evaluation.samples,
-            temperature=config.sampling.temperature,
-            max_tokens=config.sampling.max_tokens,
-            stop_ids=stop_ids,
-            stop_strings=StopStrings.of_run(config, problems.codec),
-            rewards=problems.rewards,
+    def of_run(cls, config: HubConfig, problems: Problems, *, stop_ids: tuple[int, ...]) -> tuple[HeldOut, ...]:
+        """The evaluation sets of a run by its settings. Samples their problems: off the event loop."""
+        return tuple(
+            cls(
+                name=chosen.name,
+                first=chosen.first,
+                weight=chosen.weight,
+                prompts=problems.heldout_prompt_ids(chosen),
+                run_seed=config.run.seed,
+                samples=chosen.samples,
+                temperature=config.sampling.temperature,
+                max_tokens=config.sampling.max_tokens,
+                stop_ids=stop_ids,
+                stop_strings=StopStrings.of_run(config, problems.tasks[chosen.task].codec),
+                rewards=problems.rewards_of(chosen),
+            )
+            for chosen in problems.sets
         )
 
 
@@ -139,6 +149,17 @@ class _Episode(Attempt):
         self.observed_tokens += len(observation_ids)
 
 
+async def evaluate_sets(
+    policy_version: int, sets: Sequence[HeldOut], *, generate: Generator, judge: Judge
+) -> list[Evaluation]:
+    """Measures every set, one after the other: the run's own figures first, where there are several. Raises as
+    `evaluate`."""
+    measured: list[Evaluation] = []
+    for heldout in sets:
+        measured += await evaluate(policy_version, heldout, generate=generate, judge=judge)
+    return with_headline(measured, {heldout.name: heldout.weight for heldout in sets})
+
+
 async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge) -> list[Evaluation]:
     """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
     scored."""
@@ -147,12 +168,18 @@ async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator
         if samples:
             episodes = [
                 _Episode(number=number, index=index, prompt_ids=prompt)
-                for number, prompt in enumerate(heldout.prompts)
+                for number, prompt in enumerate(heldout.prompts, heldout.first)
                 for index in range(samples)
             ]
             seconds = await _play(episodes, policy_version, kind, heldout, generate=generate, judge=judge)
             measured = summary(
-                episodes, policy_version, kind, samples=samples, seconds=seconds, rewards=heldout.rewards
+                episodes,
+                policy_version,
+                kind,
+                samples=samples,
+                seconds=seconds,
+                rewards=heldout.rewards,
+                name=heldout.name,
             )
             results.append(measured)
     return results

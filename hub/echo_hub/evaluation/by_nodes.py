@@ -15,11 +15,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
+from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
-from echo_hub.evaluation.figures import Attempt, summary
+from echo_hub.evaluation.figures import Attempt, summary, with_headline
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.books import Evaluation, EvaluationKind
@@ -36,13 +37,13 @@ PATIENCE_DEADLINES: Final = 2
 
 class NodeEvaluations:
     """One version at a time. `publish` lets nodes fetch a version, `load` reads what they have drawn; `num_received`
-    counts rollouts that came in; `is_alone` says that no node is connected, `run_is_over` that the last version is
-    out."""
+    counts rollouts that came in; `sets` are those of the run, each with the bounds of its rewards; `is_alone` says that
+    no node is connected, `run_is_over` that the last version is out."""
 
     def __init__(
         self,
         *,
-        rewards: RewardBounds,
+        sets: Mapping[ChosenSet, RewardBounds],
         report: Callable[[EvaluationWanted | EvaluationAbandoned], Awaitable[None]],
         publish: Callable[[int], Awaitable[None]],
         load: Callable[[int], Awaitable[Sequence[EvaluatedEpisode]]],
@@ -50,7 +51,7 @@ class NodeEvaluations:
         is_alone: Callable[[], bool],
         run_is_over: Callable[[], bool],
     ) -> None:
-        self._rewards = rewards
+        self._sets = sets
         self._report = report
         self._publish = publish
         self._load = load
@@ -76,7 +77,7 @@ class NodeEvaluations:
                 log.warning("no node evaluates version %d any more: the hub does it", policy_version)
                 await self._report(EvaluationAbandoned(policy_version=policy_version))
                 return None
-            return figures(policy_version, await self._load(policy_version), rewards=self._rewards)
+            return of_sets(policy_version, await self._load(policy_version), self._sets)
         except ScorerError as error:
             log.warning("version %d is evaluated again, by the hub: %s", policy_version, error)
             return None
@@ -98,7 +99,21 @@ class NodeEvaluations:
                     return False
 
 
-def figures(policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds) -> list[Evaluation]:
+def of_sets(
+    policy_version: int, episodes: Sequence[EvaluatedEpisode], sets: Mapping[ChosenSet, RewardBounds]
+) -> list[Evaluation]:
+    """The figures of every set, each with the bounds of its rewards, as an evaluation by the hub has them. Raises
+    ScorerError when not one completion of a set could be scored."""
+    measured: list[Evaluation] = []
+    for chosen, rewards in sets.items():
+        of_set = [one for one in episodes if one.about.number in chosen.numbers]
+        measured += figures(policy_version, of_set, rewards=rewards, name=chosen.name)
+    return with_headline(measured, {chosen.name: chosen.weight for chosen in sets})
+
+
+def figures(
+    policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds, name: str = ""
+) -> list[Evaluation]:
     """Figures as an evaluation by the hub has them. Raises ScorerError when not one completion could be scored.
 
     An episode's stored reward may be none of the task's: the task's code can change between two starts of a run.
@@ -118,6 +133,8 @@ def figures(policy_version: int, episodes: Sequence[EvaluatedEpisode], *, reward
             ]
             samples = max(Counter(attempt.number for attempt in attempts).values())
             seconds = max(one.received_at for one in of_kind) - min(one.leased_at for one in of_kind)
-            measured = summary(attempts, policy_version, kind, samples=samples, seconds=seconds, rewards=rewards)
+            measured = summary(
+                attempts, policy_version, kind, samples=samples, seconds=seconds, rewards=rewards, name=name
+            )
             results.append(measured)
     return results

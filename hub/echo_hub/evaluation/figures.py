@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,7 @@ def summary(
     samples: int,
     seconds: float,
     rewards: RewardBounds,
+    name: str = "",
 ) -> Evaluation:
     """The figures of all attempts of one kind. Raises ScorerError when not one of them could be scored."""
     by_problem: dict[int, list[float]] = {}
@@ -79,6 +80,7 @@ def summary(
     ks = sorted({*(2**power for power in range(1, samples.bit_length())), samples} - {1})
     possible = {k: [pass_at(count, total, k) for count, total in solved if total >= k] for k in ks}
     return Evaluation(
+        name=name,
         policy_version=policy_version,
         kind=kind,
         num_problems=len(by_problem),
@@ -94,4 +96,44 @@ def summary(
         evaluated_at=time.time(),
         components=mean_components(components_of(attempt.reward) for attempt in attempts if attempt.reward is not None)
         or {},
+    )
+
+
+def with_headline(measured: Sequence[Evaluation], weights: Mapping[str, float]) -> list[Evaluation]:
+    """The figures of all sets of one version, behind those of the run: of each kind the mean over the sets, by the
+    sets' weights, and its standard error, for sets are drawn independently. A single set is the run's own."""
+    if len(weights) == 1:
+        return list(measured)
+    headlines = []
+    for kind in EvaluationKind:
+        of_kind = [one for one in measured if one.kind is kind and weights[one.name]]
+        if of_kind:
+            headlines.append(_mean(of_kind, [weights[one.name] for one in of_kind]))
+    return [*headlines, *measured]
+
+
+def _mean(sets: Sequence[Evaluation], weights: Sequence[float]) -> Evaluation:
+    total = sum(weights)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+
+    errors = [one.accuracy_error for one in sets]
+    common = set.intersection(*(set(one.pass_at) for one in sets))
+    named = set.intersection(*(set(one.components) for one in sets))
+    return Evaluation(
+        policy_version=sets[0].policy_version,
+        kind=sets[0].kind,
+        num_problems=sum(one.num_problems for one in sets),
+        samples=min(one.samples for one in sets),
+        num_unscored=sum(one.num_unscored for one in sets),
+        accuracy=mean(one.accuracy for one in sets),
+        accuracy_error=math.sqrt(sum((w * error) ** 2 for w, error in zip(weights, errors, strict=True))) / total,
+        pass_at={k: mean(one.pass_at[k] for one in sets) for k in sorted(common)},
+        mean_reward=mean(one.mean_reward for one in sets),
+        mean_tokens=mean(one.mean_tokens for one in sets),
+        share_truncated=mean(one.share_truncated for one in sets),
+        seconds=sum(one.seconds for one in sets),
+        evaluated_at=max(one.evaluated_at for one in sets),
+        components={name: mean(one.components[name] for one in sets) for name in sorted(named)},
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, evaluate, local, scored_by
+from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, evaluate_sets, local, scored_by
 from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
@@ -44,6 +44,6 @@ class Measuring:
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)
             if measured is not None:
                 return measured
-        heldout = await asyncio.to_thread(HeldOut.of_run, self._config, self._problems, stop_ids=self._stop_ids)
+        sets = await asyncio.to_thread(HeldOut.of_run, self._config, self._problems, stop_ids=self._stop_ids)
         generate = local(self._sample, self._directory)
-        return await evaluate(policy_version, heldout, generate=generate, judge=scored_by(self._scoring))
+        return await evaluate_sets(policy_version, sets, generate=generate, judge=scored_by(self._scoring))

@@ -194,6 +194,12 @@ class PromptCodec:
             self._chat.check()
             self.render_prompt("")
 
+    def with_words(self, *, system_prompt: str, prompt_suffix: str) -> PromptCodec:
+        """The same, with other words around each problem."""
+        other = copy(self)
+        other._system_prompt, other._prompt_suffix = system_prompt, prompt_suffix
+        return other
+
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
         """The ids [P] int32 of `prompt` and its suffix, as a user turn behind any of the system's, ready for the reply.
 

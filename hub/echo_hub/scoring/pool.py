@@ -21,7 +21,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,9 +126,12 @@ class ScoringPool:
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """As `call`, of `respond` or `heldout_respond`, with components added up: a reward is a number, which knows its
         components if it has any."""
-        weighing = self._problems.weighing
+        weighing = self._problems.weighing if method == "respond" else self._problems.heldout_weighing
         given = await self.call(method, arguments)
-        return [weighing.total(one) if isinstance(one, Mapping) else one for one in given]
+        return [
+            weighing(asked[0]).total(one) if isinstance(one, Mapping) else one
+            for asked, one in zip(arguments, given, strict=True)
+        ]
 
     async def _work(self, number: int) -> None:
         """Runs one process after the other, until cancelled or none can be started."""
@@ -181,7 +184,7 @@ class ScoringPool:
             "memory_mb": self._config.task.scorer_memory_mb,
             "concurrency": self._width,
             "content_hash": self._problems.content_hash,
-            "heldout_prompts": self._problems.heldout_prompts,
+            "held_out": {key: asdict(drawn) for key, drawn in self._problems.held_out.items()},
         }
         child = self._children[number] = await SupervisedChild.spawn(command, _LIMITS)
         try:

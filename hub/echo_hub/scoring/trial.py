@@ -109,7 +109,7 @@ class _Episode:
 async def try_task(
     config: HubConfig, problems: Problems, codec: PromptCodec, *, base_dir: Path, logs: Path, count: int
 ) -> Trial:
-    """Tries `count` problems of the run's task; `problems` have no held-out ones. What scorers print goes to `logs`.
+    """Tries `count` problems of a run's only task; `problems` have no held-out ones. What scorers print goes to `logs`.
 
     Raises ScorerError where a problem cannot be sampled, or no scoring process can be started.
     """
@@ -129,7 +129,7 @@ async def try_task(
         while waiting := [episode for episode in episodes if not episode.is_over]:
             turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
             for episode, answer in zip(waiting, await pool.call("trial_respond", turns), strict=True):
-                episode.said(answer, problems.weighing)
+                episode.said(answer, problems.tasks[""].weighing)
     tried = tuple(
         TriedProblem(
             seed=seed,
@@ -142,10 +142,9 @@ async def try_task(
         for seed, found in zip(seeds, here, strict=True)
     )
     is_repeatable = here == there
-    warnings = _warnings(config, problems.rewards, codec, tried, is_repeatable=is_repeatable)
-    return Trial(
-        task=config.task.name, base=config.model.base, bounds=problems.rewards, problems=tried, warnings=tuple(warnings)
-    )
+    bounds = problems.tasks[""].rewards
+    warnings = _warnings(config, bounds, codec, tried, is_repeatable=is_repeatable)
+    return Trial(task=config.task.name, base=config.model.base, bounds=bounds, problems=tried, warnings=tuple(warnings))
 
 
 def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:

@@ -29,6 +29,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.warden import end_with
 from echo_hub.tasks.awaited import LOOP_ANSWERS_S
 from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.stream import HeldOutProblems
 from echo_shared.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 from echo_shared.errors import ConfigError, EchoError
 
@@ -43,14 +44,18 @@ def _open(frame: Frame) -> Problems:
     """Raises ConfigError when the run's task cannot be made, or is not what the hub has opened."""
     config = HubConfig.model_validate(frame["config"])
     codec = PromptCodec.of_run(config, Path(frame["base_dir"]))
-    problems = Problems.of_run(config, codec, cached=_CACHED_PROBLEMS, heldout_prompts=frame["heldout_prompts"])
+    held_out = {
+        key: HeldOutProblems(prompts=tuple(drawn["prompts"]), lines=tuple(drawn["lines"]))
+        for key, drawn in frame["held_out"].items()
+    }
+    problems = Problems.of_run(config, codec, cached=_CACHED_PROBLEMS, held_out=held_out)
     if problems.content_hash != frame["content_hash"]:
         raise ConfigError(
             "The files of the task's problems have changed while the hub runs.",
-            got=f"task.options = {config.task.options}",
+            got=", ".join(f"{task.name} with options = {task.options}" for task in config.task.members.values()),
             do="Put back what was there. New problems go into new files, for a new run.",
         )
-    if config.task.name == "jsonl":
+    if any(task.name == "jsonl" for task in config.task.members.values()):
         is_equal("1 cm", "1 m")  # Loads math-verify and pint, which takes long, before calls have limits.
     return problems
 

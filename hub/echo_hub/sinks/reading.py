@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Final
 
 from echo_hub.sinks.base import DISTRIBUTION, Entry, Position, SampleText
@@ -80,22 +81,29 @@ def _scalars(record: StepRecord, before: StepRecord | None) -> dict[str, float]:
         "rollouts/staleness_max": float(record.staleness_max),
         **({"rollouts/per_second": record.num_rollouts / seconds} if seconds > 0 else {}),
         **dropped,
+        **{
+            f"tasks/{key}/{name}": float(value)
+            for key, figures in record.by_task.items()
+            for name, value in asdict(figures).items()
+            if value is not None
+        },
     }
 
 
 def _of_evaluation(evaluation: Evaluation) -> Entry:
     sampled = evaluation.kind is EvaluationKind.SAMPLED
     name = "sampled" if sampled else "greedy"
-    accuracy = f"eval/mean_at_{evaluation.samples}" if sampled else "eval/greedy_accuracy"
+    room = f"eval/{evaluation.name}" if evaluation.name else "eval"
+    accuracy = f"{room}/mean_at_{evaluation.samples}" if sampled else f"{room}/greedy_accuracy"
     scalars = {
         accuracy: evaluation.accuracy,
         f"{accuracy}_error": evaluation.accuracy_error,
-        **{f"eval/pass_at_{k}": share for k, share in evaluation.pass_at.items()},
-        f"eval/{name}_reward": evaluation.mean_reward,
-        **{f"eval/{name}_reward_{component}": mean for component, mean in evaluation.components.items()},
-        f"eval/{name}_tokens": evaluation.mean_tokens,
-        f"eval/{name}_truncated": evaluation.share_truncated,
-        f"eval/{name}_unscored": float(evaluation.num_unscored),
-        f"eval/{name}_seconds": evaluation.seconds,
+        **{f"{room}/pass_at_{k}": share for k, share in evaluation.pass_at.items()},
+        f"{room}/{name}_reward": evaluation.mean_reward,
+        **{f"{room}/{name}_reward_{component}": mean for component, mean in evaluation.components.items()},
+        f"{room}/{name}_tokens": evaluation.mean_tokens,
+        f"{room}/{name}_truncated": evaluation.share_truncated,
+        f"{room}/{name}_unscored": float(evaluation.num_unscored),
+        f"{room}/{name}_seconds": evaluation.seconds,
     }
     return Entry(policy_version=evaluation.policy_version, at=evaluation.evaluated_at, scalars=scalars)

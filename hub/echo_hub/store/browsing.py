@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -286,6 +286,17 @@ def _summaries(connection: Connection, rows: Sequence[Any]) -> tuple[RolloutSumm
     return tuple(_summary(row, step_of.get(row.group_id), name_of.get(row.node_id, row.node_id)) for row in rows)
 
 
+class HeldOutSet(Protocol):
+    """One of several evaluation sets: `echo_hub.config.task_sections.ChosenSet`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def numbers(self) -> range:
+        """Of its problems among those of all sets."""
+
+
 def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
     return RolloutSummary(
         rollout_id=rollout_id(row.lease_id, row.at),
@@ -312,12 +323,16 @@ def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
     )
 
 
-def evaluation_text(group_id: int) -> str:
-    """What a group of an evaluation is; empty for one of training."""
+def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
+    """What a group of an evaluation is; empty for one of training. `sets`: of the run's held-out problems."""
     about = EvaluationGroup.of(group_id)
     if about is None:
         return ""
-    return f"held-out problem {about.number}, {'greedy' if about.greedy else 'sampled'}"
+    how = "greedy" if about.greedy else "sampled"
+    for one in sets:
+        if about.number in one.numbers:
+            return f"{one.name}{' ' if one.name else ''}held-out problem {one.numbers.index(about.number)}, {how}"
+    return f"held-out problem {about.number}, {how}"
 
 
 def _tokens(row: Any) -> StoredTokens:

@@ -23,6 +23,7 @@ from echo_hub.store.tables import (
     invites,
     nodes,
     rollouts,
+    set_evaluations,
     steps,
     tallies,
     trust,
@@ -45,6 +46,7 @@ from echo_shared.books import (
     NodeTotals,
     NumNodes,
     StepRecord,
+    TaskFigures,
     VersionRecord,
 )
 from echo_shared.messages import ReceiptState
@@ -237,6 +239,7 @@ _TRAINED_STEPS: Final = select(
     steps.c.staleness,
     steps.c.metrics,
     steps.c.dropped,
+    steps.c.by_task,
 ).where(steps.c.trained_at.is_not(None))
 
 
@@ -265,6 +268,7 @@ def _step_record(row: Any) -> StepRecord:
         staleness_mean=fmean(row.staleness),
         staleness_max=max(row.staleness),
         dropped=row.dropped or {},
+        by_task={key: TaskFigures(**found) for key, found in (row.by_task or {}).items()},
         figures=figures_of(row.metrics, lasted_s=row.trained_at - row.planned_at),
     )
 
@@ -330,17 +334,22 @@ def read_versions_by_transport(connection: Connection) -> dict[str, int]:
 
 
 def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
-    """The evaluations made after `since`, in the order of versions, greedy before sampled."""
+    """The evaluations made after `since`, in the order of versions, the run's own before those of its sets, greedy
+    before sampled."""
     # Sorted here: asked for this order, SQLite walks all of them in it.
-    rows = connection.execute(select(evaluations).where(evaluations.c.evaluated_at > since))
+    rows = [
+        row._mapping
+        for table in (evaluations, set_evaluations)
+        for row in connection.execute(select(table).where(table.c.evaluated_at > since))
+    ]
     return [
         Evaluation(
             **{
-                **row._mapping,
-                "kind": EvaluationKind(row.kind),
-                "pass_at": {int(k): share for k, share in row.pass_at.items()},
-                "components": row.components or {},
+                **row,
+                "kind": EvaluationKind(row["kind"]),
+                "pass_at": {int(k): share for k, share in row["pass_at"].items()},
+                "components": row["components"] or {},
             }
         )
-        for row in sorted(rows, key=lambda row: (row.policy_version, row.kind))
+        for row in sorted(rows, key=lambda row: (row["policy_version"], row.get("name", ""), row["kind"]))
     ]

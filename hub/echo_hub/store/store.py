@@ -38,7 +38,7 @@ from echo_hub.store.node_records import read_node_record
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
-from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, steps, versions
+from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, set_evaluations, steps, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetch, useful_nodes
 from echo_hub.store.writing import key_of, write
 from echo_shared.books import (
@@ -284,9 +284,11 @@ class Store:
         ones. The tokens that nodes drew for it are not needed any more."""
         with open_to_write(self.engine) as connection:
             for evaluation in measured:
-                key = {"policy_version": evaluation.policy_version, "kind": evaluation.kind}
-                connection.execute(delete(evaluations).filter_by(**key))
-                connection.execute(insert(evaluations), asdict(evaluation))
+                row = asdict(evaluation)
+                table = set_evaluations if evaluation.name else evaluations
+                key = {name: row[name] for name in table.primary_key.columns.keys()}  # noqa: SIM118
+                connection.execute(delete(table).filter_by(**key))
+                connection.execute(insert(table), {name: row[name] for name in table.columns.keys()})  # noqa: SIM118
             for version in {evaluation.policy_version for evaluation in measured}:
                 ids = evaluation_ids(version)
                 drawn = select(rollouts.c.lease_id, rollouts.c.index).where(
@@ -386,7 +388,8 @@ class Store:
             return recent.read_node_kinds(connection, node_ids)
 
     def evaluations(self, since: float = 0.0) -> list[Evaluation]:
-        """The evaluations made after `since`, in the order of versions, greedy before sampled."""
+        """The evaluations made after `since`, in the order of versions, the run's own before those of its sets, greedy
+        before sampled."""
         with open_to_read(self.engine) as connection:
             return reports.read_evaluations(connection, since)
 

@@ -5,7 +5,8 @@
       step > steps                       one row a planned step: its exact batch, then its metrics
     kept                                 copies of final rollouts' tokens, for people to read, up to a number of bytes
     keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
-    nodes, versions, fetches, evaluations, run_meta
+    nodes, versions, fetches, run_meta
+    evaluations, set_evaluations         of each version: the run's own figures; those of each of several sets
     invites ─< nodes                     one row an invite: for whom, for how many keys, until when
     tallies, outcome_tallies             running totals of final rollouts, by node and outcome, and by outcome
     fetch_tallies, version_tallies       running totals of fetches, of all versions and by version
@@ -204,6 +205,7 @@ steps = Table(
     Column("trained_at", Double),
     Column("metrics", JSON),
     Column("dropped", JSON),
+    Column("by_task", JSON(none_as_null=True)),
     Column("pruned", Boolean, nullable=False),
 )
 # Few of a run's steps: those that may have to be repeated.
@@ -340,6 +342,26 @@ evaluations = Table(
     Column("share_truncated", Double, nullable=False),
     Column("seconds", Double, nullable=False),
     Column("evaluated_at", Double, nullable=False, index=True),
+)
+
+set_evaluations = Table(
+    "set_evaluations",
+    metadata,
+    Column("policy_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(40), primary_key=True),
+    Column("num_problems", Integer, nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("num_unscored", Integer, nullable=False),
+    Column("accuracy", Double, nullable=False),
+    Column("accuracy_error", Double, nullable=False),
+    Column("pass_at", JSON, nullable=False),
+    Column("mean_reward", Double, nullable=False),
+    Column("mean_tokens", Double, nullable=False),
+    Column("share_truncated", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("evaluated_at", Double, nullable=False, index=True),
+    Column("components", JSON(none_as_null=True)),
 )
 
 credit = Table(

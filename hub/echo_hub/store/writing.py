@@ -9,6 +9,7 @@ found stands beside the state, and may come when that is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
@@ -234,6 +235,7 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
                 "mean_reward": float(reward),
                 "components": _mean_components(connection, record.group_ids),
                 "planned_at": record.planned_at,
+                "by_task": {key: asdict(figures) for key, figures in record.by_task.items()} or None,
                 "pruned": False,
             },
         )

@@ -85,3 +85,12 @@ class FileTask(Task, Protocol):
 
     def heldout(self, number: int) -> Problem:
         """Problem `number` (0 .. num_heldout - 1) of those for evaluation alone."""
+
+
+@runtime_checkable
+class NumberedTask(FileTask, Protocol):
+    """A `FileTask` that gives each of its problems by its number, so that all of them can be asked in turn. `sample`
+    gives that of `seed % num_problems`."""
+
+    def problem(self, number: int) -> Problem:
+        """Problem `number` (0 .. num_problems - 1) of those that `sample` draws from."""

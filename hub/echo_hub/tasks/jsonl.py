@@ -144,8 +144,7 @@ def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
 
 
 class JsonlTask:
-    """Problems of a file. Those of training are drawn from all lines, with replacement; the reward is 1 for a right
-    answer, else 0."""
+    """Problems of a file; the reward is 1 for a right answer, else 0."""
 
     name = "jsonl"
 
@@ -167,7 +166,10 @@ class JsonlTask:
         return "+".join(file.content_hash for file in (self._problems, self._heldout) if file is not None)
 
     def sample(self, seed: int) -> Problem:
-        return self._problems[seed % len(self._problems)]
+        return self.problem(seed % len(self._problems))
+
+    def problem(self, number: int) -> Problem:
+        return self._problems[number]
 
     def heldout(self, number: int) -> Problem:
         assert self._heldout is not None, "num_heldout is 0"

@@ -77,10 +77,14 @@ class RewardBounds:
         slack = ROUNDING * (self.highest - self.lowest)
         return self.lowest - slack <= reward <= self.highest + slack
 
+    @property
+    def solved_at(self) -> float:
+        """The lowest reward of a problem that is solved: graders give less for a right form alone."""
+        return self.highest - ROUNDING * (self.highest - self.lowest)
+
     def is_solved(self, reward: float) -> bool:
-        """Whether a held-out problem with this reward is solved: graders give less for a right form alone. Of a reward
-        with several components the task's own says so."""
+        """Whether a problem with this reward is solved. Of a reward with several components the task's own says so."""
         components = components_of(reward)
         if self.of_score is not None and components is not None and SCORE in components:
             return self.of_score.is_solved(components[SCORE])
-        return reward >= self.highest - ROUNDING * (self.highest - self.lowest)
+        return reward >= self.solved_at

@@ -4,15 +4,22 @@ The held-out set depends on the task alone, so that every run of a task, whateve
 problems. A training problem depends on the task, the run's seed, its number, and on the held-out set that it avoids.
 
 A drawn problem that the model has no room for is passed over, like one that is taken.
+
+With `epochs`, a `NumberedTask`'s problems of training come without replacement: those that are not held out stand in a
+row, and problem n of the stream is at place n of it, which is permuted anew each time that it is through. It takes no
+memory, and the same number gives the same problem. In the place of one that is passed over after all (it is too long,
+or another line has a held-out prompt) comes a drawn one, which that epoch then has twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from echo_hub.tasks.base import FileTask, Problem, Task
+from echo_hub.tasks.base import FileTask, NumberedTask, Problem, Task
 from echo_hub.tasks.environments.base import Environment
 from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
@@ -21,6 +28,20 @@ MAX_ATTEMPTS: Final = 1_000
 """Hashed attempts at one problem before the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
 """The largest share of a file's problems: with the rest, 1,000 attempts in vain have a probability below 1e-22."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutProblems:
+    """What a stream has drawn as its held-out set: an equal stream need not draw it again."""
+
+    prompts: tuple[str, ...]
+    """In their order."""
+    lines: tuple[int, ...] = ()
+    """The numbers of those that were drawn from the problems of a `NumberedTask`, ascending."""
+
+
+Order = Callable[..., int]
+"""`echo_hub.core.permutation.permuted`: what stands at a place of so many, by a key."""
 
 
 class ProblemStream:
@@ -34,22 +55,61 @@ class ProblemStream:
         run_seed: int,
         heldout_problems: int,
         fits: Callable[[str], bool] = lambda prompt: True,
-        heldout_prompts: Sequence[str] | None = None,
+        heldout: HeldOutProblems | None = None,
+        epochs: Order | None = None,
+        avoid: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`fits`: whether the model has room for a prompt. `heldout_prompts`: those of an equal stream, which spares
-        this one to draw them; None = they are drawn."""
+        """`fits`: whether the model has room for a prompt. `heldout`: that of an equal stream; None = it is drawn.
+        `epochs`: the order of a `NumberedTask`'s problems; None = they are drawn with replacement.
+        `avoid`: prompts that are not trained on either, asked for once: what the run's other tasks hold out."""
         self._task = task
         self._run_seed = run_seed
         self._heldout_problems = heldout_problems
         self._fits = fits
-        self._known_prompts = heldout_prompts
+        self._known = heldout
+        self._avoid = avoid
+        self._numbered = task if isinstance(task, NumberedTask) else None  # Asked once: the answer takes long.
+        self._epochs = epochs if self._numbered is not None else None
 
     def train(self, number: int) -> Problem:
         """Problem `number` (0, 1, ...) of the training stream; prompts may repeat, held-out ones never appear.
 
         Raises ConfigError when the task has no prompt left beside the held-out ones.
         """
-        return self._first_outside(self._heldout, "train", self._run_seed, number)
+        if self._epochs is not None:
+            size = self.num_lines
+            epoch, place = divmod(number, size)
+            problem = self.line(self._epochs(place, size, "epoch", self._task.name, self._run_seed, epoch))
+            if self._suits(problem):
+                return problem
+        return self._first_outside(self._heldout, "train", self._run_seed, number)[0]
+
+    @property
+    def num_lines(self) -> int:
+        """Of a `NumberedTask`: how many of its problems are not held out. Raises ConfigError when none is left."""
+        assert self._numbered is not None
+        size = self._numbered.num_problems - len(self.held_out.lines)
+        if size < 1:
+            raise ConfigError(
+                "All problems of the task are held out.",
+                got=f"{self._task.name} with {self._numbered.num_problems} problems",
+                do="Lower evaluation.problems, or give the task more problems.",
+            )
+        return size
+
+    def line(self, place: int) -> Problem:
+        """Of a `NumberedTask`: the problem at `place` (0 .. num_lines - 1) of those that are not held out."""
+        assert self._numbered is not None
+        return self._numbered.problem(place + bisect_right(self._held_before, place))
+
+    @cached_property
+    def _held_before(self) -> list[int]:
+        """Of each held-out line, how many lines before it are not held out."""
+        return [line - number for number, line in enumerate(self.held_out.lines)]
+
+    def _suits(self, problem: Problem) -> bool:
+        """Whether it may be trained on."""
+        return problem.prompt not in self._heldout and self._fits(problem.prompt)
 
     def heldout(self, number: int) -> Problem:
         """Problem `number` (0 .. heldout_problems - 1) of the held-out set; drawn ones all have different prompts.
@@ -60,7 +120,7 @@ class ProblemStream:
             return self._task.heldout(number)
         prompt = self.heldout_prompts[number]
         for attempt in range(MAX_ATTEMPTS):
-            problem = self._attempt(attempt, "heldout", number)
+            problem = self._task.sample(self._seed(attempt, "heldout", number))
             if problem.prompt == prompt:
                 return problem
         raise ConfigError(
@@ -74,23 +134,33 @@ class ProblemStream:
         its problems too long."""
         self.train(0)
 
-    @cached_property
+    @property
     def heldout_prompts(self) -> tuple[str, ...]:
         """The prompts of the held-out problems, in their order."""
-        if self._known_prompts is not None:
-            return tuple(self._known_prompts)
+        return self.held_out.prompts
+
+    @cached_property
+    def held_out(self) -> HeldOutProblems:
+        """The held-out set."""
+        if self._known is not None:
+            return self._known
         if isinstance(self._task, FileTask):
             self._check_size(self._task)
             if self._task.num_heldout:
-                return tuple(self._checked(self._task.heldout(n).prompt) for n in range(self._heldout_problems))
-        prompts: dict[str, None] = {}
+                numbers = range(self._heldout_problems)
+                return HeldOutProblems(prompts=tuple(self._checked(self._task.heldout(n).prompt) for n in numbers))
+        prompts: dict[str, int] = {}
         for number in range(self._heldout_problems):
-            prompts[self._first_outside(prompts, "heldout", number).prompt] = None
-        return tuple(prompts)
+            problem, seed = self._first_outside(prompts, "heldout", number)
+            prompts[problem.prompt] = seed
+        if self._numbered is None:
+            return HeldOutProblems(prompts=tuple(prompts))
+        lines = sorted(seed % self._numbered.num_problems for seed in prompts.values())
+        return HeldOutProblems(prompts=tuple(prompts), lines=tuple(lines))
 
     @cached_property
     def _heldout(self) -> frozenset[str]:
-        return frozenset(self.heldout_prompts)
+        return frozenset(self.held_out.prompts).union(self._avoid())
 
     def _checked(self, prompt: str) -> str:
         if self._fits(prompt):
@@ -112,14 +182,15 @@ class ProblemStream:
                 do=f"Set evaluation.problems to at most {limit}, or give the task more problems.",
             )
 
-    def _first_outside(self, taken: Container[str], *place: int | str) -> Problem:
-        """The first hashed attempt at `place` whose prompt fits and is not in `taken`."""
+    def _first_outside(self, taken: Container[str], *place: int | str) -> tuple[Problem, int]:
+        """The first hashed attempt at `place` whose prompt fits and is not in `taken`, and its seed."""
         too_long = 0
         for attempt in range(MAX_ATTEMPTS):
-            problem = self._attempt(attempt, *place)
+            seed = self._seed(attempt, *place)
+            problem = self._task.sample(seed)
             if problem.prompt not in taken:
                 if self._fits(problem.prompt):
-                    return problem
+                    return problem, seed
                 too_long += 1
         if too_long:
             raise ConfigError(
@@ -133,5 +204,5 @@ class ProblemStream:
             do="Lower evaluation.problems, or give the task options, or files, that make more problems.",
         )
 
-    def _attempt(self, attempt: int, *place: int | str) -> Problem:
-        return self._task.sample(derive_seed(self._task.name, *place, attempt))
+    def _seed(self, attempt: int, *place: int | str) -> int:
+        return derive_seed(self._task.name, *place, attempt)

@@ -15,21 +15,25 @@ EVALUATIONS_SHOWN: Final = 120
 class EvaluationViews:
     """The evaluations as views; every one is read from the store once. `read` may run on several threads at a time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, sets: Sequence[str] = ()) -> None:
+        """`sets`: the names of the run's evaluation sets, where there are several."""
         self._store = store
-        self._known: dict[tuple[int, EvaluationKind], Evaluation] = {}
+        self._sets = sets
+        self._known: dict[tuple[str, int, EvaluationKind], Evaluation] = {}
 
-    def read(self) -> list[EvaluationView]:
-        """The views of all evaluations, in the order of their versions."""
+    def read(self) -> dict[str, list[EvaluationView]]:
+        """The views of all evaluations by the names of their sets, "" = the run's own, each in the order of the
+        versions."""
         known = self._known
         since = max((row.evaluated_at for row in known.values()), default=0.0)
-        known = known | {(row.policy_version, row.kind): row for row in self._store.evaluations(since)}
+        known = known | {(row.name, row.policy_version, row.kind): row for row in self._store.evaluations(since)}
         self._known = known  # Replaced, never changed: another thread may be at it.
-        greedy = sorted(version for version, kind in known if kind is EvaluationKind.GREEDY)
-        return [
-            _view(known[version, EvaluationKind.GREEDY], known.get((version, EvaluationKind.SAMPLED)))
-            for version in greedy
-        ]
+        found: dict[str, list[EvaluationView]] = {name: [] for name in ("", *self._sets)}
+        for (name, version, kind), row in sorted(known.items()):
+            if kind is EvaluationKind.GREEDY:
+                sampled = known.get((name, version, EvaluationKind.SAMPLED))
+                found.setdefault(name, []).append(_view(row, sampled))
+        return found
 
 
 def thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView, ...]:

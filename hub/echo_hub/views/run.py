@@ -11,7 +11,16 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import CostView, Doing, MismatchView, RunState, RunView, SiblingView, TrustView
+from echo_hub.dashboard.model import (
+    CostView,
+    Doing,
+    EvaluationSetView,
+    MismatchView,
+    RunState,
+    RunView,
+    SiblingView,
+    TrustView,
+)
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.operation.state import health_of
 from echo_hub.store.store import Store
@@ -125,14 +134,16 @@ class RunViews:
         warnings = alarms(newest)
         warnings += noticed(moment, is_told=bool(warnings))
         warnings += moment.sinks
-        evaluations, accounting = self._evaluations.read(), self._store.accounting()
+        by_set, accounting = self._evaluations.read(), self._store.accounting()
+        evaluations = by_set.pop("")
         num_nodes = self._store.num_nodes()
         return RunView(
             as_of=time.time(),
             run_id=self._run_id,
             name=config.run.name,
             mode=config.run.mode,
-            task=config.task.name,
+            task=config.task.label,
+            tasks=tuple(key for key, task in config.task.mixture.items() if task.weight),
             base_model=config.model.base,
             join_command=moment.join_command,
             install_command=moment.install_command,
@@ -166,6 +177,10 @@ class RunViews:
             cost=self._cost(config, status, accounting.trained),
             trust=trust_view(status.trust),
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
+            evaluation_sets=tuple(
+                EvaluationSetView(name=name, evaluations=thinned(views, EVALUATIONS_SHOWN))
+                for name, views in by_set.items()
+            ),
             versions=self._versions.read(),
             fetches_by_transport=self._store.versions_by_transport(),
             dissemination=dissemination_view(distribution.newest) if distribution.newest else None,

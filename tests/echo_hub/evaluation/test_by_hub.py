@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from echo_hub.evaluation.by_hub import (
     Ids,
     Played,
     evaluate,
+    evaluate_sets,
     local,
 )
 from echo_hub.run.directory import RunDirectory
@@ -93,6 +95,19 @@ async def test_every_figure_by_hand() -> None:
     assert sampled.mean_reward == pytest.approx((1 + (1 + 3 * 0.25) / 4 + 0) / 3)
     assert sampled.pass_at == {2: pytest.approx((1 + 0.5 + 0) / 3), 4: pytest.approx(2 / 3)}
     assert sampled.share_truncated == 0.25
+
+
+async def test_several_sets_are_drawn_with_seeds_of_their_own() -> None:
+    engine = Engine()
+    sets = [replace(heldout(2, 0), name="a"), replace(heldout(3, 2), name="b", first=2, weight=0.0)]
+    found = await evaluate_sets(5, sets, generate=engine, judge=judged(lambda number, turns: float(number < 3)))
+    assert [(one.name, one.accuracy) for one in found] == [
+        ("", 1.0),
+        ("a", 1.0),
+        ("b", pytest.approx(1 / 3)),
+        ("b", pytest.approx(1 / 3)),
+    ], "a set of no weight is in no mean"
+    assert len({request.seed for _, requests in engine.asked for request in requests}) == 5
 
 
 async def test_versions_are_drawn_with_the_same_seeds_and_problems_with_others() -> None:

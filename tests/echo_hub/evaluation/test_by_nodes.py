@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
 from echo_hub.evaluation import by_nodes
-from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures
+from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures, of_sets
 from echo_hub.store.reading import EvaluatedEpisode
 from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
@@ -29,6 +30,7 @@ def episode(number: int, reward: float | None, *, greedy: bool = False, at: floa
     )
 
 
+ONE = ChosenSet(name="", task="", problems=2, samples=3, weight=1.0, first=0)
 EPISODES = [
     episode(0, 1.0, greedy=True),
     episode(1, 0.0, greedy=True, at=3.0),
@@ -56,6 +58,21 @@ def test_accuracy_goes_by_the_score_where_a_reward_has_components() -> None:
     assert greedy.components == {"score": 0.5, "format": 0.5}
 
 
+def test_several_sets_each_have_their_figures_and_the_runs_are_their_weighted_mean() -> None:
+    first = ChosenSet(name="easy", task="a", problems=1, samples=3, weight=3.0, first=0)
+    second = ChosenSet(name="hard", task="b", problems=1, samples=3, weight=1.0, first=1)
+    found = of_sets(6, EPISODES, {first: RewardBounds(), second: RewardBounds(lowest=0.0, highest=2.0)})
+    assert [(one.name, one.kind.value, one.accuracy) for one in found] == [
+        ("", "greedy", 0.75),
+        ("", "sampled", pytest.approx((3 * 2 / 3 + 0) / 4)),
+        ("easy", "greedy", 1.0),
+        ("easy", "sampled", pytest.approx(2 / 3)),
+        ("hard", "greedy", 0.0),
+        ("hard", "sampled", 0.0),
+    ]
+    assert found[0].num_problems == 2 and found[1].num_unscored == 1
+
+
 class World:
     """A coordinator that answers, or not, and the hub around it."""
 
@@ -66,7 +83,7 @@ class World:
         self.said: list[Any] = []
         self.looks = 0
         self.evaluations = NodeEvaluations(
-            rewards=RewardBounds(),
+            sets={ONE: RewardBounds()},
             report=self.report,
             publish=self.publish,
             load=self.load,

@@ -11,8 +11,10 @@ import pytest
 
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
+from echo_hub.core.mixture import Mixture
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Answered, Problems
+from echo_hub.scoring.task_problems import TaskProblems
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream
@@ -133,7 +135,8 @@ def test_an_environment_is_asked_once_whatever_was_said_before(codec: PromptCode
 def counting(codec: PromptCodec, task: Count | None = None) -> Problems:
     task = task or Count()
     stream = ProblemStream(task, run_seed=0, heldout_problems=1)
-    return Problems(task=task, stream=stream, codec=codec, run_seed=0, max_tokens=4)
+    one = TaskProblems(task=task, stream=stream, codec=codec, max_tokens=4)
+    return Problems({"": one}, mixture=Mixture.of(0, [1.0]), sets=HubConfig().evaluation_sets)
 
 
 def test_problems_that_leave_no_room_for_a_completion_are_passed_over(codec: PromptCodec, tmp_path: Path) -> None:
@@ -157,7 +160,7 @@ def test_a_task_of_which_no_problem_fits_is_refused_before_the_run(codec: Prompt
 def test_another_that_is_told_the_held_out_prompts_has_the_same_problems(codec: PromptCodec) -> None:
     config = HubConfig(evaluation=EvaluationConfig(problems=4))
     first = Problems.of_run(config, codec)
-    second = Problems.of_run(config, codec, cached=1, heldout_prompts=first.heldout_prompts)
+    second = Problems.of_run(config, codec, cached=1, held_out=first.held_out)
     right = [answer(codec, ids) for ids in first.heldout_prompt_ids()]
     assert [second.heldout_respond(number, [ids]) for number, ids in enumerate(right)] == [1.0] * 4
     assert [second.prompt_ids(n).tolist() for n in range(9)] == [first.prompt_ids(n).tolist() for n in range(9)]

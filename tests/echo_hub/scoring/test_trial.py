@@ -14,6 +14,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.trial import FREE, MOST_TURNS, Trial, TriedAnswer, try_task
 from echo_hub.tasks.free_rewards import PAID_FOR_NOTHING
+from echo_hub.tasks.stream import HeldOutProblems
 from echo_shared.errors import ScorerError
 
 ODD = '''
@@ -68,7 +69,7 @@ async def tried(tmp_path: Path, name: str, options: dict[str, Any], *, count: in
     config = load_config(None, {"task": {"name": name, "options": options, **task}})
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
-    problems = Problems.of_run(config, codec, heldout_prompts=())
+    problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
     return await try_task(config, problems, codec, base_dir=base_dir, logs=tmp_path / "logs", count=count)
 
 

@@ -28,7 +28,7 @@ async def worker(tmp_path: Path, *, content_hash: str = "", **settings: Any) -> 
                 "memory_mb": 512,
                 "concurrency": 1,
                 "content_hash": content_hash,
-                "heldout_prompts": ["100+100=", "200+200="],
+                "held_out": {"": {"prompts": ["100+100=", "200+200="], "lines": []}},
             }
         )
         async with asyncio.timeout(60):

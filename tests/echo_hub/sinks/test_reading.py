@@ -8,6 +8,7 @@ from echo_hub.sinks import reading as module
 from echo_hub.sinks.base import Position, SampleText
 from echo_hub.sinks.reading import Reading
 from echo_hub.store.store import Store
+from echo_shared.books import TaskFigures
 from tests.echo_hub.written_steps import evaluated, train
 
 
@@ -44,6 +45,19 @@ def test_an_evaluations_figures_by_tag(store: Store) -> None:
     assert greedy.policy_version == 3 and greedy.at == 2_003.0
     assert greedy.scalars["eval/greedy_accuracy"] == 0.5 and greedy.scalars["eval/greedy_accuracy_error"] == 0.125
     assert sampled.scalars["eval/mean_at_4"] == 0.25 and sampled.scalars["eval/pass_at_4"] == 0.75
+
+
+def test_a_set_of_several_and_a_task_of_several_have_rooms_of_their_own(store: Store) -> None:
+    by_task = {
+        "sums": TaskFigures(num_groups=3, mean_reward=0.5, share_solved=0.25, num_flat=1),
+        "x": TaskFigures(num_groups=0),
+    }
+    train(store, 1, by_task=by_task)
+    store.record_evaluations([replace(one, name="hard") for one in evaluated(3, 0.5)])
+    step, greedy, sampled = Reading(store, Position()).read()
+    assert step.scalars["tasks/sums/mean_reward"] == 0.5 and step.scalars["tasks/sums/num_flat"] == 1.0
+    assert step.scalars["tasks/x/num_groups"] == 0.0 and "tasks/x/mean_reward" not in step.scalars
+    assert greedy.scalars["eval/hard/greedy_accuracy"] == 0.5 and sampled.scalars["eval/hard/pass_at_4"] == 0.75
 
 
 def test_it_goes_on_where_a_sink_has_come_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

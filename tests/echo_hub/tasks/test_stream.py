@@ -56,7 +56,7 @@ def test_a_task_too_small_for_its_held_out_set_is_refused(heldout: int) -> None:
 
 def test_a_stream_that_is_told_the_held_out_prompts_does_not_draw_them() -> None:
     task = Counted(make_task("arithmetic", {}))
-    told = ProblemStream(task, run_seed=0, heldout_problems=50, heldout_prompts=stream().heldout_prompts)
+    told = ProblemStream(task, run_seed=0, heldout_problems=50, heldout=stream().held_out)
     assert told.heldout(49) == stream().heldout(49)
     assert told.train(3) == stream().train(3)
     assert task.samples == 2

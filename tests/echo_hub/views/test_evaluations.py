@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -12,7 +13,7 @@ from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinn
 def test_greedy_and_sampled_are_one_view(hub: Any, make_evaluations: Any) -> None:
     greedy, sampled = make_evaluations(2, 0.75, at=50.0)
     hub.driven.store.record_evaluations([greedy, sampled])
-    assert EvaluationViews(hub.driven.store).read() == [
+    assert EvaluationViews(hub.driven.store).read()[""] == [
         EvaluationView(greedy=greedy, samples=8, mean_at_k=0.375, mean_at_k_error=0.125, pass_at={8: 1.0}, seconds=4.0)
     ]
 
@@ -20,7 +21,7 @@ def test_greedy_and_sampled_are_one_view(hub: Any, make_evaluations: Any) -> Non
 def test_greedy_alone_is_a_view_too(hub: Any, make_evaluations: Any) -> None:
     greedy, _ = make_evaluations(2, 0.75)
     hub.driven.store.record_evaluations([greedy])
-    assert EvaluationViews(hub.driven.store).read() == [EvaluationView(greedy=greedy, seconds=2.0)]
+    assert EvaluationViews(hub.driven.store).read()[""] == [EvaluationView(greedy=greedy, seconds=2.0)]
 
 
 def test_what_is_evaluated_later_is_found_and_what_is_known_is_not_read_again(
@@ -30,11 +31,11 @@ def test_what_is_evaluated_later_is_found_and_what_is_known_is_not_read_again(
     read = store.evaluations
     monkeypatch.setattr(store, "evaluations", lambda since: asked.append(since) or read(since))
     views = EvaluationViews(store)
-    assert views.read() == []
+    assert views.read()[""] == []
     store.record_evaluations(make_evaluations(2, 0.5, at=7.0))
-    assert [view.greedy.policy_version for view in views.read()] == [2]
+    assert [view.greedy.policy_version for view in views.read()[""]] == [2]
     store.record_evaluations(make_evaluations(0, 0.25, at=9.0))
-    assert [view.greedy.policy_version for view in views.read()] == [0, 2], "in the order of versions"
+    assert [view.greedy.policy_version for view in views.read()[""]] == [0, 2], "in the order of versions"
     assert asked == [0.0, 0.0, 7.0]
 
 
@@ -51,3 +52,19 @@ async def test_of_many_evaluations_some_between_are_left_out(hub: Any, make_eval
     assert len(shown) <= EVALUATIONS_SHOWN
     assert (shown[0], shown[-1]) == (0, 3 * EVALUATIONS_SHOWN - 1)
     assert max(late - early for early, late in itertools.pairwise(shown)) <= 4
+
+
+def test_every_set_has_a_curve_of_its_own_from_the_first_day(hub: Any, make_evaluations: Any) -> None:
+    store = hub.driven.store
+    views = EvaluationViews(store, ["easy", "hard"])
+    assert views.read() == {"": [], "easy": [], "hard": []}
+    mean, _ = make_evaluations(2, 0.5, at=7.0)
+    easy = dataclasses.replace(mean, name="easy", accuracy=0.75)
+    store.record_evaluations([mean, easy])
+    store.record_evaluations([mean, easy])
+    assert {name: [view.greedy.accuracy for view in found] for name, found in views.read().items()} == {
+        "": [0.5],
+        "easy": [0.75],
+        "hard": [],
+    }
+    assert store.evaluated_versions() == {2}

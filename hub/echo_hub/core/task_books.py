@@ -1,0 +1,50 @@
+"""What each step takes of each task, where a run has several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from statistics import fmean
+
+from echo_hub.core.groups import RolloutGroup
+from echo_hub.core.mixture import Mixture, TrainedTask
+from echo_shared.books import TaskFigures
+
+
+class TaskBooks:
+    """Counts what is dropped between two steps; after a restart from nothing again."""
+
+    def __init__(self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...]) -> None:
+        """None: the run has one task, and there is nothing to tell apart."""
+        self._mixture = mixture
+        self._tasks = tasks
+        self._num_flat = Counter[int]()
+
+    def dropped_flat(self, group_id: int) -> None:
+        """A group whose rewards are all equal was dropped."""
+        if self._mixture is not None:
+            self._num_flat[self._mixture.place(group_id).task] += 1
+
+    def planned(self, groups: Iterable[RolloutGroup]) -> dict[str, TaskFigures]:
+        """The figures of the step whose batch these are; nothing where there is one task."""
+        if self._mixture is None:
+            return {}
+        of_task: dict[int, list[RolloutGroup]] = {}
+        for group in groups:
+            of_task.setdefault(self._mixture.place(group.group_id).task, []).append(group)
+        num_flat, self._num_flat = self._num_flat, Counter()
+        return {
+            task.key: _figures(task, of_task.get(number, []), num_flat[number])
+            for number, task in enumerate(self._tasks)
+            if self._mixture.quotas[number]
+        }
+
+
+def _figures(task: TrainedTask, groups: list[RolloutGroup], num_dropped: int) -> TaskFigures:
+    rewards = [reward for group in groups for reward in group.rewards]
+    return TaskFigures(
+        num_groups=len(groups),
+        mean_reward=fmean(rewards) if rewards else None,
+        share_solved=fmean(reward >= task.solved_at for reward in rewards) if rewards else None,
+        num_flat=num_dropped + sum(not group.has_advantage for group in groups),
+    )

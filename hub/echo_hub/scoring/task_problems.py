@@ -1,0 +1,171 @@
+"""One task of a run: its problems as prompts of the base model, and what follows a completion: reward or next turn.
+
+An episode whose next turn would not fit the base model's context ends there, with the reward that its environment names
+for this case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_hub.config.reward_section import RewardConfig
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.permutation import permuted
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.weighing import Weighing
+from echo_hub.tasks.awaited import awaited, is_async
+from echo_hub.tasks.base import FileTask, Problem, Task
+from echo_hub.tasks.environments.base import Ending, Environment, ToolTask
+from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.rewards import RewardBounds
+from echo_hub.tasks.stream import HeldOutProblems, ProblemStream
+
+CACHED_PROBLEMS: Final = 16_384
+
+
+class Answered(NamedTuple):
+    """What an environment has answered to a turn."""
+
+    observation_ids: NDArray[np.int32]
+    """All ids between this turn and the next."""
+    turn_reward: float
+
+
+Response = float | dict[str, float] | Answered
+"""A score, components, or what a turn is answered."""
+
+
+class TaskProblems:
+    """Safe to use from several threads: nothing changes but the caches. Problems of training are known by their number
+    among those of this task."""
+
+    def __init__(
+        self,
+        *,
+        task: Task | Environment,
+        stream: ProblemStream,
+        codec: PromptCodec,
+        max_tokens: int,
+        reward: RewardConfig = RewardConfig(),  # noqa: B008
+        is_async: bool = False,
+        cached: int = CACHED_PROBLEMS,
+    ) -> None:
+        """`max_tokens` of a completion: an episode has no room for another turn of that length when it ends. `cached`:
+        so many problems of each kind are kept. `is_async`: many answers of the task can be waited for at once. Raises
+        ConfigError when the task's bounds of rewards are none, or its weights."""
+        self.weighing = Weighing.of(task, reward)
+        self.is_async = is_async
+        self.stream = stream
+        self._task = task
+        self.codec = codec
+        """With the task's own words around a prompt, and with its tools, if it gives any."""
+        self._max_tokens = max_tokens
+        self.train = lru_cache(cached)(stream.train)
+        self.heldout = lru_cache(cached)(stream.heldout)
+
+    @classmethod
+    def of_run(
+        cls,
+        config: HubConfig,
+        key: str,
+        codec: PromptCodec,
+        *,
+        cached: int,
+        heldout: HeldOutProblems | None,
+        avoid: Callable[[], Iterable[str]],
+    ) -> TaskProblems:
+        """Those of the run's task `key`. `codec` is the base model's, with whatever words around a prompt; `avoid` and
+        `heldout` are the stream's."""
+        wanted = config.task.members[key]
+        task = make_task(wanted.name, wanted.options)
+        own = codec.with_words(system_prompt=wanted.system_prompt or "", prompt_suffix=wanted.prompt_suffix or "")
+        own = own.with_tools(task.tools if isinstance(task, ToolTask) else ())
+        many = is_async(task)
+        if many:
+            task = awaited(task, config.task.scorer_timeout_s)
+        room = codec.context_tokens - config.sampling.max_tokens
+        stream = ProblemStream(
+            task,
+            run_seed=config.run.seed,
+            heldout_problems=max((one.problems for one in config.evaluation_sets if one.task == key), default=0),
+            fits=lambda prompt: len(own.encode_prompt(prompt)) <= room,
+            heldout=heldout,
+            avoid=avoid,
+            epochs=permuted if config.task.draws == "epochs" else None,
+        )
+        return cls(
+            task=task,
+            stream=stream,
+            codec=own,
+            max_tokens=config.sampling.max_tokens,
+            reward=config.reward,
+            is_async=many,
+            cached=cached,
+        )
+
+    @property
+    def rewards(self) -> RewardBounds:
+        """Between which all rewards of the task are."""
+        return self.weighing.rewards
+
+    @property
+    def multi_turn(self) -> bool:
+        """Whether an episode may have several turns."""
+        return isinstance(self._task, Environment)
+
+    @property
+    def content_hash(self) -> str:
+        """Hash of the files that the task's problems come from; empty for a task without any."""
+        return self._task.content_hash if isinstance(self._task, FileTask) else ""
+
+    def prompt_ids(self, prompt: str) -> NDArray[np.int32]:
+        """The token ids [P] int32 of a problem's prompt."""
+        return self.codec.encode_prompt(prompt)
+
+    def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
+        """What follows the last of an episode's turns so far: its score, or the components of its reward, which
+        `weighing` adds up; or what this turn is answered.
+
+        `observed_tokens`: all ids between the turns so far. Raises whatever the task raises, and ScorerError for a
+        reward that is none of the task's.
+        """
+        replies = [self.codec.reply(ids) for ids in completions]
+        if not isinstance(self._task, Environment):
+            return self.weighing.scored(self._task, problem, replies[-1], len(completions[-1]))
+        response = self._task.respond(problem, replies)
+        if isinstance(response, Ending):
+            return self.weighing.ended(response, replies, len(completions[-1]))
+        messages = [message.fields for message in (response, *response.more)]
+        observation_ids = self.codec.encode_answer(messages, after=int(completions[-1][-1]))
+        said = len(self.codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
+        has_room = said + len(observation_ids) + self._max_tokens <= self.codec.context_tokens
+        if has_room:
+            return Answered(observation_ids, self.rewards.read_turn(response.turn_reward))
+        return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
+
+    def trial_problem(self, seed: int) -> dict[str, Any]:
+        """Outside of any run: the problem of a task's own `seed`, its `prompt`, and the `answer` where its metadata
+        holds one. Raises whatever the task raises."""
+        problem = self._task.sample(seed)
+        answer = problem.metadata.get("answer")
+        return {"prompt": problem.prompt, "answer": None if answer is None else str(answer)}
+
+    def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
+        """Outside of any run: what follows the last of `replies`, which are text: a `reward`, as `respond` gives it, or
+        an `observation`. Raises as `respond` does."""
+        problem = self._task.sample(seed)
+        if isinstance(self._task, Environment):
+            response = self._task.respond(problem, replies)
+            if not isinstance(response, Ending):
+                return {"observation": response.text, "turn_reward": self.rewards.read_turn(response.turn_reward)}
+            return {"reward": self.weighing.ended(response, replies, self._length(replies[-1]))}
+        return {"reward": self.weighing.scored(self._task, problem, replies[-1], self._length(replies[-1]))}
+
+    def _length(self, text: str) -> int:
+        """Tokens of a text of no run's."""
+        return len(self.codec.encode_prompt(text)) if text else 0

@@ -1,0 +1,118 @@
+"""Several tasks in one run, each with its own words, bounds and held-out problems."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.problems import Problems
+from echo_shared.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def codec() -> PromptCodec:
+    return PromptCodec.load(resolve_base("builtin:tiny"))
+
+
+def config(**changed: Any) -> HubConfig:
+    given = {
+        "task": {
+            "prompt_suffix": " ",
+            "mixture": {
+                "sums": {"name": "arithmetic", "weight": 3, "prompt_suffix": ""},
+                "game": {"name": "environment:guess", "system_prompt": "Play"},
+                "exam": {"name": "arithmetic", "weight": 0, "options": {"digits": 2}},
+            },
+        },
+        "sampling": {"max_tokens": 1},
+        "evaluation": {"problems": 3},
+    }
+    return load_config(None, {**given, **changed})
+
+
+def test_every_task_has_its_own_words_scorer_and_held_out_set(codec: PromptCodec) -> None:
+    mine = Problems.of_run(config(), codec)
+    mine.prepare()
+    assert mine.multi_turn, "for one of them may have several turns"
+    by_task: dict[str, list[int]] = {}
+    for group_id in range(40):
+        by_task.setdefault(mine.task_of(group_id), []).append(group_id)
+    assert sorted(by_task) == ["game", "sums"] and len(by_task["sums"]) > len(by_task["game"])
+    prompts = {key: codec.text(mine.prompt_ids(ids[0])) for key, ids in by_task.items()}
+    assert prompts["sums"].endswith("=") and prompts["game"].startswith("Play") and prompts["game"].endswith(" ")
+    one = codec.encode_prompt("1")
+    assert mine.respond(by_task["sums"][0], [one]) == 0.0
+    assert isinstance(mine.respond(by_task["game"][0], [one]), (np.ndarray, float))
+    texts = [codec.text(ids) for ids in mine.heldout_prompt_ids()]
+    assert len(texts) == 9 and texts[:3] == [codec.text(ids) for ids in mine.heldout_prompt_ids(mine.sets[0])]
+    assert [one.name for one in mine.sets] == ["sums", "game", "exam"]
+    left, _, right = texts[7].rstrip(" =").partition("+")
+    right_answer = codec.encode_prompt(str(int(left) + int(right)))
+    assert mine.heldout_respond(7, [right_answer]) == 1.0 and mine.heldout_respond(6, [right_answer]) == 0.0
+
+
+def test_a_tasks_groups_have_each_of_its_problems_as_if_it_were_alone(codec: PromptCodec) -> None:
+    mixed = Problems.of_run(config(), codec)
+    alone = Problems.of_run(config(task={"name": "arithmetic"}), codec)
+    sums = [mixed.prompt_ids(group_id).tolist() for group_id in range(1_000) if mixed.task_of(group_id) == "sums"]
+    assert sorted(sums) == sorted(alone.prompt_ids(group_id).tolist() for group_id in range(750))
+
+
+def test_what_any_task_holds_out_no_other_trains_on(codec: PromptCodec) -> None:
+    mixture = {
+        "sums": {"name": "arithmetic", "options": {"digits": 1}},
+        "exam": {"name": "arithmetic", "options": {"digits": 1}, "weight": 0},
+    }
+    sets = {"sums": {"problems": 5}, "exam": {"problems": 60}}
+    mine = Problems.of_run(config(task={"mixture": mixture}, evaluation={"sets": sets}), codec)
+    trained = {codec.text(mine.prompt_ids(group_id)) for group_id in range(300)}
+    exam = {codec.text(ids) for ids in mine.heldout_prompt_ids(mine.sets[1])}
+    assert len(exam) == 60 and len(trained) > 30 and not trained & exam
+
+
+def test_a_set_of_fewer_problems_is_the_beginning_of_its_tasks_held_out_ones(codec: PromptCodec) -> None:
+    sets = {"all": {"task": "sums", "problems": 4}, "few": {"task": "sums", "problems": 2}}
+    mine = Problems.of_run(config(evaluation={"sets": sets}), codec)
+    texts = [codec.text(ids) for ids in mine.heldout_prompt_ids()]
+    assert texts[4:] == texts[:2] and len(set(texts)) == 4
+
+
+def test_problems_of_a_file_come_once_an_epoch(codec: PromptCodec, tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{n}=", "answer": n}) for n in range(20)))
+    settings = {"task": {"name": "jsonl", "options": {"path": str(path)}}, "evaluation": {"problems": 4}}
+    mine = Problems.of_run(load_config(None, settings), codec)
+    heldout = {codec.text(ids) for ids in mine.heldout_prompt_ids()}
+    epochs = [[codec.text(mine.prompt_ids(16 * epoch + at)) for at in range(16)] for epoch in range(3)]
+    assert all(set(epoch) == {f"{n}=" for n in range(20)} - heldout for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3, "each in another order"
+    again = Problems.of_run(load_config(None, settings), codec, held_out=mine.held_out)
+    assert [codec.text(again.prompt_ids(at)) for at in range(16)] == epochs[0]
+    anew = Problems.of_run(load_config(None, {**settings, "task": {**settings["task"], "draws": "replacement"}}), codec)
+    assert len({codec.text(anew.prompt_ids(at)) for at in range(16)}) < 16
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"task": {"name": "jsonl", "mixture": {"a": {"name": "arithmetic"}}}}, "task.name and task.options must be"),
+        ({"task": {"mixture": {"a": {"name": "arithmetic", "weight": 0}}}}, "must be more than 0"),
+        ({"task": {"mixture": {"a b": {"name": "arithmetic"}}}}, "mixture"),
+        ({"evaluation": {"sets": {"x": {"task": "y"}}}}, r"evaluation\.sets\.x\.task must be the key"),
+        ({"evaluation": {"sets": {"x": {"weight": 0}}}}, "must be more than 0"),
+        (
+            {"evaluation": {"problems": 60_000, "sets": {"x": {"samples": 0}, "y": {"samples": 0}}}},
+            "at most 100000 problems, not 120000",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(None, given)
