@@ -67,21 +67,25 @@ class FleetFigures:
     """Tokens that 99 % of them do not exceed."""
     utilisation: float
 
-    def _mean(self, fates: Sequence[Fate], weigh: str) -> float:
-        return sum(getattr(fate, weigh) * fate.rollouts for fate in fates) / sum(fate.rollouts for fate in fates)
+    @property
+    def length_bias(self) -> float:
+        trained, leased = (_mean(fates, [fate.tokens for fate in fates]) for fates in (self._trained, self.fates))
+        return abs(trained / leased - 1)
+
+    @property
+    def reward_bias(self) -> float:
+        """Mean reward of what was trained less that of all that was leased."""
+        trained, leased = (_mean(fates, [fate.reward for fate in fates]) for fates in (self._trained, self.fates))
+        return trained - leased
 
     @property
     def _trained(self) -> list[Fate]:
         return [fate for fate in self.fates if fate.outcome == TRAINED]
 
-    @property
-    def length_bias(self) -> float:
-        return abs(self._mean(self._trained, "tokens") / self._mean(self.fates, "tokens") - 1)
 
-    @property
-    def reward_bias(self) -> float:
-        """Mean reward of what was trained less that of all that was leased."""
-        return self._mean(self._trained, "reward") - self._mean(self.fates, "reward")
+def _mean(fates: Sequence[Fate], values: Sequence[float]) -> float:
+    """Of all their rollouts; a value a fate."""
+    return float(np.average(values, weights=[fate.rollouts for fate in fates]))
 
 
 class FleetLearning(Learning):

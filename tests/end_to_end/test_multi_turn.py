@@ -13,7 +13,8 @@ import pytest
 
 from echo_hub.episodes import training_rollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Answered, Problems
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.task_problems import Answered
 from echo_hub.store.store import Store
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,9 +14,13 @@ from echo_shared.books import TaskFigures
 class TaskBooks:
     """Counts what is dropped between two steps; after a restart from nothing again."""
 
-    def __init__(self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...]) -> None:
-        """None: the run has one task, and there is nothing to tell apart."""
+    def __init__(
+        self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...], *, discount: float | None = None
+    ) -> None:
+        """`mixture` None: the run has one task, and there is nothing to tell apart. `discount`: where credit is given
+        by turn."""
         self._mixture = mixture
+        self._discount = discount
         self._tasks = tasks
         self._num_flat = Counter[int]()
 
@@ -34,17 +38,16 @@ class TaskBooks:
             of_task.setdefault(self._mixture.place(group.group_id).task, []).append(group)
         num_flat, self._num_flat = self._num_flat, Counter()
         return {
-            task.key: _figures(task, of_task.get(number, []), num_flat[number])
+            task.key: self._figures(task, of_task.get(number, []), num_flat[number])
             for number, task in enumerate(self._tasks)
             if self._mixture.quotas[number]
         }
 
-
-def _figures(task: TrainedTask, groups: list[RolloutGroup], num_dropped: int) -> TaskFigures:
-    rewards = [reward for group in groups for reward in group.rewards]
-    return TaskFigures(
-        num_groups=len(groups),
-        mean_reward=fmean(rewards) if rewards else None,
-        share_solved=fmean(reward >= task.solved_at for reward in rewards) if rewards else None,
-        num_flat=num_dropped + sum(not group.has_advantage for group in groups),
-    )
+    def _figures(self, task: TrainedTask, groups: list[RolloutGroup], num_dropped: int) -> TaskFigures:
+        rewards = [reward for group in groups for reward in group.rewards]
+        return TaskFigures(
+            num_groups=len(groups),
+            mean_reward=fmean(rewards) if rewards else None,
+            share_solved=fmean(reward >= task.solved_at for reward in rewards) if rewards else None,
+            num_flat=num_dropped + sum(not group.has_advantage(discount=self._discount) for group in groups),
+        )

@@ -74,7 +74,7 @@ class Training:
         self._ledger = ledger
         self._out = out
         self.wanting = SortedIds()
-        self._books = TaskBooks(settings.mixture, settings.tasks)
+        self._books = TaskBooks(settings.mixture, settings.tasks, discount=settings.discount)
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
         self._flat_groups = list(snapshot.flat_groups)

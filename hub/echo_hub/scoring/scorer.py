@@ -15,7 +15,7 @@ from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScore
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
-from echo_hub.scoring.problems import Answered
+from echo_hub.scoring.task_problems import Answered
 from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 from echo_shared.messages.fields import printable_line

@@ -13,8 +13,8 @@ from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.core.mixture import Mixture
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring.problems import Answered, Problems
-from echo_hub.scoring.task_problems import TaskProblems
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.task_problems import Answered, TaskProblems
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Observation, Response
 from echo_hub.tasks.stream import ProblemStream

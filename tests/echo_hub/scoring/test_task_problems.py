@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.task_problems import Answered
 from echo_shared.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ def test_every_task_has_its_own_words_scorer_and_held_out_set(codec: PromptCodec
     assert prompts["sums"].endswith("=") and prompts["game"].startswith("Play") and prompts["game"].endswith(" ")
     one = codec.encode_prompt("1")
     assert mine.respond(by_task["sums"][0], [one]) == 0.0
-    assert isinstance(mine.respond(by_task["game"][0], [one]), (np.ndarray, float))
+    assert isinstance(mine.respond(by_task["game"][0], [one]), (Answered, float))
     texts = [codec.text(ids) for ids in mine.heldout_prompt_ids()]
     assert len(texts) == 9 and texts[:3] == [codec.text(ids) for ids in mine.heldout_prompt_ids(mine.sets[0])]
     assert [one.name for one in mine.sets] == ["sums", "game", "exam"]

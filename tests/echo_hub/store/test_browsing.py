@@ -107,6 +107,8 @@ def test_a_row_says_all_that_is_known(filled: Store) -> None:
     (row,) = filled.find_rollouts(RolloutFilter(node="a", reward_min=1.0, step=4), NEWEST, 5).rollouts
     assert asdict(row) == {
         "rollout_id": "4-1",
+        "task": "",
+        "components": None,
         "group_id": 3,
         "index": 1,
         "turn": 0,

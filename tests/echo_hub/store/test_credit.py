@@ -17,6 +17,14 @@ from echo_hub.store.tables import credit, credit_days, credit_steps, rollouts
 from echo_shared.messages import DropReason
 
 DAY = 86_400.0
+NEWER_COLUMNS = (
+    "rollouts.components",
+    "steps.components",
+    "evaluations.components",
+    "rollouts.turn_reward",
+    "steps.by_task",
+)
+"""Than the first books with credit."""
 
 
 def rows(store: Store, table: Any, *order: str) -> list[dict[str, Any]]:
@@ -120,8 +128,11 @@ def test_what_counted_before_there_was_credit_is_counted_once(store: Store, reco
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("teams", "team_members", "events", "actions", "live_settings", "api_tokens"):
             connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("outcome_tallies", "version_tallies"):
+        for name in ("outcome_tallies", "version_tallies", "set_evaluations"):
             connection.execute(text(f"DROP TABLE {name}"))
+        for column in NEWER_COLUMNS:
+            table, _, name = column.partition(".")
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
         connection.execute(text("DROP INDEX ix_tallies_outcome"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0016'"))
     migrate(store.engine)
