@@ -321,7 +321,7 @@ class Trainer:
         enough."""
         took_s = 0.0
         settings = self._settings.learner
-        budget = settings.micro_batch_tokens * settings.processes * settings.hosts
+        budget = settings.tokens_at_once * settings.processes * settings.hosts
         while job.requests and not job.done.done():
             part = job.requests[next(batches(job.requests, budget))]
             try:

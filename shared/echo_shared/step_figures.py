@@ -244,6 +244,20 @@ GROUPS_LEFT_OUT: Final = StepFigure(
     prometheus="echo_learner_groups_left_out",
     largest=True,
 )
+MICRO_BATCH_TOKENS: Final = StepFigure(
+    key="micro_batch_tokens",
+    label="micro-batch",
+    about="Tokens that a forward and backward pass of the newest step had at most.",
+    unit="tokens",
+    prometheus="echo_learner_micro_batch_tokens",
+)
+OUT_OF_MEMORY: Final = StepFigure(
+    key="out_of_memory",
+    label="out of memory",
+    about="Times that the newest step was begun anew in smaller parts, because its device had too little memory.",
+    prometheus="echo_learner_out_of_memory",
+    largest=True,
+)
 GROUPS_WITHOUT_ADVANTAGE: Final = StepFigure(
     key="groups_without_advantage",
     label="groups without advantage",
@@ -303,7 +317,7 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(RATIO_MAX, RATIO_MEAN, BASE_KL, SHARE_TRUNCATED, SHARE_WITHOUT_ADVANTAGE, CLIP_FRACTION, EVAL_S, GAP_S, SECONDS),
     *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, LEARNING_RATE, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
-    *(SHARE_MIXED, TOKEN_STALENESS, HELD_BACK, GROUPS_LEFT_OUT),
+    *(SHARE_MIXED, TOKEN_STALENESS, HELD_BACK, GROUPS_LEFT_OUT, MICRO_BATCH_TOKENS, OUT_OF_MEMORY),
     *(ENTROPY, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),
     TRAIN_S,
 )

@@ -31,6 +31,7 @@ from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linea
 from echo_shared import torch_draws
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import BackendError
+from echo_shared.out_of_memory import ran_out
 from echo_shared.sampling import DrawnPart, GroupRequest
 from echo_shared.scoring import Intervals
 from echo_shared.torch_precision import multiplies
@@ -42,8 +43,6 @@ _PREFILL_TOKENS: Final = 2_048
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
 """A model that is smaller than this in float32 runs in float32, exactly."""
-_ALLOCATION_FAILURES: Final = ("not enough memory", "out of memory", "alloc_failed", "can't allocate memory")
-"""How PyTorch, CUDA and cuBLAS word a RuntimeError that means too little memory."""
 
 
 class TorchPolicy:
@@ -203,9 +202,8 @@ def _memory_errors() -> Iterator[None]:
     """Too little memory, however PyTorch says it, becomes a BackendError with its own code."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        is_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not is_memory and not any(words in str(error).lower() for words in _ALLOCATION_FAILURES):
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
             raise
         raise BackendError(
             "The device has too little memory.",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from echo_hub.config.section import Precision, Section
+
+LEAST_TOKENS: Final = 64
+PLAIN_TOKENS: Final = 16_384
+"""Of a micro-batch on a device whose memory is not measured."""
 
 
 class TrainingConfig(Section):
@@ -84,10 +88,13 @@ class LearnerConfig(Section):
     address: Annotated[str, Field(pattern=r"^([^:\s]+:\d{1,5})?$")] = ""
     """HOST:PORT of this host at which learner processes of other hosts meet. They trust whoever comes: it belongs on a
     network of your own."""
-    micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
-    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts."""
-    gradient_checkpointing: bool = False
-    """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time."""
+    micro_batch_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts; at least 64. 0 = on a
+    GPU what fits its memory, by a measurement at the start; else 16384. A step that runs out of memory is begun anew
+    with half as many, and so are all that follow it."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
+    that has too little memory without it."""
     offload_optimizer: bool = True
     """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
     deterministic: bool = True
@@ -100,3 +107,15 @@ class LearnerConfig(Section):
     """Checkpoints of the steps that this divides are never removed; 0 = none is kept for ever."""
     adapters_kept: Annotated[int, Field(ge=1)] = 200
     """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
+
+    @field_validator("micro_batch_tokens")
+    @classmethod
+    def _check_tokens(cls, tokens: int) -> int:
+        if 0 < tokens < LEAST_TOKENS:
+            raise ValueError(f"a micro-batch has at least {LEAST_TOKENS} tokens; 0 leaves it to the learner")
+        return tokens
+
+    @property
+    def tokens_at_once(self) -> int:
+        """`micro_batch_tokens`, where no memory was measured."""
+        return self.micro_batch_tokens or PLAIN_TOKENS

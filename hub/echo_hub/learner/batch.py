@@ -84,6 +84,17 @@ def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: 
     return [_micro_batch(families) for families in _split(groups, micro_batch_tokens)]
 
 
+def halved(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int | None:
+    """The budget by which the largest micro-batches of several rollouts are half as large as by the given one; None
+    where each is of one rollout, which is never split."""
+    rows = [
+        [len(family.group.prompt_ids) + _input_tokens(rollout) for family in families for rollout in family.rollouts]
+        for families in _split(groups, micro_batch_tokens)
+    ]
+    largest = max((sum(row) for row in rows if len(row) > 1), default=0)
+    return max(1, largest // 2) if largest else None
+
+
 def _input_tokens(rollout: WeightedRollout) -> int:
     return len(rollout.completion_ids) - 1
 

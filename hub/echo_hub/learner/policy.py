@@ -65,6 +65,8 @@ class Policy:
         self._dtype = dtype
         self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
         self._temperature = settings.temperature
+        self.checkpoints = settings.learner.gradient_checkpointing is True
+        """Whether layers are computed again in the backward pass; may be changed unless the setting is false."""
         self._packs_up_to = 0
         """Tokens of the longest row that may be packed; longer ones are computed each by itself."""
         self._layers = lora.layers(model)
@@ -106,11 +108,21 @@ class Policy:
                 self._packs_up_to = min((window for window in windows if window), default=sys.maxsize)
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
-                layer.forward = _checkpointed(layer.forward)
+                layer.forward = self._checkpointed(layer.forward)
         # Ranks that share a base go through its layers together. One that is not packed they hold whole, each of them.
         if self._packs_up_to == sys.maxsize and not settings.base_bits:
             self.ranks.shard(self.model, self.device.type)
         self.model.to(self.device)
+
+    def _checkpointed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Keeps what a layer is given, and computes the layer again in the backward pass."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self.checkpoints or not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        return run
 
     @property
     def _body(self) -> Any:
@@ -304,17 +316,6 @@ def _quantization(bits: int, dtype: torch.dtype) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
     )
-
-
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps what a layer is given, and computes the layer again in the backward pass."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-    return run
 
 
 def _suitable_dtype(device: torch.device, ranks: Ranks) -> torch.dtype:

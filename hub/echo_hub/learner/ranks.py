@@ -150,16 +150,21 @@ class Ranks:
         The i-th of all ranks are of about one size. Where ranks would go idle, micro-batches are smaller than
         `micro_batch_tokens`; what is missing in the end is filled up with ones that hold no trained token.
         """
+        batches = build_micro_batches(groups, micro_batch_tokens=self.budget(groups, micro_batch_tokens))
         if self.count == 1:
-            return build_micro_batches(groups, micro_batch_tokens=micro_batch_tokens)
-        tokens = sum(
-            len(group.prompt_ids) + len(rollout.completion_ids) for group in groups for rollout in group.rollouts
-        )
-        fair = -(-tokens // self.count)
-        batches = build_micro_batches(groups, micro_batch_tokens=min(micro_batch_tokens, fair))
+            return batches
         batches.sort(key=lambda batch: len(batch.input_ids_T), reverse=True)
         batches += build_micro_batches([_NOTHING], micro_batch_tokens=1) * (-len(batches) % self.count)
         return list(self.share(batches))
+
+    def budget(self, groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int:
+        """`micro_batch_tokens`, or fewer, where ranks would go idle."""
+        if self.count == 1:
+            return micro_batch_tokens
+        tokens = sum(
+            len(group.prompt_ids) + len(rollout.completion_ids) for group in groups for rollout in group.rollouts
+        )
+        return min(micro_batch_tokens, -(-tokens // self.count))
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Sums each tensor over all ranks, in place; all are of one type and on one device."""

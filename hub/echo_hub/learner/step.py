@@ -27,8 +27,8 @@ from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.learner import screen
-from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner import determinism, screen
+from echo_hub.learner.batch import MicroBatch, build_micro_batches, halved
 from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.objectives.loss import STATISTICS, Statistics, StepLoss
 from echo_hub.learner.policy import Policy
@@ -127,6 +127,14 @@ def screened_step(
     return Outcome(metrics=_finite(metrics), screen=findings.frame(turns), norms=tuple(recent[-WINDOW:]))
 
 
+def smaller(ranks: Ranks, groups: Sequence[TrainingGroup], settings: LearnerSettings) -> int | None:
+    """The micro_batch_tokens by which the step's largest micro-batches are half as large; None: all are of one
+    rollout."""
+    tokens = settings.learner.tokens_at_once
+    found = [halved(share, ranks.budget(share, tokens)) for share in _of_updates(weigh(groups, settings), settings)]
+    return max((budget for budget in found if budget is not None), default=None)
+
+
 Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
 """Given a micro-batch, the learner's log-probabilities of its tokens and how far outside their u lies: which tokens
 [N] have a gradient; None: all."""
@@ -164,7 +172,7 @@ def accumulate_gradient(
         reference_logprobs_N=reference_N,
         entropies_N=entropies_N,
     )
-    torch.autograd.backward(value * scale)
+    determinism.backward(value * scale)
     return statistics
 
 
@@ -234,7 +242,7 @@ def _dominant(
     def norm_of(group: WeightedGroup) -> float:
         for parameter in policy.parameters.values():
             parameter.grad = None
-        for batch in build_micro_batches([group], micro_batch_tokens=settings.learner.micro_batch_tokens):
+        for batch in build_micro_batches([group], micro_batch_tokens=settings.learner.tokens_at_once):
             accumulate_gradient(policy, batch, loss)
         gradients = [parameter.grad for parameter in policy.parameters.values() if parameter.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))
@@ -262,11 +270,13 @@ def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
 
 def _shares(ranks: Ranks, step: WeightedStep, settings: LearnerSettings) -> list[list[MicroBatch]]:
     """This process's micro-batches of each update, whose groups are dealt out in turn; no share is empty."""
+    tokens = settings.learner.tokens_at_once
+    return [ranks.micro_batches(groups, micro_batch_tokens=tokens) for groups in _of_updates(step, settings)]
+
+
+def _of_updates(step: WeightedStep, settings: LearnerSettings) -> list[Sequence[WeightedGroup]]:
     updates = min(len(step.groups), settings.training.updates_per_step)
-    return [
-        ranks.micro_batches(step.groups[first::updates], micro_batch_tokens=settings.learner.micro_batch_tokens)
-        for first in range(updates)
-    ]
+    return [step.groups[first::updates] for first in range(updates)]
 
 
 def _proximal_logprobs(policy: Policy, batch: MicroBatch) -> Tensor:

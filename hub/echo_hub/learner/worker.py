@@ -36,14 +36,17 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 
-from echo_hub.learner import checkpoint, frames
+from echo_hub.learner import checkpoint, determinism, frames
+from echo_hub.learner.cuts import Cuts
 from echo_hub.learner.launch import end_with
 from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
+from echo_hub.learner.probe import first_cut, place
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
-from echo_hub.learner.step import make_optimizer, screened_step
+from echo_hub.learner.step import make_optimizer
+from echo_hub.learner.within_memory import step_within_memory
 from echo_hub.learner.writer import Writer
 from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
@@ -91,6 +94,7 @@ class Worker:
         """Of the step that made the version and of the one before, by step, as far as they are known."""
         self._norms: tuple[float, ...] = ()
         """Of the gradients of the newest updates."""
+        self._cuts = Cuts(self._checkpoints)
 
     @classmethod
     def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
@@ -100,13 +104,13 @@ class Worker:
         run_dir = Path(frame["run_dir"])
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
-        torch.use_deterministic_algorithms(settings.learner.deterministic, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        determinism.choose(deterministic=settings.learner.deterministic)
         lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
         worker = cls(settings, run_dir, Policy.load(settings, ranks), lock)
         worker._resume()
         if settings.objective.reference == "start":
             worker._policy.reference = worker._start(run_dir)
+        worker._take_cuts()
         return worker
 
     def _start(self, run_dir: Path) -> dict[str, Tensor]:
@@ -127,6 +131,15 @@ class Worker:
             checkpoint.restore(tensors, self._policy, self._optimizer)
             self.policy_version, self.told = told["step"], frames.unpack_told(told["told"])
             self._norms = tuple(told["norms"])
+
+    def _take_cuts(self) -> None:
+        """Those that rank 0 has found in the run directory; else the first one is made now."""
+        if self._ranks.rank == 0:
+            self._cuts = Cuts.read(self._checkpoints, place=place(self._policy, self._settings.learner))
+        self._cuts.take(self._ranks.tell(self._cuts.frame() if self._ranks.rank == 0 else None))
+        step = self.policy_version + 1
+        if self._cuts.at(step) is None:
+            self._cuts.put(step, first_cut(self._policy, self._settings), write=self._policy.device.type == "cuda")
 
     def hold(self, groups: Mapping[int, Frame]) -> None:
         """Keeps groups until a step takes them or lets them go."""
@@ -218,11 +231,12 @@ class Worker:
         for of_group in self._optimizer.param_groups:
             of_group["lr"] = rate
         began = time.perf_counter()
-        outcome = screened_step(
+        outcome = step_within_memory(
             self._policy,
             self._optimizer,
             groups,
             self._settings,
+            cuts=self._cuts,
             learner_version=self.policy_version,
             norms=self._norms,
         )
@@ -305,7 +319,7 @@ class Worker:
             yield from frame["rollouts"]
 
     def _draw_own(self, groups: Sequence[GroupRequest], choose: torch_sampler.Choose) -> Iterator[Frame]:
-        for part in batches(groups, self._settings.learner.micro_batch_tokens):
+        for part in batches(groups, self._settings.learner.tokens_at_once):
             with self._policy.autocast():
                 for rollout in torch_sampler.sample_groups(self._policy.model, groups[part], choose):
                     yield frames.pack_rollout(rollout)
@@ -448,6 +462,8 @@ def _unheard(_: Frame) -> None:
 def main() -> int:
     """Runs the process to its end; its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # On other hosts than the hub's nobody else sets it, and without it no product on CUDA is deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not distributed.is_torchelastic_launched():
         return serve(ParentPipe())
     parser = argparse.ArgumentParser()

@@ -157,7 +157,7 @@ class Examiner:
         """Pieces and what is found of all their tokens, one after the other; None where there is not enough memory for
         a single piece."""
         together, pieces = _by_prompt(pieces)
-        budget = 1 if each_alone else self._settings.learner.micro_batch_tokens
+        budget = 1 if each_alone else self._settings.learner.tokens_at_once
         done = 0
         for batch in build_micro_batches(together, micro_batch_tokens=budget):
             part = pieces[done : done + batch.num_rollouts]

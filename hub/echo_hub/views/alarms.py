@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Final
 
 from echo_shared.books import StepRecord
-from echo_shared.step_figures import GRAD_NORM, GROUPS_LEFT_OUT, HELD_BACK, MISMATCH_KL, RATIO_MAX
+from echo_shared.step_figures import (
+    GRAD_NORM,
+    GROUPS_LEFT_OUT,
+    HELD_BACK,
+    MICRO_BATCH_TOKENS,
+    MISMATCH_KL,
+    OUT_OF_MEMORY,
+    RATIO_MAX,
+)
 
 LARGEST_RATIO: Final = 1e3
 """A fair draw gives a token of this ratio or more once in so many at most, whatever the two policies. Of 2e5 tokens of
@@ -36,6 +44,13 @@ def alarms(step: StepRecord | None) -> tuple[str, ...]:
         found.append(
             f"Step {step.step}: {left_out:.0f} of {step.num_groups} groups were left out, because no honest engine "
             "gives what a node claimed of a rollout in each. Such nodes are checked from now on: see Trust."
+        )
+    if figures.get(OUT_OF_MEMORY.key):
+        tokens = figures.get(MICRO_BATCH_TOKENS.key) or 0
+        found.append(
+            f"Step {step.step}: the learner's device had too little memory. The step was begun anew with micro-batches "
+            f"of at most {tokens:.0f} tokens, as are all from now on. If something else took that memory, restart the "
+            "hub with another learner.micro_batch_tokens once it is free."
         )
     if (ratio := figures.get(RATIO_MAX.key) or 0) > LARGEST_RATIO:
         found.append(

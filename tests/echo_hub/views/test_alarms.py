@@ -30,6 +30,10 @@ def step(**figures: float | None) -> StepRecord:
         ({"held_back": 1.0, "grad_norm": 3.1e5}, "Step 12: 1 updates were held back.* 3.1e\\+05, is far outside"),
         ({"held_back": 1.0, "grad_norm": None}, "held back.*is not finite.*Version 12 has the weights from before"),
         ({"groups_left_out": 3.0}, "Step 12: 3 of 64 groups were left out"),
+        (
+            {"out_of_memory": 2.0, "micro_batch_tokens": 4_096.0},
+            "Step 12: .* too little memory.* begun anew .* at most 4096 tokens, as are all from now on.* restart",
+        ),
         ({"ratio_max": 2.9e8}, "largest importance ratio of a trained token is 2.9e\\+08"),
         ({"mismatch_kl": 0.5}, "are 0.5 nats per token apart"),
     ],
@@ -37,9 +41,9 @@ def step(**figures: float | None) -> StepRecord:
 def test_each_alarm(figures: dict[str, float | None], words: str) -> None:
     (text,) = alarms(step(**figures))
     assert re.search(words, text)
-    assert re.search(r"Look at|[Ss]et a smaller|see Trust", text), "and what to do"
+    assert re.search(r"Look at|[Ss]et a smaller|see Trust|restart the hub", text), "and what to do"
 
 
 def test_an_honest_step_has_none() -> None:
     assert alarms(None) == alarms(step()) == ()
-    assert alarms(step(held_back=0.0, groups_left_out=0.0, ratio_max=40.0, mismatch_kl=0.01, grad_norm=0.6)) == ()
+    assert alarms(step(held_back=0.0, groups_left_out=0.0, ratio_max=40.0, mismatch_kl=0.01, out_of_memory=0.0)) == ()

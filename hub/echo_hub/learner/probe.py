@@ -1,0 +1,146 @@
+"""What a step is cut into at the start: as the settings say, or as a GPU's memory allows.
+
+Measured is the step's own pass, `step.accumulate_gradient`, on random tokens.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import numpy as np
+import psutil
+import torch
+
+from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.learner import fit
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.cuts import Cut
+from echo_hub.learner.objectives.loss import StepLoss
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.step import accumulate_gradient
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_shared.out_of_memory import ran_out
+
+log = logging.getLogger(__name__)
+
+_ADAM_BYTES: Final = 8
+"""Of each trained weight: two averages in float32, which the first step makes."""
+_LONGEST_ROW: Final = 512
+"""Tokens of the rollouts that are measured, at most."""
+
+
+class Meter(Protocol):
+    """Measures a device's memory."""
+
+    def free_bytes(self) -> int:
+        """What may still be allocated."""
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """What `run` holds at most, over what is held before it."""
+
+
+class CudaMeter:
+    """A CUDA device, by PyTorch's own books and the driver's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free_bytes(self) -> int:
+        """What the driver has, and what PyTorch keeps for itself without using it."""
+        torch.cuda.empty_cache()
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(torch.cuda.mem_get_info(self._device)[0]) + int(kept)
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        """By the tensors' sizes."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        run()
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.max_memory_allocated(self._device)) - int(before)
+
+
+def place(policy: Policy, learner: LearnerConfig) -> str:
+    """What the cuts of a run hold for."""
+    if policy.device.type == "cuda":
+        name = torch.cuda.get_device_name(policy.device)
+        memory_bytes = torch.cuda.get_device_properties(policy.device).total_memory
+    else:
+        name, memory_bytes = policy.device.type, psutil.virtual_memory().total
+    wanted = f"{learner.micro_batch_tokens} tokens, checkpointing {learner.gradient_checkpointing}"
+    return f"{policy.ranks.count} x {name}, {memory_bytes / 2**30:.0f} GiB; {wanted}"
+
+
+def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = None) -> Cut:
+    """The same at every rank; `meter`: of the policy's device, None = that of its kind, if there is one."""
+    learner = settings.learner
+    again = None if learner.gradient_checkpointing == "auto" else learner.gradient_checkpointing
+    if meter is None and policy.device.type == "cuda":
+        meter = CudaMeter(policy.device)
+    if meter is None or (learner.micro_batch_tokens and again is not None):
+        return Cut(micro_batch_tokens=learner.tokens_at_once, gradient_checkpointing=bool(again))
+    trained = sum(parameter.numel() for parameter in policy.parameters.values())
+    free_bytes = max(0, meter.free_bytes() - _ADAM_BYTES * trained)
+    # All ranks have to measure alike, for they compute each layer together.
+    free_bytes = min(said["free"] for said in policy.ranks.exchange({"free": free_bytes}))
+    held = meter
+
+    def measure(gradient_checkpointing: bool, tokens: int) -> int | None:
+        policy.checkpoints = gradient_checkpointing
+        bytes_ = _peak_bytes(policy, settings, held, tokens)
+        log.info("%d tokens, checkpointing %s: %s bytes", tokens, gradient_checkpointing, bytes_)
+        peaks = [said["peak"] for said in policy.ranks.exchange({"peak": bytes_})]
+        return None if None in peaks else max(peaks)
+
+    cut = fit.choose(
+        measure,
+        micro_batch_tokens=learner.micro_batch_tokens,
+        gradient_checkpointing=again,
+        longest_tokens=2 * settings.max_tokens,
+        free_bytes=free_bytes,
+    )
+    log.info("%.1f GiB are free; micro-batches: %s", free_bytes / 2**30, cut)
+    return cut
+
+
+def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: Meter, tokens: int) -> int | None:
+    """None where there is too little memory; of several ranks, which cannot go on then, the error itself."""
+    (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
+    loss = StepLoss(settings.objective)
+    peak: int | None = None
+    try:
+        peak = meter.peak_bytes(lambda: _compute(policy, batch, loss))
+    except (MemoryError, RuntimeError) as error:
+        if policy.ranks.count > 1 or not ran_out(error):
+            raise
+    for parameter in policy.parameters.values():
+        parameter.grad = None
+    if peak is None:
+        gc.collect()
+    return peak
+
+
+def _compute(policy: Policy, batch: MicroBatch, loss: StepLoss) -> None:
+    accumulate_gradient(policy, batch, loss)
+
+
+def _random_group(vocab_size: int, tokens: int) -> WeightedGroup:
+    """Rollouts of so many tokens together, as a micro-batch counts them."""
+    rng = np.random.default_rng(tokens)
+    length = min(_LONGEST_ROW, tokens)
+    rollouts = [
+        WeightedRollout(
+            completion_ids=rng.integers(0, vocab_size, length).astype(np.int32),
+            loss_mask=np.ones(length, dtype=bool),
+            behavior_logprobs=np.full(length, -np.log(vocab_size), dtype=np.float32),
+            advantage=1.0,
+            weight=1.0 / tokens,
+        )
+        for _ in range(tokens // length)
+    ]
+    return WeightedGroup(prompt_ids=rng.integers(0, vocab_size, 1).astype(np.int32), rollouts=tuple(rollouts))

@@ -1,0 +1,105 @@
+"""A step on a device that may have too little memory for it: begun anew in halves, until it fits.
+
+What is computed is the same but for rounding, for the loss is a sum over tokens, however they are cut into
+micro-batches. Nothing of the broken-off attempt is left: its gradient is dropped, and so are the updates of a step of
+several, which are made anew as well.
+
+Ranks compute each layer together, and one that breaks off in the middle leaves the others waiting: there the process
+ends, and with it all of them. The hub starts them again from the newest checkpoint, and `Cuts` says then what had been
+too much.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from echo_hub.learner import checkpoint
+from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_hub.learner.step import Outcome, screened_step, smaller
+from echo_shared.errors import LearnerError
+from echo_shared.out_of_memory import ran_out
+from echo_shared.step_figures import MICRO_BATCH_TOKENS, OUT_OF_MEMORY
+
+log = logging.getLogger(__name__)
+
+
+def step_within_memory(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[TrainingGroup],
+    settings: LearnerSettings,
+    *,
+    cuts: Cuts,
+    learner_version: int = 0,
+    norms: Sequence[float] = (),
+) -> Outcome:
+    """`screened_step`, cut as `cuts` has it for the step, or smaller, which they have then.
+
+    Raises LearnerError when there is too little memory for a single rollout.
+    """
+    cut = cuts.at(learner_version + 1)
+    assert cut is not None, "there is one from the first step on"
+    fresh = not optimizer.state
+    held = checkpoint.take(policy, optimizer) if settings.training.updates_per_step > 1 else None
+    halvings = 0
+    while True:
+        policy.checkpoints = cut.gradient_checkpointing
+        current = _cut(settings, cut)
+        broken_off = ""
+        try:
+            outcome = screened_step(policy, optimizer, groups, current, learner_version=learner_version, norms=norms)
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error):
+                raise
+            broken_off = str(error) or type(error).__name__
+            tokens = smaller(policy.ranks, groups, current)
+            if tokens is not None:
+                cut = replace(cut, micro_batch_tokens=tokens)
+                cuts.put(learner_version + 1, cut)
+                if policy.ranks.count > 1:
+                    log.error("out of memory; all ranks begin anew with micro-batches of %d tokens", tokens)
+                    raise
+        if not broken_off:
+            figures = {MICRO_BATCH_TOKENS.key: cut.micro_batch_tokens, OUT_OF_MEMORY.key: halvings}
+            return replace(outcome, metrics={**outcome.metrics, **{key: float(of) for key, of in figures.items()}})
+        # Only here, behind the handler, does nothing refer any more to what the attempt had computed.
+        _undo(policy, optimizer, held, fresh=fresh)
+        if tokens is None:
+            raise LearnerError(
+                "The learner's device has too little memory for a single rollout.", got=broken_off, do=_remedy(cut)
+            )
+        halvings += 1
+        log.warning("out of memory, begun anew with micro-batches of %d tokens: %s", tokens, broken_off)
+
+
+def _cut(settings: LearnerSettings, cut: Cut) -> LearnerSettings:
+    # Not checked: what is left after several halvings may be below the least that the settings allow.
+    learner = settings.learner.model_copy(update={"micro_batch_tokens": cut.micro_batch_tokens})
+    return settings.model_copy(update={"learner": learner})
+
+
+def _undo(
+    policy: Policy, optimizer: torch.optim.Optimizer, held: dict[str, torch.Tensor] | None, *, fresh: bool
+) -> None:
+    """As before the attempt, and what it held is free."""
+    optimizer.zero_grad(set_to_none=True)
+    if held is not None:
+        checkpoint.restore(held, policy, optimizer)
+    elif fresh:
+        optimizer.state.clear()
+    gc.collect()  # A graph that was broken off may refer to itself.
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _remedy(cut: Cut) -> str:
+    words = "Free memory on it, or lower sampling.max_tokens"
+    more = "" if cut.gradient_checkpointing else ", or set learner.gradient_checkpointing to true"
+    return f"{words}, or set learner.base_bits to 4, or take a smaller base model{more}."

@@ -1,0 +1,62 @@
+"""A device of little memory: what the backward pass keeps is counted to the byte, and refused beyond a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+
+
+class _Kept:
+    def __init__(self, tensor: Tensor, let_go: Callable[[], None]) -> None:
+        self.tensor = tensor
+        self._let_go = let_go
+
+    def __del__(self) -> None:
+        self._let_go()
+
+
+class LimitedMemory:
+    """Also a `probe.Meter`. Weights that are kept count as well: they are the same, however many tokens there are."""
+
+    def __init__(self, limit_bytes: float = float("inf")) -> None:
+        self.limit_bytes = limit_bytes
+        self.most_bytes = 0
+        self.refused = 0
+        self._bytes = 0
+        self._count: dict[int, int] = {}
+
+    @contextmanager
+    def holds(self) -> Iterator[None]:
+        """For as long as the block runs, a graph that keeps too much raises torch.OutOfMemoryError."""
+        self.most_bytes = 0
+        with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor):
+            yield
+
+    def free_bytes(self) -> int:
+        return int(self.limit_bytes)
+
+    def peak_bytes(self, run: Callable[[], None]) -> int:
+        with self.holds():
+            run()
+        return self.most_bytes
+
+    def _keep(self, tensor: Tensor) -> _Kept:
+        storage = tensor.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if not self._count.get(place):
+            if self._bytes + size > self.limit_bytes:
+                self.refused += 1
+                raise torch.OutOfMemoryError(f"Tried to keep {size} bytes beside {self._bytes}.")
+            self._bytes += size
+            self.most_bytes = max(self.most_bytes, self._bytes)
+        self._count[place] = self._count.get(place, 0) + 1
+        return _Kept(tensor.detach(), partial(self._let_go, place, size))
+
+    def _let_go(self, place: int, size: int) -> None:
+        self._count[place] -= 1
+        if not self._count[place]:
+            self._bytes -= size
