@@ -1,0 +1,254 @@
+"""One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED`; its last line is a JSON object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.gpu.shapes import SHAPES, Shape, device_type
+from echo_hub.config.objective_section import ObjectiveConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_hub.learner import determinism, packing
+from echo_hub.learner import policy as policy_module
+from echo_hub.learner.cuts import Cuts
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.probe import first_cut
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.learner.step import make_optimizer
+from echo_hub.learner.within_memory import step_within_memory
+from echo_shared import draws, torch_draws
+from echo_shared.draws import derive_seed
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.torch_sampler import sample_groups
+
+GROUP_SIZE: Final = 8
+PROMPT_TOKENS: Final = 32
+STEPS: Final = 3
+"""The first one is not timed."""
+COMPARED_ROLLOUTS: Final = 32
+
+
+def learner(shape: Shape, seed: int) -> dict[str, Any]:
+    """A step, cut as the learner would cut it."""
+    settings, policy = load(shape, seed)
+    optimizer = make_optimizer(policy, settings.training)
+    groups = batch(shape, seed)
+    cut = first_cut(policy, settings)
+    seconds = []
+    with tempfile.TemporaryDirectory() as directory:
+        cuts = Cuts(Path(directory) / "checkpoints")
+        cuts.put(1, cut)
+        for step in range(STEPS):
+            took_s, outcome = timed(
+                lambda step=step: step_within_memory(  # type: ignore[misc]
+                    policy, optimizer, groups, settings, cuts=cuts, learner_version=step
+                )
+            )
+            seconds.append(took_s)
+    step_s = statistics.median(seconds[1:])
+    trained = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
+    operations = shape.operations(trained + len(groups) * PROMPT_TOKENS, trained)
+    peak = matrix_operations_per_s(policy.device)
+    return {
+        "step_s": step_s,
+        "first_step_s": seconds[0],
+        "tokens_per_s": trained / step_s,
+        "matmul_share": operations / step_s / peak,
+        "matmul_tflops": peak / 1e12,
+        "micro_batch_tokens": outcome.metrics["micro_batch_tokens"],
+        "out_of_memory": outcome.metrics["out_of_memory"],
+        "checkpointing": cut.gradient_checkpointing,
+        "learns": math.isfinite(outcome.metrics["loss"]) and outcome.metrics["updated"] == 1,
+    }
+
+
+def sampler(shape: Shape, seed: int) -> dict[str, Any]:
+    """Draws at several widths, swaps the adapter, and lets float32 draw again."""
+    _, policy = load(shape, seed)
+    row: dict[str, Any] = {}
+    with policy.autocast():
+        list(sample_groups(policy.model, requests(shape, seed, GROUP_SIZE)))  # Kernels are chosen, memory is allocated.
+        for width in shape.widths:
+            asked = requests(shape, seed, width)
+            took_s, rollouts = timed(lambda asked=asked: list(sample_groups(policy.model, asked)))  # type: ignore[misc]
+            row[f"tokens_per_s_at_{width}"] = sum(len(rollout.completion_ids) for rollout in rollouts) / took_s
+    other = {name: weight.detach().clone() for name, weight in policy.parameters.items()}
+    row["swap_ms"] = 1e3 * statistics.median(timed(lambda: policy.set_adapter(other))[0] for _ in range(5))
+    row["sampling_peak_gib"] = peak_gib()
+    row["agreement"] = agreement(policy, asked, rollouts[:COMPARED_ROLLOUTS])
+    return row
+
+
+@torch.inference_mode()
+def agreement(policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout]) -> float:
+    """The share of tokens that the same weights in float32 draw as well."""
+    policy.model.float()
+    by_group = {request.group_id: request for request in asked}
+    same = []
+    for rollout in rollouts:
+        request = by_group[rollout.group_id]
+        count = len(rollout.completion_ids)
+        ids = np.concatenate([request.prompt_ids, rollout.completion_ids[:-1]]).astype(np.int64)
+        fed = torch.from_numpy(ids)[None].to(policy.device)
+        logits = policy.model(input_ids=fed, use_cache=False, logits_to_keep=count).logits[0]
+        u_R = torch.from_numpy(draws.uniforms(request.seed, rollout.index, count)).to(policy.device)
+        tokens_R, _ = torch_draws.draw(logits, u_R, torch.full_like(u_R, request.temperature))
+        same.append(tokens_R.numpy(force=True) == rollout.completion_ids)
+    return float(np.concatenate(same).mean())
+
+
+def beside_trl(shape: Shape, seed: int) -> dict[str, Any]:
+    """The same step by TRL's trainer, in turns: see `benchmarks.learner`."""
+    from benchmarks.learner import compare
+    from benchmarks.learner.cases import Case
+    from benchmarks.progress import Planned, Progress
+
+    case = Case(
+        name="beside TRL",
+        hidden=max(64, shape.hidden),
+        layers=shape.layers,
+        intermediate=shape.intermediate,
+        vocabulary=shape.vocabulary,
+        prompt_tokens=PROMPT_TOKENS,
+        longest=shape.completion_tokens,
+        groups=2,
+        precision="float32" if shape.tiny else "bfloat16",
+        steps=3,
+        seconds=60,
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        return compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
+
+
+PARTS: Final[dict[str, Callable[[Shape, int], dict[str, Any]]]] = {
+    "learner": learner,
+    "sampler": sampler,
+    "beside TRL": beside_trl,
+}
+
+
+def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
+    """A policy whose base is made on the device: to write one of 8B and to read it again takes minutes."""
+    device = torch.device(device_type())
+
+    def random_base(settings: LearnerSettings, _device: torch.device, dtype: torch.dtype) -> Any:
+        packing.register()
+        torch.manual_seed(seed)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                return AutoModelForCausalLM.from_config(shape.config(), attn_implementation=packing.ATTENTION)
+        finally:
+            torch.set_default_dtype(before)
+
+    policy_module._load_base = random_base
+    settings = LearnerSettings(
+        base_dir=Path(),
+        seed=seed,
+        temperature=1.0,
+        max_tokens=shape.completion_tokens,
+        stop_ids=(),
+        training=TrainingConfig(learning_rate=1e-6),
+        objective=ObjectiveConfig(),
+        learner=LearnerConfig(device=device.type),
+    )
+    determinism.choose(deterministic=settings.learner.deterministic)
+    policy = Policy.load(settings)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    return settings, policy
+
+
+def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
+    """Random tokens, of lengths from an eighth of the longest."""
+    rng = np.random.default_rng(seed)
+    lengths = np.linspace(shape.completion_tokens / 8, shape.completion_tokens, shape.groups * GROUP_SIZE)
+    shuffled = rng.permutation(lengths.round().astype(int)).reshape(shape.groups, GROUP_SIZE)
+    return [
+        TrainingGroup(
+            prompt_ids=tokens(rng, shape, PROMPT_TOKENS),
+            rollouts=tuple(
+                TrainingRollout(
+                    completion_ids=tokens(rng, shape, length),
+                    loss_mask=np.ones(length, dtype=bool),
+                    behavior_logprobs=np.full(length, -math.log(shape.vocabulary), dtype=np.float32),
+                    reward=float(rng.random()),
+                    truncated=False,
+                )
+                for length in of_group.tolist()
+            ),
+        )
+        for of_group in shuffled
+    ]
+
+
+def requests(shape: Shape, seed: int, width: int) -> list[GroupRequest]:
+    rng = np.random.default_rng(seed)
+    return [
+        GroupRequest(
+            lease_id=number,
+            group_id=number,
+            indices=tuple(range(GROUP_SIZE)),
+            prompt_ids=tokens(rng, shape, PROMPT_TOKENS),
+            seed=derive_seed("gpu", seed, number),
+            policy_version=0,
+            temperature=1.0,
+            max_tokens=shape.drawn_tokens,
+            stop_ids=(),
+        )
+        for number in range(width // GROUP_SIZE)
+    ]
+
+
+def tokens(rng: np.random.Generator, shape: Shape, count: int) -> Any:
+    return rng.integers(0, shape.vocabulary, count).astype(np.int32)
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds on the device, and what it gave."""
+    synchronize()
+    began = time.perf_counter()
+    result = run()
+    synchronize()
+    return time.perf_counter() - began, result
+
+
+def synchronize() -> None:
+    if device_type() == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_gib() -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if device_type() == "cuda" else None
+
+
+def matrix_operations_per_s(device: torch.device) -> float:
+    """Operations a second of a large product in bfloat16 (on a CPU: a small one, in float32), the best of a few."""
+    size, dtype = (8_192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
+    left, right = torch.randn(2, size, size, device=device).to(dtype)
+    return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))
+
+
+def main() -> None:
+    part, shape, seed = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    figures = PARTS[part](SHAPES[shape], int(seed))
+    name = torch.cuda.get_device_name() if device_type() == "cuda" else "cpu"
+    print(json.dumps({"device": name, "peak_gib": peak_gib(), **figures}))
+
+
+if __name__ == "__main__":
+    main()
