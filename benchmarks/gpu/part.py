@@ -141,9 +141,9 @@ PARTS: Final[dict[str, Callable[[Shape, int], dict[str, Any]]]] = {
 
 def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
     """A policy whose base is made on the device: to write one of 8B and to read it again takes minutes."""
-    device = torch.device(device_type())
+    kind = device_type()
 
-    def random_base(settings: LearnerSettings, _device: torch.device, dtype: torch.dtype) -> Any:
+    def random_base(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> Any:
         packing.register()
         torch.manual_seed(seed)
         before = torch.get_default_dtype()
@@ -163,11 +163,11 @@ def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
         stop_ids=(),
         training=TrainingConfig(learning_rate=1e-6),
         objective=ObjectiveConfig(),
-        learner=LearnerConfig(device=device.type),
+        learner=LearnerConfig(device=kind),
     )
     determinism.choose(deterministic=settings.learner.deterministic)
     policy = Policy.load(settings)
-    if device.type == "cuda":
+    if kind == "cuda":
         torch.cuda.reset_peak_memory_stats()
     return settings, policy
 

@@ -138,7 +138,7 @@ def _random_group(vocab_size: int, tokens: int) -> WeightedGroup:
             completion_ids=rng.integers(0, vocab_size, length).astype(np.int32),
             loss_mask=np.ones(length, dtype=bool),
             behavior_logprobs=np.full(length, -np.log(vocab_size), dtype=np.float32),
-            advantage=1.0,
+            advantages=np.ones(length),
             weight=1.0 / tokens,
         )
         for _ in range(tokens // length)

@@ -135,7 +135,7 @@ def test_several_ranks_end_and_the_next_ones_know_why(
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is Linux's")
 def test_under_a_limit_of_the_system_itself(base_dir: Path, tmp_path: Path) -> None:
     child = Path(__file__).with_name("under_a_limit.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
     run = subprocess.run(
         [sys.executable, child, base_dir, tmp_path], capture_output=True, text=True, check=False, env=environment
     )
