@@ -64,17 +64,24 @@ class Point:
 
 
 def run(case: Case, seed: int) -> list[Point]:
-    """The curve of one run, from its start to its last step."""
+    """The curve of one run, from its start to its last step, with one thread."""
     torch.set_num_threads(1)
     disable_progress_bar()
-    config = case.config(seed)
-    learning = Learning(config)
+    learning = Learning(case.config(seed))
+    go_through(learning)
+    return learning.points
+
+
+def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
+    """Carries a run out, to its last step; `learning` has its curve then. `scenario`: where its nodes are not as fast
+    as can be."""
     learning.note(reward=None, staleness=0.0)
-    world = World(scenario_of(config), make=partial(hubs_own, config), work=learning)
+    scenario = scenario or scenario_of(learning.config)
+    world = World(scenario, make=partial(hubs_own, learning.config), work=learning)
     world.agenda.now = STEP_S
     world.run()
     assert world.finished, "nobody has anything to do, and the run is not finished"
-    return learning.points
+    return world
 
 
 def scenario_of(config: HubConfig) -> Scenario:
@@ -118,8 +125,15 @@ class Learning:
     """The work of a run that learns. A lease is sampled when the first completion of its version is asked for, with all
     others of that version that were given by then, in one batch."""
 
-    def __init__(self, config: HubConfig, draw_of: Callable[[str], Draw] = lambda node_id: by_policy) -> None:
-        """`draw_of`: by whom the node of an id has its rollouts drawn."""
+    def __init__(
+        self,
+        config: HubConfig,
+        draw_of: Callable[[str], Draw] = lambda node_id: by_policy,
+        *,
+        evaluate_every: int = EVALUATE_EVERY,
+    ) -> None:
+        """`draw_of`: by whom the node of an id has its rollouts drawn. `evaluate_every`: steps between two points of
+        the curve."""
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.load(base_dir)
         self.config = config
@@ -128,6 +142,7 @@ class Learning:
         self.policy = Policy.load(self.settings)
         self._optimizer = make_optimizer(self.policy, config.training)
         self._draw_of = draw_of
+        self._evaluate_every = evaluate_every
         self._versions: dict[int, dict[str, Tensor]] = {}
         """Those that leases may still name."""
         self._leases: list[SendLease] = []
@@ -140,6 +155,8 @@ class Learning:
         self._trained = 0
         self._planned: dict[int, StepPlanned] = {}
         self.points: list[Point] = []
+        self.metrics: list[Mapping[str, float]] = []
+        """Of each step, as its learner has them."""
         self.publish(0)
 
     def prepare(self, group_id: int) -> GroupPrepared:
@@ -180,8 +197,9 @@ class Learning:
     def train(self, step: int) -> Mapping[str, float]:
         planned = self._planned.pop(step)
         metrics = train_step(self.policy, self._optimizer, self._batch(planned), self.settings)
+        self.metrics.append(metrics)
         self._trained += len(planned.rollout_ids)
-        if step % EVALUATE_EVERY == 0 or step == self.config.training.steps:
+        if step % self._evaluate_every == 0 or step == self.config.training.steps:
             self.note(reward=metrics["mean_reward"], staleness=float(np.mean(planned.staleness)))
         return metrics
 

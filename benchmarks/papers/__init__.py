@@ -1,0 +1,88 @@
+"""What the papers report that Echo descends from, and what the same comparisons come to here: a table a claim.
+
+Theirs are models of 1.5 to 405 billion parameters on clusters, ours the models in the box on two cores: what is
+compared is the sign and the size of a difference between two ways to train, never an accuracy. Every row has what the
+paper reports, at which scale, and where.
+
+Runs are those of `benchmarks.learning`: the hub's own coordinator, problems and learner, whose nodes are as fast as can
+be, so that a run with staleness bound S trains on rollouts that are exactly S steps old. Three seeds each; a run that
+several tables name is carried out once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from benchmarks.measurement import Measurement
+from benchmarks.papers import batches, echo, staleness
+from benchmarks.papers.cases import SEEDS, STEPS
+from benchmarks.papers.plot import draw
+from benchmarks.papers.runs import Found, carry_out_all
+from benchmarks.papers.table import Table
+from benchmarks.progress import Planned, Progress
+
+DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs beside ours"
+TABLES: Final = (
+    echo.PARITY,
+    staleness.AREAL,
+    staleness.ECHO_2,
+    staleness.LLAMARL,
+    batches.FLEET,
+    echo.TRL_CURVE,
+    batches.SHUFFLE_R1,
+    batches.C3PO,
+    echo.DISTANCE,
+)
+
+
+def plan() -> list[Planned]:
+    """Runs that an earlier table has already cost nothing."""
+    seen: set[object] = set()
+    planned = []
+    for table in TABLES:
+        new = [case for case in table.cases if case not in seen]
+        seen.update(new)
+        planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds for case in new) * SEEDS / 2))
+    return planned
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    wanted = [table for table in TABLES if progress.wants(table.name)]
+    measured = _Measured()
+
+    def done(number: int, found: Found) -> None:
+        table = wanted[number]
+        measured.add(table, found)
+        progress.so_far = measured.as_measurement()
+        progress.done(table.name, table.headline(found))
+
+    carry_out_all([table.cases for table in wanted], seed, done)
+    return measured.as_measurement()
+
+
+class _Measured:
+    """What the tables that are done come to."""
+
+    def __init__(self) -> None:
+        self._headline: dict[str, Any] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._curves: dict[str, Any] = {}
+        self._pictures: dict[str, bytes] = {}
+
+    def add(self, table: Table, found: Found) -> None:
+        self._headline |= table.headline(found)
+        self._rows += table.rows(found)
+        self._curves[table.name] = {
+            case.name: [[(point.trained_rollouts, point.accuracy) for point in one.points] for one in ran]
+            for case, ran in found.items()
+        }
+        if table.curves:
+            self._pictures[table.name.lower().replace(":", "").replace(" ", "-")] = draw(table, found)
+
+    def as_measurement(self) -> Measurement:
+        return Measurement(
+            headline=dict(self._headline),
+            rows=list(self._rows),
+            conditions={"seeds": SEEDS, "steps": STEPS, "curves": dict(self._curves)},
+            pictures=dict(self._pictures),
+        )

@@ -1,0 +1,106 @@
+"""Echo (arXiv 2508.05387): sampling elsewhere, at once or out of step, costs no reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
+
+from benchmarks.papers.cases import ASYNC, COLOCATED, SEQUENTIAL, Case, stale
+from benchmarks.papers.ran import Ran
+from benchmarks.papers.runs import Found
+from benchmarks.papers.small import KNIGHTS, SMALL_UNTRAINED, SOKOBAN, TINY_ON_SUMS
+from benchmarks.papers.table import Entry, Headline, Table, accuracy
+
+SOURCE: Final = "arXiv 2508.05387"
+TRL: Final = Case(name="TRL's GRPOTrainer", runner="trl", seconds=45)
+FAR: Final = {
+    milliseconds: Case(name=f"nodes {milliseconds} ms away", settings=stale(2), delay_s=milliseconds / 1000)
+    for milliseconds in (40, 150, 300)
+}
+
+
+def _parity(found: Found) -> Headline:
+    apart = min(accuracy(found[SEQUENTIAL]), accuracy(found[ASYNC]))
+    return {"parity_gap": accuracy(found[COLOCATED]) - apart}
+
+
+def _trl(found: Found) -> Headline:
+    """The largest distance of the two mean curves at any point."""
+    ours, theirs = (_mean_curve(found[case]) for case in (COLOCATED, TRL))
+    return {"trl_curve_gap": max(abs(left - right) for left, right in zip(ours, theirs, strict=True))}
+
+
+def _mean_curve(ran: Sequence[Ran]) -> list[float]:
+    return [fmean(point.accuracy for point in place) for place in zip(*(one.points for one in ran), strict=True)]
+
+
+def _utilisation(case: Case, ran: Sequence[Ran]) -> Mapping[str, Any]:
+    return {"utilisation": fmean(one.utilisation for one in ran if one.utilisation is not None)}
+
+
+def _small(found: Found) -> Headline:
+    untrained = fmean(one.points[0].accuracy for one in found[SMALL_UNTRAINED])
+    return {"small_beats_4x_by": accuracy(found[TINY_ON_SUMS]) - untrained}
+
+
+def _gain(found: Found) -> Headline:
+    return {"sokoban_gain": min(one.accuracy - one.points[0].accuracy for one in found[SOKOBAN])}
+
+
+PARITY: Final = Table(
+    name="Echo: parity",
+    source=f"{SOURCE}, section on experiments",
+    scale="Qwen3-4B, 7B and 32B; Sokoban, mathematics, Knights & Knaves",
+    entries=(
+        Entry(case=COLOCATED, reports="the reference: verl, co-located on one cluster"),
+        Entry(case=SEQUENTIAL, reports="same convergence and final reward"),
+        Entry(case=ASYNC, reports="same convergence and final reward"),
+    ),
+    headline=_parity,
+)
+TRL_CURVE: Final = Table(
+    name="Echo: TRL's curve",
+    source=SOURCE,
+    scale="verl there; TRL's GRPOTrainer here",
+    entries=(
+        Entry(case=COLOCATED, reports="curves of Echo and of the co-located trainer lie on each other"),
+        Entry(case=TRL, reports="-"),
+    ),
+    headline=_trl,
+)
+DISTANCE: Final = Table(
+    name="Echo: far nodes",
+    source=f"{SOURCE}, deployment",
+    scale="inference swarm of consumer devices at other places, over wide-area links",
+    entries=tuple(
+        Entry(case=case, reports="sampling over wide-area links, no loss of reward") for case in FAR.values()
+    ),
+    headline=lambda found: {},
+    columns=_utilisation,
+)
+SMALL_BEATS_LARGE: Final = Table(
+    name="Echo: trained small against large",
+    source=SOURCE,
+    scale="Qwen2.5-7B trained, against the 32B base; mathematics: 18.6 to 38.1 on average",
+    entries=(
+        Entry(case=TINY_ON_SUMS, reports="the trained 7B is ahead of the untrained 32B on most tests"),
+        Entry(case=SMALL_UNTRAINED, reports="the untrained larger one; here `before` is its figure"),
+    ),
+    headline=_small,
+    curves=False,
+)
+KNIGHTS_AND_KNAVES: Final = Table(
+    name="Echo: Knights & Knaves",
+    source=SOURCE,
+    scale="Qwen2.5-32B with LoRA, 2 to 8 people",
+    entries=(Entry(case=KNIGHTS, reports="99 % and more"),),
+    headline=lambda found: {"knk_accuracy": accuracy(found[KNIGHTS])},
+)
+SOKOBAN_ROUNDS: Final = Table(
+    name="Echo: Sokoban",
+    source=SOURCE,
+    scale="Qwen3-4B, four rounds",
+    entries=(Entry(case=SOKOBAN, reports="21.8 to 34.0 %"),),
+    headline=_gain,
+)

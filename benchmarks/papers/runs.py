@@ -1,0 +1,41 @@
+"""All runs that the wanted tables need, each once, in processes of one thread: in the tables' order, seed by seed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+
+from benchmarks.papers.cases import SEEDS, Case
+from benchmarks.papers.ran import Ran, carry_out
+
+Found = Mapping[Case, Sequence[Ran]]
+"""One run a seed."""
+
+
+def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[int, Found], object]) -> None:
+    """`done` is told of each table, by its number, once all of its runs are there."""
+    wanted = list(dict.fromkeys((case, number) for cases in tables for number in range(SEEDS) for case in cases))
+    if not wanted:
+        return
+    ran: dict[tuple[Case, int], Ran] = {}
+    waiting = {number: {(case, one) for case in cases for one in range(SEEDS)} for number, cases in enumerate(tables)}
+    context = multiprocessing.get_context("spawn")
+    workers = max(1, min(len(wanted), os.cpu_count() or 1))
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        running: dict[Future[Ran], tuple[Case, int]] = {
+            pool.submit(carry_out, case, SEEDS * seed + number): (case, number) for case, number in wanted
+        }
+        try:
+            for future in as_completed(running):
+                one = running[future]
+                ran[one] = future.result()
+                for number, missing in list(waiting.items()):
+                    missing.discard(one)
+                    if not missing:
+                        del waiting[number]
+                        done(number, {case: [ran[case, of] for of in range(SEEDS)] for case in tables[number]})
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

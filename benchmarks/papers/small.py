@@ -1,0 +1,49 @@
+"""Cases with `builtin:small`, four times as large as `builtin:tiny`, and what is compared with it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from benchmarks.papers.cases import Case
+
+SMALL: Final = {"model": {"base": "builtin:small"}}
+SUMS: Final = {"task": {"name": "arithmetic", "options": {"digits": 3}}}
+
+TINY_ON_SUMS: Final = Case(name="builtin:tiny, trained", settings={**SUMS, "training": {"groups_per_step": 32}})
+SMALL_UNTRAINED: Final = Case(
+    name="builtin:small, untrained",
+    settings={
+        **SMALL,
+        **SUMS,
+        "sampling": {"max_tokens": 16},
+        "training": {"steps": 1, "groups_per_step": 1, "group_size": 2},
+    },
+    seconds=5,
+)
+KNIGHTS: Final = Case(
+    name="builtin:small",
+    settings={
+        **SMALL,
+        "task": {
+            "name": "reasoning-gym:knights_knaves",
+            "options": {"n_people": 2, "depth_constraint": 2, "width_constraint": 2},
+        },
+        "sampling": {"max_tokens": 160},
+        "training": {"steps": 20, "groups_per_step": 12},
+        "evaluation": {"problems": 256},
+    },
+    seconds=90,
+)
+BOARDS: Final[dict[str, Any]] = {"size": 4, "inner_walls": 2, "boxes": 1}
+SOKOBAN: Final = Case(
+    name="builtin:small, four rounds",
+    settings={
+        **SMALL,
+        "task": {"name": "environment:sokoban", "options": BOARDS},
+        "sampling": {"max_tokens": 16},
+        "training": {"steps": 20},
+        "evaluation": {"problems": 256},
+    },
+    runner="episodes",
+    seconds=60,
+)

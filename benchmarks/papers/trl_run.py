@@ -1,0 +1,163 @@
+"""TRL's GRPOTrainer on the run's own problems: it generates, scores by the task, and trains, with its own `train()`.
+
+Model, adapter, optimizer, batch and the objective are the run's; so are the order of problems and the evaluation. It is
+given what makes it fastest here: the whole batch in one pass (all prompts are of one length, so that nothing is
+padded), keys and values kept, no gradient checkpointing, fused AdamW, nothing logged or saved.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.learning.virtual_run import Point
+from benchmarks.papers.cases import Case
+from echo_hub.config.sections import HubConfig
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.problems import Problems
+from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.stream import ProblemStream
+from echo_shared import torch_sampler
+from echo_shared.adapter import PROJECTIONS
+
+
+def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
+    """The curve and each step's mean reward."""
+    curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
+    train(curve)
+    return curve.points, curve.steps
+
+
+class Curve(TrainerCallback):  # type: ignore[misc]
+    """Evaluates as a virtual run does, and notes when: `at_s` by the clock, each point's."""
+
+    def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
+        """`until`: the accuracy with which the training ends."""
+        self.config = config
+        self.points: list[Point] = []
+        self.steps: list[Mapping[str, float]] = []
+        self.at_s: list[float] = []
+        self.model: Any = None
+        self._evaluate_every = evaluate_every
+        self._until = until
+        base_dir = resolve_base(config.model.base)
+        codec = PromptCodec.load(base_dir)
+        self._stop_ids = codec.stop_ids
+        self._problems = Problems.of_run(config, codec)
+
+    def reward(self, rewards: Sequence[float]) -> None:
+        self.steps.append({"mean_reward": sum(rewards) / len(rewards)})
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note(0)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self._evaluate_every == 0 or state.global_step == args.max_steps:
+            self._note(state.global_step)
+            control.should_training_stop |= self.points[-1].accuracy >= self._until
+
+    def _note(self, step: int) -> None:
+        training = self.config.training
+        self.model.eval()
+        completions = torch_sampler.greedy(
+            self.model,
+            self._problems.heldout_prompt_ids(),
+            max_tokens=self.config.sampling.max_tokens,
+            stop_ids=self._stop_ids,
+        )
+        self.model.train()
+        rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
+        self.points.append(
+            Point(
+                trained_rollouts=step * training.groups_per_step * training.group_size,
+                reward=self.steps[-1]["mean_reward"] if self.steps else None,
+                accuracy=accuracy,
+                staleness=0.0,
+            )
+        )
+        self.at_s.append(time.monotonic())
+
+
+def train(curve: Curve) -> None:
+    """TRL's own training, from the base model to the last step."""
+    config = curve.config
+    task = make_task(config.task.name, config.task.options)
+    assert not isinstance(task, Environment), "a task of one turn"
+    stream = ProblemStream(task, run_seed=config.run.seed, heldout_problems=config.evaluation.problems)
+    problems = [stream.train(number) for number in range(config.training.steps * config.training.groups_per_step)]
+
+    def score(completions: list[str], number: list[int], **kwargs: Any) -> list[float]:
+        rewards = [task.score(problems[n], text) for n, text in zip(number, completions, strict=True)]
+        curve.reward(rewards)
+        return rewards
+
+    with tempfile.TemporaryDirectory(prefix="echo-trl-") as directory:
+        base_dir = str(resolve_base(config.model.base))
+        trainer = GRPOTrainer(
+            model=base_dir,
+            reward_funcs=[score],
+            args=arguments(config, directory),
+            train_dataset=Dataset.from_dict(
+                {"prompt": [problem.prompt for problem in problems], "number": list(range(len(problems)))}
+            ),
+            processing_class=AutoTokenizer.from_pretrained(base_dir, padding_side="left"),
+            peft_config=LoraConfig(
+                r=config.training.lora_rank,
+                lora_alpha=config.training.lora_alpha,
+                target_modules=sorted(PROJECTIONS),
+                lora_dropout=0.0,
+                bias="none",
+                task_type="CAUSAL_LM",
+            ),
+        )
+        curve.model = trainer.model
+        trainer.add_callback(curve)
+        trainer.train()
+
+
+def arguments(config: HubConfig, directory: str) -> GRPOConfig:
+    """On-policy and with one update a step every ratio is 1: of the objective there is left the aggregation over all
+    tokens and the advantage."""
+    training = config.training
+    assert training.updates_per_step == 1 and config.objective.chosen_aggregation == "token_mean"
+    scale = {"mean": "none", "mean_std": "group", "batch_std": "batch"}[config.objective.chosen_advantage]
+    rollouts = training.groups_per_step * training.group_size
+    return GRPOConfig(
+        output_dir=directory,
+        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        seed=config.run.seed,
+        per_device_train_batch_size=rollouts,
+        gradient_accumulation_steps=1,
+        steps_per_generation=1,
+        num_generations=training.group_size,
+        max_completion_length=config.sampling.max_tokens,
+        shuffle_dataset=False,
+        disable_dropout=True,
+        loss_type="dapo",
+        scale_rewards=scale,
+        beta=0.0,
+        temperature=config.sampling.temperature,
+        top_k=0,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        weight_decay=0.0,
+        max_grad_norm=training.max_grad_norm,
+        max_steps=training.steps,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )

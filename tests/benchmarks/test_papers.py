@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import papers
+from benchmarks.papers.runs import Found
+from benchmarks.progress import Progress
+from tests.benchmarks.papers.toy import ran
+
+
+def test_tables_that_are_wanted_come_with_rows_headline_and_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made_up(tables: list[list[papers.cases.Case]], seed: int, done: object) -> None:
+        for number, cases in enumerate(tables):
+            found: Found = {case: [ran(0.5, 0.9)] for case in cases}
+            done(number, found)  # type: ignore[operator]
+
+    monkeypatch.setattr(papers, "carry_out_all", made_up)
+    names = ["Echo: parity", "AReaL*"]
+    progress = Progress(papers.plan(), names)
+    measured = papers.measure(0, progress)
+    assert {row["table"] for row in measured.rows} == {"Echo: parity", "AReaL: decoupled PPO"}
+    assert measured.headline["parity_gap"] == 0 and "s11_gap_corrected" not in measured.headline
+    assert set(measured.pictures) == {"echo-parity", "areal-decoupled-ppo"}
+    assert progress.so_far is not None and len(progress.so_far.rows) == len(measured.rows)
+
+
+def test_a_run_that_several_tables_name_is_planned_once() -> None:
+    total = sum(planned.seconds for planned in papers.plan())
+    assert total < sum(case.seconds for table in papers.TABLES for case in table.cases) * papers.SEEDS / 2
