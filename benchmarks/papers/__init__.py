@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from benchmarks.measurement import Measurement
-from benchmarks.papers import batches, echo, staleness
+from benchmarks.papers import batches, echo, staleness, time_to
 from benchmarks.papers.cases import SEEDS, STEPS
 from benchmarks.papers.plot import draw
 from benchmarks.papers.runs import Found, carry_out_all
@@ -43,7 +43,7 @@ def plan() -> list[Planned]:
         new = [case for case in table.cases if case not in seen]
         seen.update(new)
         planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds for case in new) * SEEDS / 2))
-    return planned
+    return [*planned, time_to.planned()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -57,6 +57,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
         progress.done(table.name, table.headline(found))
 
     carry_out_all([table.cases for table in wanted], seed, done)
+    if progress.wants(time_to.NAME):
+        measured.add_measurement(time_to.measure(seed, progress))
     return measured.as_measurement()
 
 
@@ -78,6 +80,10 @@ class _Measured:
         }
         if table.curves:
             self._pictures[table.name.lower().replace(":", "").replace(" ", "-")] = draw(table, found)
+
+    def add_measurement(self, other: Measurement) -> None:
+        self._headline |= other.headline
+        self._rows += other.rows
 
     def as_measurement(self) -> Measurement:
         return Measurement(

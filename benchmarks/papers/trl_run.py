@@ -87,8 +87,9 @@ class Curve(TrainerCallback):  # type: ignore[misc]
         self.at_s.append(time.monotonic())
 
 
-def train(curve: Curve) -> None:
-    """TRL's own training, from the base model to the last step."""
+def train(curve: Curve, *, continuous: bool = False) -> None:
+    """TRL's own training, from the base model to the last step. `continuous`: it generates by transformers' continuous
+    batching."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
     assert not isinstance(task, Environment), "a task of one turn"
@@ -105,7 +106,7 @@ def train(curve: Curve) -> None:
         trainer = GRPOTrainer(
             model=base_dir,
             reward_funcs=[score],
-            args=arguments(config, directory),
+            args=arguments(config, directory, continuous=continuous),
             train_dataset=Dataset.from_dict(
                 {"prompt": [problem.prompt for problem in problems], "number": list(range(len(problems)))}
             ),
@@ -124,7 +125,7 @@ def train(curve: Curve) -> None:
         trainer.train()
 
 
-def arguments(config: HubConfig, directory: str) -> GRPOConfig:
+def arguments(config: HubConfig, directory: str, *, continuous: bool = False) -> GRPOConfig:
     """On-policy and with one update a step every ratio is 1: of the objective there is left the aggregation over all
     tokens and the advantage."""
     training = config.training
@@ -144,6 +145,7 @@ def arguments(config: HubConfig, directory: str) -> GRPOConfig:
         num_generations=training.group_size,
         max_completion_length=config.sampling.max_tokens,
         shuffle_dataset=False,
+        use_transformers_continuous_batching=continuous,
         disable_dropout=True,
         loss_type="dapo",
         scale_rewards=scale,

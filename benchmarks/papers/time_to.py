@@ -1,0 +1,127 @@
+"""How long until the built-in model solves nine of ten held-out problems: by what a user would start, on this machine.
+
+On one side `echo-hub demo`: the hub and two nodes as processes, with their own start. On the other TRL's GRPOTrainer
+alone, in a process of its own with a thread a core: same model, adapter, batch, objective, problems and learning rate.
+Both are evaluated every five steps, by the same problems; from the start of the first process to the moment at which
+that accuracy is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.measurement import Measurement
+from benchmarks.papers.table import Headline
+from benchmarks.processes import RunFailed, ended
+from benchmarks.progress import Planned, Progress
+
+NAME: Final = "TRL alone: time to 90 %"
+ACCURACY: Final = 0.9
+MOST_STEPS: Final = 120
+EVALUATE_EVERY: Final = 5
+WITHIN_S: Final = 900.0
+LOOK_EVERY_S: Final = 0.2
+CONTINUOUS_STEPS: Final = 4
+"""Steps by which continuous batching is timed."""
+
+
+def planned() -> Planned:
+    return Planned(name=NAME, seconds=260)
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    """Nothing else runs meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="echo-papers-") as directory:
+        echo = demo(Path(directory), seed)
+        trl = alone(Path(directory), seed)
+        continuous = alone(Path(directory), seed, continuous=True)
+    headline = headline_of(echo, trl)
+    progress.done(NAME, headline)
+    return Measurement(headline=headline, rows=[_row(echo), _row(trl), _row(continuous)])
+
+
+def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> Headline:
+    """None: Echo never came there. Where TRL did not, its whole time counts: the ratio is at most this."""
+    if echo["seconds"] is None:
+        return {"time_to_90_over_trl": None}
+    return {"time_to_90_over_trl": echo["seconds"] / (trl["seconds"] or trl["whole_s"])}
+
+
+def _row(figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "table": NAME,
+        **figures,
+        "paper": "-",
+        "paper_scale": "-",
+        "source": "no paper: what else a user would take",
+    }
+
+
+def demo(directory: Path, seed: int) -> dict[str, Any]:
+    """`echo-hub demo` until a version is that good. Raises RunFailed."""
+    run = directory / "demo"
+    arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--steps", str(MOST_STEPS)]
+    environment = {**os.environ, "ECHO_HUB_EVALUATION__EVERY": str(EVALUATE_EVERY)}
+    began = time.monotonic()
+    with (directory / "demo.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "echo_hub.main", *arguments], stdout=log, stderr=log, env=environment, text=True
+        )
+    seconds: float | None = None
+    with ended(process):
+        while seconds is None and time.monotonic() - began < WITHIN_S and process.poll() is None:
+            time.sleep(LOOK_EVERY_S)
+            if any(accuracy >= ACCURACY for _, accuracy in evaluations(run / "echo.db")):
+                seconds = time.monotonic() - began
+        whole_s = time.monotonic() - began
+        if process.poll() not in (None, 0):
+            raise RunFailed(f"the demo has failed: {(directory / 'demo.log').read_text(errors='replace')[-2_000:]}")
+    points = evaluations(run / "echo.db")
+    return {
+        "case": "echo-hub demo: a hub, two nodes",
+        "seconds": seconds,
+        "whole_s": whole_s,
+        "steps": points[-1][0] if points else 0,
+        "accuracy": points[-1][1] if points else None,
+    }
+
+
+def evaluations(database: Path) -> list[tuple[int, float]]:
+    """Versions and their greedy accuracies so far, in order; none before there is a database."""
+    if not database.is_file():
+        return []
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return connection.execute(
+                "SELECT policy_version, accuracy FROM evaluations WHERE kind = 'greedy' ORDER BY policy_version"
+            ).fetchall()
+    except sqlite3.OperationalError:  # Its tables are being made.
+        return []
+
+
+def alone(directory: Path, seed: int, *, continuous: bool = False) -> dict[str, Any]:
+    """GRPOTrainer in a process of its own; with `continuous` batching, for some steps only."""
+    report = directory / "trl.json"
+    arguments = [str(seed), str(report), *(["continuous"] if continuous else [])]
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "benchmarks.papers.trl_alone", *arguments], check=True, timeout=WITHIN_S)
+    whole_s = time.monotonic() - began
+    document = json.loads(report.read_text())
+    reached = [at_s for at_s, accuracy in document["points"] if accuracy >= ACCURACY]
+    return {
+        "case": f"TRL's GRPOTrainer, {'generate_batch' if continuous else 'generate'}",
+        "seconds": reached[0] - began if reached else None,
+        "whole_s": whole_s,
+        "steps": document["steps"],
+        "accuracy": document["points"][-1][1],
+        "s_per_step": document["s_per_step"],
+    }

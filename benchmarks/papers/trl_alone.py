@@ -1,0 +1,50 @@
+"""GRPOTrainer by itself, with the demo's settings and a thread a core: SEED REPORT [continuous]."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.papers.time_to import ACCURACY, CONTINUOUS_STEPS, EVALUATE_EVERY, MOST_STEPS
+from benchmarks.papers.trl_run import Curve, train
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.demo import DEMO_SETTINGS
+
+
+def main(seed: int, report: Path, *, continuous: bool, steps: int = MOST_STEPS) -> None:
+    """Trains until the accuracy is reached, and writes when each point of the curve was, by the monotonic clock."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    disable_progress_bar()
+    num_steps = CONTINUOUS_STEPS if continuous else steps
+    curve = Curve(settings(seed, num_steps), evaluate_every=EVALUATE_EVERY, until=ACCURACY)
+    began = time.monotonic()
+    train(curve, continuous=continuous)
+    trained = len(curve.steps)
+    document = {
+        "points": [(at_s, point.accuracy) for at_s, point in zip(curve.at_s, curve.points, strict=True)],
+        "steps": trained,
+        "s_per_step": (time.monotonic() - began) / trained,
+    }
+    report.write_text(json.dumps(document))
+
+
+def settings(seed: int, steps: int) -> HubConfig:
+    return load_config(
+        None,
+        {
+            **DEMO_SETTINGS,
+            "run": {**DEMO_SETTINGS["run"], "seed": seed, "mode": "colocated"},
+            "training": {"steps": steps},
+        },
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), continuous=sys.argv[3:] == ["continuous"])
