@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from benchmarks.measurement import Measurement
-from benchmarks.papers import batches, echo, staleness, time_to
+from benchmarks.papers import archer, batches, echo, staleness, time_to
 from benchmarks.papers.cases import SEEDS, STEPS
 from benchmarks.papers.plot import draw
 from benchmarks.papers.runs import Found, carry_out_all
@@ -31,6 +31,9 @@ TABLES: Final = (
     echo.TRL_CURVE,
     batches.SHUFFLE_R1,
     batches.C3PO,
+    archer.TURN_CREDIT,
+    echo.KNIGHTS_AND_KNAVES,
+    echo.SOKOBAN_ROUNDS,
     echo.DISTANCE,
 )
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from benchmarks.papers.cases import ASYNC, COLOCATED, SEQUENTIAL, Case, stale
 from benchmarks.papers.ran import Ran
 from benchmarks.papers.runs import Found
-from benchmarks.papers.small import KNIGHTS, SMALL_UNTRAINED, SOKOBAN, TINY_ON_SUMS
+from benchmarks.papers.small import KNIGHTS, SOKOBAN
 from benchmarks.papers.table import Entry, Headline, Table, accuracy
 
 SOURCE: Final = "arXiv 2508.05387"
@@ -37,11 +37,6 @@ def _mean_curve(ran: Sequence[Ran]) -> list[float]:
 
 def _utilisation(case: Case, ran: Sequence[Ran]) -> Mapping[str, Any]:
     return {"utilisation": fmean(one.utilisation for one in ran if one.utilisation is not None)}
-
-
-def _small(found: Found) -> Headline:
-    untrained = fmean(one.points[0].accuracy for one in found[SMALL_UNTRAINED])
-    return {"small_beats_4x_by": accuracy(found[TINY_ON_SUMS]) - untrained}
 
 
 def _gain(found: Found) -> Headline:
@@ -78,17 +73,6 @@ DISTANCE: Final = Table(
     ),
     headline=lambda found: {},
     columns=_utilisation,
-)
-SMALL_BEATS_LARGE: Final = Table(
-    name="Echo: trained small against large",
-    source=SOURCE,
-    scale="Qwen2.5-7B trained, against the 32B base; mathematics: 18.6 to 38.1 on average",
-    entries=(
-        Entry(case=TINY_ON_SUMS, reports="the trained 7B is ahead of the untrained 32B on most tests"),
-        Entry(case=SMALL_UNTRAINED, reports="the untrained larger one; here `before` is its figure"),
-    ),
-    headline=_small,
-    curves=False,
 )
 KNIGHTS_AND_KNAVES: Final = Table(
     name="Echo: Knights & Knaves",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.learning.virtual_run import Point
+from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.leasing import turn_seed
@@ -25,6 +25,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.task_problems import Answered
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -41,6 +42,8 @@ class Episode:
     parts: list[tuple[Ids, NDArray[np.float32], bool]] = field(default_factory=list)
     """Ids, the policy's log-probabilities of them, and whether it drew them, of turns and of what lies between."""
     draws: list[tuple[int, int, int]] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    """Of all turns but the last."""
     observed_tokens: int = 0
     truncated: bool = False
     reward: float | None = None
@@ -51,9 +54,11 @@ class Episode:
         self.draws.append((seed, self.index, len(rollout.completion_ids)))
         self.truncated |= rollout.finish_reason is FinishReason.LENGTH
 
-    def hears(self, ids: Ids) -> None:
+    def hears(self, answer: Answered) -> None:
+        ids = answer.observation_ids
         self.parts.append((ids, np.zeros(len(ids), np.float32), False))
         self.observed_tokens += len(ids)
+        self.turn_rewards.append(answer.turn_reward)
 
     def as_rollout(self) -> TrainingRollout:
         assert self.reward is not None
@@ -64,6 +69,7 @@ class Episode:
             reward=self.reward,
             truncated=self.truncated,
             draws=np.array(self.draws, np.uint64),
+            turn_rewards=np.array(self.turn_rewards, np.float64),
         )
 
 
@@ -103,10 +109,10 @@ class Play:
             episode = by_place[rollout.group_id, rollout.index]
             episode.says(rollout, turn_seed(self.problems.seed(rollout.group_id), turn))
             answer = self.problems.respond(episode.group_id, episode.turns, episode.observed_tokens)
-            if isinstance(answer, np.ndarray):
+            if isinstance(answer, Answered):
                 episode.hears(answer)
             else:
-                episode.reward = answer
+                episode.reward = score_of(answer)
 
     def _first_requests(self, playing: Sequence[Episode]) -> list[GroupRequest]:
         indices: dict[int, list[int]] = {}
@@ -137,7 +143,7 @@ class Play:
 
     def accuracy(self) -> float:
         """Greedy, held out, as the hub evaluates a version."""
-        heldout = HeldOut.of_run(self.config, self.problems, stop_ids=self.settings.stop_ids)
+        (heldout,) = HeldOut.of_run(self.config, self.problems, stop_ids=self.settings.stop_ids)
 
         async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
             choose = most_likely if greedy else draw

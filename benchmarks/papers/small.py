@@ -1,4 +1,4 @@
-"""Cases with `builtin:small`, four times as large as `builtin:tiny`, and what is compared with it."""
+"""Cases with `builtin:small`, whose completions are long."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from typing import Any, Final
 from benchmarks.papers.cases import Case
 
 SMALL: Final = {"model": {"base": "builtin:small"}}
-SUMS: Final = {"task": {"name": "arithmetic", "options": {"digits": 3}}}
 
-TINY_ON_SUMS: Final = Case(name="builtin:tiny, trained", settings={**SUMS, "training": {"groups_per_step": 32}})
-SMALL_UNTRAINED: Final = Case(
-    name="builtin:small, untrained",
-    settings={
-        **SMALL,
-        **SUMS,
-        "sampling": {"max_tokens": 16},
-        "training": {"steps": 1, "groups_per_step": 1, "group_size": 2},
-    },
-    seconds=5,
-)
 KNIGHTS: Final = Case(
     name="builtin:small",
     settings={
