@@ -15,7 +15,7 @@ from benchmarks.papers.time_to import ACCURACY, CONTINUOUS_STEPS, EVALUATE_EVERY
 from benchmarks.papers.trl_run import Curve, train
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.demo import DEMO_SETTINGS
+from echo_hub.demo_settings import DemoTask, demo_settings
 
 
 def main(seed: int, report: Path, *, continuous: bool, steps: int = MOST_STEPS) -> None:
@@ -36,14 +36,8 @@ def main(seed: int, report: Path, *, continuous: bool, steps: int = MOST_STEPS) 
 
 
 def settings(seed: int, steps: int) -> HubConfig:
-    return load_config(
-        None,
-        {
-            **DEMO_SETTINGS,
-            "run": {**DEMO_SETTINGS["run"], "seed": seed, "mode": "colocated"},
-            "training": {"steps": steps},
-        },
-    )
+    changed = {"run": {"seed": seed, "mode": "colocated"}, "training": {"steps": steps}}
+    return load_config(None, demo_settings(DemoTask.ARITHMETIC, changed))
 
 
 if __name__ == "__main__":

@@ -25,5 +25,6 @@ def test_tables_that_are_wanted_come_with_rows_headline_and_pictures(monkeypatch
 
 
 def test_a_run_that_several_tables_name_is_planned_once() -> None:
-    total = sum(planned.seconds for planned in papers.plan())
+    names = {table.name for table in papers.TABLES}
+    total = sum(planned.seconds for planned in papers.plan() if planned.name in names)
     assert total < sum(case.seconds for table in papers.TABLES for case in table.cases) * papers.SEEDS / 2

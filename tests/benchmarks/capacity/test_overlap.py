@@ -22,7 +22,8 @@ from benchmarks.capacity.overlap import (
     headline,
     plan,
 )
-from benchmarks.capacity.real_run import Books, RunFailed
+from benchmarks.capacity.real_run import Books
+from benchmarks.processes import RunFailed
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import NodeClass, Workload

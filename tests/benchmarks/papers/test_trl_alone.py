@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.trl_alone import main, settings
-from echo_hub.demo import DEMO_SETTINGS
+from echo_hub.demo_settings import DemoTask, demo_settings
 
 
 def test_its_settings_are_the_demos() -> None:
     config = settings(7, 3)
-    assert config.sampling.max_tokens == DEMO_SETTINGS["sampling"]["max_tokens"]
+    assert config.sampling.max_tokens == demo_settings(DemoTask.ARITHMETIC, {})["sampling"]["max_tokens"]
     assert (config.run.seed, config.training.steps, config.run.mode) == (7, 3, "colocated")
 
 
