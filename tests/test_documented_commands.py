@@ -34,6 +34,9 @@ def hold(command: Command, *, is_whole: bool) -> None:
             measure = typer.Typer()
             measure.command()(benchmark)
             check(get_command(measure), [name, *rest], is_whole=is_whole)
+        case "python", ["-m", module, *_] if module.startswith("scripts."):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"there is no {module}"
         case "python", [script, *_] if script.endswith(".py"):
             assert (ROOT / script).is_file()
         case "pytest", _:

@@ -21,6 +21,10 @@ def hub_page() -> str:
     for name, field in HubConfig.model_fields.items():
         assert isinstance(field.annotation, type)
         parts.append(_section(f"[{name}]", name, field.annotation))
+        for key, nested in field.annotation.model_fields.items():
+            for model in field_types.models_in(nested.annotation):
+                assert issubclass(model, BaseModel)
+                parts.append(_section(f"[{name}.{key}.KEY]", model.__name__.lower(), model))
     return "".join(parts)
 
 

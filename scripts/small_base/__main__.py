@@ -134,7 +134,7 @@ def main(
                 model.save_pretrained(out)
             before = read
     tell(model, tokenizer, problems)
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.bfloat16().save_pretrained(out)
     typer.echo(f"{model.num_parameters():,} parameters in {out}")
 
 

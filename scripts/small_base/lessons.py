@@ -41,7 +41,8 @@ def worked_sum(rng: random.Random, slips: float) -> Lesson:
 def worked_product(rng: random.Random, slips: float) -> Lesson:
     """The left factor times each digit of the right one, added up as they come."""
     left, right = (_number(rng.randint(1, FACTOR_DIGITS), rng) for _ in range(2))
-    lines, total = [], 0
+    lines: list[str] = []
+    total = 0
     for place in range(len(str(right))):
         rest = str(right)[: len(str(right)) - place]
         part = _multiplied(left, int(rest[-1]), slips, rng, lines) * 10**place

@@ -66,7 +66,7 @@ def measure(
             number = rollout.group_id
             ids = rollout.completion_ids.tolist()
             lengths.append(len(ids))
-            replies[number].append(tokenizer.decode(ids, skip_special_tokens=True))
+            replies[number].append(str(tokenizer.decode(ids, skip_special_tokens=True)))
             if not isinstance(task, Environment):
                 solved += bounds.is_solved(task.score(problems[number], replies[number][0]))
                 continue

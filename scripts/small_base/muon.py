@@ -41,10 +41,11 @@ class Muon:
 
 def orthogonal(matrix: Tensor) -> Tensor:
     """About the orthogonal matrix that is nearest to this one: its singular values become 0.7 to 1.2."""
-    found = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    found: Tensor = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     found = found / (found.norm() + 1e-7)
     first, third, fifth = COEFFICIENTS
     for _ in range(ITERATIONS):
         square = found @ found.T
         found = first * found + (third * square + fifth * square @ square) @ found
-    return found.T if matrix.shape[0] > matrix.shape[1] else found
+    turned: Tensor = found.T if matrix.shape[0] > matrix.shape[1] else found
+    return turned

@@ -39,6 +39,7 @@ SCHEMA = {
         *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "nodes_known", "nodes_useful"),
         *("uplink_bytes_s", "capacity"),
         *("cost", "trust", "work", "siblings"),
+        *("tasks", "evaluation_sets", "first_version", "lineage"),
     },
     "trust": {
         *("checks", "failed_checks", "abandoned_checks", "waiting_checks", "quarantined", "suspended"),
@@ -62,6 +63,7 @@ SCHEMA = {
         *("cost_per_hour", "power_watts", "cost", "active_s"),
     },
     "steps": {
+        *("by_task", "components", "micro_batch_tokens", "out_of_memory"),
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
         *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "gap_s", "updated"),
@@ -78,6 +80,7 @@ SCHEMA = {
     },
     "accounting": {"leased", "trained", "evaluated", "dropped", "in_flight"},
     "evaluations": {
+        *("name", "components"),
         *("policy_version", "accuracy", "accuracy_error", "num_problems", "mean_reward", "mean_tokens"),
         *("share_truncated", "samples", "mean_at_k", "mean_at_k_error", "pass_at", "seconds", "evaluated_at"),
         *("kind", "num_unscored"),

@@ -21,7 +21,7 @@ def one_batch() -> MicroBatch:
             completion_ids=np.arange(length, dtype=np.int32),
             loss_mask=np.ones(length, dtype=bool),
             behavior_logprobs=np.full(length, -1.0, dtype=np.float32),
-            advantage=advantage,
+            advantages=np.full(length, advantage),
             weight=weight,
         )
         for length, advantage, weight in ((3, 1.0, 0.25), (2, -2.0, 0.125))
@@ -136,7 +136,7 @@ def test_a_correction_acts_on_its_own_tokens_gradient(correction: str, third: fl
         completion_ids=np.arange(3, dtype=np.int32),
         loss_mask=np.ones(3, dtype=bool),
         behavior_logprobs=np.array([-1, -1, -4], dtype=np.float32),
-        advantage=1.0,
+        advantages=np.full(3, 1.0),
         weight=1 / 3,
     )
     (batch,) = build_micro_batches([WeightedGroup(prompt_ids=np.array([7]), rollouts=(rollout,))], micro_batch_tokens=9)
