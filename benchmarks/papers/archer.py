@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.papers.cases import Case
 from benchmarks.papers.runs import Found
 from benchmarks.papers.table import Entry, Headline, Table
 
-GAME: Final = {
+GAME: Final[dict[str, Mapping[str, Any]]] = {
     "task": {"name": "environment:guess", "options": {"turns": 4}},
     "sampling": {"max_tokens": 1},
     "evaluation": {"problems": 16},

@@ -46,7 +46,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         continuous = alone(Path(directory), seed, continuous=True)
     headline = headline_of(echo, trl)
     progress.done(NAME, headline)
-    return Measurement(headline=headline, rows=[_row(echo), _row(trl), _row(continuous)])
+    return Measurement(headline=dict(headline), rows=[_row(echo), _row(trl), _row(continuous)])
 
 
 def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> Headline:

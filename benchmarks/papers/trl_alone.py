@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -36,7 +37,7 @@ def main(seed: int, report: Path, *, continuous: bool, steps: int = MOST_STEPS) 
 
 
 def settings(seed: int, steps: int) -> HubConfig:
-    changed = {"run": {"seed": seed, "mode": "colocated"}, "training": {"steps": steps}}
+    changed: dict[str, dict[str, Any]] = {"run": {"seed": seed, "mode": "colocated"}, "training": {"steps": steps}}
     return load_config(None, demo_settings(DemoTask.ARITHMETIC, changed))
 
 

@@ -17,7 +17,7 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.learning.virtual_run import Point
+from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -36,7 +36,7 @@ def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float
     return curve.points, curve.steps
 
 
-class Curve(TrainerCallback):  # type: ignore[misc]
+class Curve(TrainerCallback):
     """Evaluates as a virtual run does, and notes when: `at_s` by the clock, each point's."""
 
     def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
@@ -74,8 +74,8 @@ class Curve(TrainerCallback):  # type: ignore[misc]
             stop_ids=self._stop_ids,
         )
         self.model.train()
-        rewards = [float(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
-        accuracy = sum(map(self._problems.rewards.is_solved, rewards)) / len(rewards)
+        rewards = [score_of(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self._problems.rewards_of(self._problems.sets[0]).is_solved, rewards)) / len(rewards)
         self.points.append(
             Point(
                 trained_rollouts=step * training.groups_per_step * training.group_size,
