@@ -245,7 +245,7 @@ GROUPS_LEFT_OUT: Final = StepFigure(
     largest=True,
 )
 MICRO_BATCH_TOKENS: Final = StepFigure(
-    key="micro_batch_tokens",
+    key="fitted_tokens",
     label="micro-batch",
     about="Tokens that a forward and backward pass of the newest step had at most.",
     unit="tokens",

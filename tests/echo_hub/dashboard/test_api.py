@@ -63,7 +63,7 @@ SCHEMA = {
         *("cost_per_hour", "power_watts", "cost", "active_s"),
     },
     "steps": {
-        *("by_task", "components", "micro_batch_tokens", "out_of_memory"),
+        *("by_task", "components", "fitted_tokens", "out_of_memory"),
         *("step", "trained_at", "num_rollouts", "num_tokens", "mean_reward", "staleness_mean", "staleness_max"),
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
         *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "gap_s", "updated"),

@@ -63,7 +63,7 @@ def test_a_step_that_does_not_fit_is_begun_anew_in_halves_and_comes_to_the_same(
     torch.testing.assert_close(halves, whole, rtol=0, atol=2e-5)
     first, second = (outcome.metrics for outcome in outcomes)
     assert first["out_of_memory"] == little.refused > 0 == second["out_of_memory"], "it is remembered"
-    assert 1 < first["micro_batch_tokens"] == second["micro_batch_tokens"] < PLENTY
+    assert 1 < first["fitted_tokens"] == second["fitted_tokens"] < PLENTY
     for ours, theirs in zip(outcomes, expected, strict=True):
         for key in {*ours.metrics} - {"train_s", "micro_batch_tokens", "out_of_memory"}:
             assert ours.metrics[key] == pytest.approx(theirs.metrics[key], rel=1e-3, abs=1e-5), key
@@ -71,7 +71,7 @@ def test_a_step_that_does_not_fit_is_begun_anew_in_halves_and_comes_to_the_same(
         assert ours.screen == theirs.screen
     for known in (cuts, Cuts.read(tmp_path / "halves" / "checkpoints", place="here")):
         assert [cut and cut.micro_batch_tokens for cut in (known.at(1), known.at(2))] == [
-            first["micro_batch_tokens"]
+            first["fitted_tokens"]
         ] * 2
 
 
@@ -141,5 +141,5 @@ def test_under_a_limit_of_the_system_itself(base_dir: Path, tmp_path: Path) -> N
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
-    assert found["out_of_memory"] >= 1 and found["micro_batch_tokens"] < 16_384
+    assert found["out_of_memory"] >= 1 and found["fitted_tokens"] < 16_384
     assert found["difference"] < 2e-5 < found["moved"]

@@ -73,7 +73,7 @@ def main() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         found.append((weights(policy), outcome.metrics))
     (whole, _), (halves, metrics) = found
-    said = {name: metrics[name] for name in ("out_of_memory", "micro_batch_tokens")}
+    said = {name: metrics[name] for name in ("out_of_memory", "fitted_tokens")}
     difference, moved = float((whole - halves).abs().max()), float((whole - before).abs().max())
     print(json.dumps({**said, "difference": difference, "moved": moved}))
 
