@@ -25,7 +25,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import Outcome, screened_step, smaller
 from echo_shared.errors import LearnerError
 from echo_shared.out_of_memory import ran_out
-from echo_shared.step_figures import MICRO_BATCH_TOKENS, OUT_OF_MEMORY
+from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def step_within_memory(
                     log.error("out of memory; all ranks begin anew with micro-batches of %d tokens", tokens)
                     raise
         if not broken_off:
-            figures = {MICRO_BATCH_TOKENS.key: cut.micro_batch_tokens, OUT_OF_MEMORY.key: halvings}
+            figures = {FITTED_TOKENS.key: cut.micro_batch_tokens, OUT_OF_MEMORY.key: halvings}
             return replace(outcome, metrics={**outcome.metrics, **{key: float(of) for key, of in figures.items()}})
         # Only here, behind the handler, does nothing refer any more to what the attempt had computed.
         _undo(policy, optimizer, held, fresh=fresh)

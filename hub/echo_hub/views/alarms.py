@@ -10,10 +10,10 @@ from typing import Final
 
 from echo_shared.books import StepRecord
 from echo_shared.step_figures import (
+    FITTED_TOKENS,
     GRAD_NORM,
     GROUPS_LEFT_OUT,
     HELD_BACK,
-    MICRO_BATCH_TOKENS,
     MISMATCH_KL,
     OUT_OF_MEMORY,
     RATIO_MAX,
@@ -46,7 +46,7 @@ def alarms(step: StepRecord | None) -> tuple[str, ...]:
             "gives what a node claimed of a rollout in each. Such nodes are checked from now on: see Trust."
         )
     if figures.get(OUT_OF_MEMORY.key):
-        tokens = figures.get(MICRO_BATCH_TOKENS.key) or 0
+        tokens = figures.get(FITTED_TOKENS.key) or 0
         found.append(
             f"Step {step.step}: the learner's device had too little memory. The step was begun anew with micro-batches "
             f"of at most {tokens:.0f} tokens, as are all from now on. If something else took that memory, restart the "
