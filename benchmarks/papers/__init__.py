@@ -32,6 +32,7 @@ TABLES: Final = (
     batches.SHUFFLE_R1,
     batches.C3PO,
     archer.TURN_CREDIT,
+    echo.SMALL_AND_LARGE,
     echo.KNIGHTS_AND_KNAVES,
     echo.SOKOBAN_ROUNDS,
     echo.DISTANCE,

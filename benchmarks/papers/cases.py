@@ -16,7 +16,7 @@ STEPS: Final = 40
 GROUPS: Final = 16
 """A step."""
 
-Runner = Literal["virtual", "episodes", "trl"]
+Runner = Literal["virtual", "episodes", "trl", "untrained"]
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -29,7 +29,7 @@ class Case:
     """A config.toml's sections, where they differ from what every case has."""
     runner: Runner = "virtual"
     """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner draws for itself, games of
-    several turns too. trl: GRPOTrainer."""
+    several turns too. trl: GRPOTrainer. untrained: the base as it is is evaluated."""
     precision: str = "policy"
     """Who draws: policy is the learner's own model; else the node's llama.cpp engine, in this precision."""
     delay_s: float | None = None

@@ -9,11 +9,17 @@ from typing import Any, Final
 from benchmarks.papers.cases import ASYNC, COLOCATED, SEQUENTIAL, Case, stale
 from benchmarks.papers.ran import Ran
 from benchmarks.papers.runs import Found
-from benchmarks.papers.small import KNIGHTS, SOKOBAN
+from benchmarks.papers.small import KNIGHTS, LARGE, SOKOBAN
 from benchmarks.papers.table import Entry, Headline, Table, accuracy
 
 SOURCE: Final = "arXiv 2508.05387"
 TRL: Final = Case(name="TRL's GRPOTrainer", runner="trl", seconds=45)
+TRAINED: Final = Case(
+    name="builtin:tiny, trained",
+    settings={"training": {"steps": 60, "groups_per_step": 32}},
+    evaluate_every=20,
+    seconds=60,
+)
 FAR: Final = {
     milliseconds: Case(name=f"nodes {milliseconds} ms away", settings=stale(2), delay_s=milliseconds / 1000)
     for milliseconds in (40, 150, 300)
@@ -43,6 +49,10 @@ def _gain(found: Found) -> Headline:
     return {"sokoban_gain": min(one.accuracy - one.points[0].accuracy for one in found[SOKOBAN])}
 
 
+def _over_large(found: Found) -> Headline:
+    return {"small_beats_4x_by": accuracy(found[TRAINED]) - accuracy(found[LARGE])}
+
+
 PARITY: Final = Table(
     name="Echo: parity",
     source=f"{SOURCE}, section on experiments",
@@ -63,6 +73,17 @@ TRL_CURVE: Final = Table(
         Entry(case=TRL, reports="-"),
     ),
     headline=_trl,
+)
+SMALL_AND_LARGE: Final = Table(
+    name="Echo: small against four times larger",
+    source=f"{SOURCE}, Sokoban",
+    scale="Qwen3-4B, trained, against Qwen3-32B as it is",
+    entries=(
+        Entry(case=TRAINED, reports="the trained small model is ahead"),
+        Entry(case=LARGE, reports="-"),
+    ),
+    headline=_over_large,
+    curves=False,
 )
 DISTANCE: Final = Table(
     name="Echo: far nodes",

@@ -32,7 +32,7 @@ class Ran:
 
     points: list[Point]
     steps: list[Mapping[str, float]]
-    """Metrics of each step."""
+    """Metrics of each step; none of a base as it is."""
     utilisation: float | None
     """Share of the time in which the learner trains; None where time is not simulated."""
     seconds: float
@@ -66,6 +66,10 @@ def carry_out(case: Case, seed: int) -> Ran:
             from benchmarks.papers.episodes import run_episodes
 
             points, steps = run_episodes(case, seed)
+        case "untrained":
+            learning = Learning(case.config(seed))
+            learning.note(reward=None, staleness=0.0)
+            points, steps = learning.points, []
         case "virtual":
             return _in_virtual_time(case, seed)
     return Ran(points=points, steps=steps, utilisation=None, seconds=time.perf_counter() - began)

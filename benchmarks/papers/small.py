@@ -8,6 +8,19 @@ from benchmarks.papers.cases import Case
 
 SMALL: Final = {"model": {"base": "builtin:small"}}
 
+LARGE: Final = Case(
+    name="builtin:small as it is, with working",
+    settings={
+        **SMALL,
+        "task": {"name": "worked", "options": {"shortest": 3, "longest": 3}},
+        "sampling": {"max_tokens": 160},
+        "evaluation": {"problems": 256},
+    },
+    runner="untrained",
+    seconds=40,
+)
+"""Three-digit sums, as every case of `builtin:tiny` has them, by the model of four times its weights."""
+
 KNIGHTS: Final = Case(
     name="builtin:small",
     settings={

@@ -8,6 +8,7 @@ from benchmarks.papers.batches import QUANTISED
 from benchmarks.papers.cases import COLOCATED, SEQUENTIAL, Case, smaller
 from benchmarks.papers.echo import FAR
 from benchmarks.papers.ran import Ran, carry_out
+from benchmarks.papers.small import LARGE
 from tests.benchmarks.papers.toy import ran
 
 SIZES = {
@@ -37,6 +38,11 @@ def test_sequential_is_colocated_and_far_nodes_wait_for_the_way() -> None:
     far = small(replace(FAR[300], delay_s=30.0))
     assert far.utilisation is not None and far.utilisation < 0.2
     assert colocated.utilisation is not None and colocated.utilisation > 0.6
+
+
+def test_a_base_as_it_is_has_a_single_point() -> None:
+    run = small(LARGE)
+    assert len(run.points) == 1 and not run.steps and 0 <= run.accuracy <= 1
 
 
 @pytest.mark.slow
