@@ -13,9 +13,20 @@ from benchmarks.papers.table import Entry, Headline, Table, accuracy, finite
 
 TARGET: Final = 0.8
 """Held-out accuracy."""
-SHUFFLED: Final = Case(
-    name="shuffle_r1", settings={"objective": {"selection": "shuffle_r1"}}, evaluate_every=COLOCATED.evaluate_every
-)
+
+
+def _shuffled(name: str, **settings: Mapping[str, Any]) -> Case:
+    return Case(name=name, settings=settings, evaluate_every=COLOCATED.evaluate_every)
+
+
+TWICE: Final = {"group_size": 16}
+"""Half of them are trained on: as many as GRPO's eight."""
+PAIRS: Final = {"selection": "shuffle_r1"}
+SHUFFLE: Final = {**PAIRS, "shuffle_batches": 8}
+PAIRED: Final = _shuffled("pairs, of 16", objective=PAIRS, training=TWICE)
+SHUFFLED: Final = _shuffled("pairs, of 16, and batch shuffle", objective=SHUFFLE, training=TWICE)
+PAIRED_8: Final = _shuffled("pairs, of 8", objective=PAIRS)
+SHUFFLED_8: Final = _shuffled("pairs, of 8, and batch shuffle", objective=SHUFFLE)
 
 
 def _steps_to(case: Case, ran: Sequence[Ran]) -> float:
@@ -23,8 +34,9 @@ def _steps_to(case: Case, ran: Sequence[Ran]) -> float:
 
 
 def _shuffle(found: Found) -> Headline:
-    plain, shuffled = (_steps_to(case, found[case]) for case in (COLOCATED, SHUFFLED))
-    return {"shuffle_steps_ratio": finite(shuffled / plain)}
+    plain = _steps_to(COLOCATED, found[COLOCATED])
+    cases = {"shuffle_steps_ratio": SHUFFLED, "shuffle_steps_ratio_equal_draws": SHUFFLED_8}
+    return {name: finite(_steps_to(case, found[case]) / plain) for name, case in cases.items()}
 
 
 SHUFFLE_R1: Final = Table(
@@ -33,7 +45,10 @@ SHUFFLE_R1: Final = Table(
     scale="Qwen2.5-VL-3B and 7B; geometry and mathematics with pictures",
     entries=(
         Entry(case=COLOCATED, reports="GRPO"),
+        Entry(case=PAIRED, reports="-"),
         Entry(case=SHUFFLED, reports="GRPO's accuracy in about half the steps"),
+        Entry(case=PAIRED_8, reports="-"),
+        Entry(case=SHUFFLED_8, reports="-"),
     ),
     headline=_shuffle,
     columns=lambda case, ran: {f"steps_to_{TARGET}": finite(_steps_to(case, ran))},

@@ -19,6 +19,7 @@ def test_when_time_is_over_every_case_has_its_first_seed(monkeypatch: pytest.Mon
     small = tuple(replace(case, **SMALL) for case in (cases.COLOCATED, cases.SEQUENTIAL, cases.BY_STALENESS[1]))
     monkeypatch.setattr(cases, "ALL", small)
     monkeypatch.setattr(cases, "COLOCATED", small[0])
+    monkeypatch.setattr(cases, "FLEET", ())
     monkeypatch.setattr(learning, "MOST_S", 0.0)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     lines: list[str] = []

@@ -56,6 +56,10 @@ class ObjectiveConfig(Section):
     """With overlong = "penalty": how many tokens before the limit the penalty begins."""
     selection: Literal["all", "shuffle_r1"] = "all"
     """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
+    shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
+    """With selection = "shuffle_r1": the step's pairs are drawn anew in so many sub-batches, a pair at most once in
+    each, by chances in proportion to its advantages: it counts as often as it is drawn, or not at all. 0 = every kept
+    pair counts once."""
 
     @property
     def chosen_aggregation(self) -> Aggregation:
@@ -102,6 +106,8 @@ class ObjectiveConfig(Section):
             default = type(self).model_fields[name].default
             if getattr(self, name) != default and name not in used[self.correction]:
                 raise ValueError(f'correction = "{self.correction}" does not use {name}: remove the line')
+        if self.shuffle_batches and self.selection != "shuffle_r1":
+            raise ValueError(f'shuffle_batches = {self.shuffle_batches} needs selection = "shuffle_r1": it draws pairs')
         if (self.overlong == "penalty") != (self.overlong_buffer_tokens > 0):
             raise ValueError('overlong = "penalty" and overlong_buffer_tokens > 0 need each other')
         return self

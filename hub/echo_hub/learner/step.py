@@ -88,7 +88,7 @@ def screened_step(
     """
     started = time.perf_counter()
     loss = StepLoss(settings.objective)
-    step = weigh(groups, settings)
+    step = weigh(groups, settings, learner_version=learner_version)
     shares = _shares(policy.ranks, step, settings)
     # Of the first share, the pass that is differentiated is itself the one at the start of the step.
     proximal = [
@@ -127,11 +127,14 @@ def screened_step(
     return Outcome(metrics=_finite(metrics), screen=findings.frame(turns), norms=tuple(recent[-WINDOW:]))
 
 
-def smaller(ranks: Ranks, groups: Sequence[TrainingGroup], settings: LearnerSettings) -> int | None:
+def smaller(
+    ranks: Ranks, groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0
+) -> int | None:
     """The micro_batch_tokens by which the step's largest micro-batches are half as large; None: all are of one
     rollout."""
     tokens = settings.learner.tokens_at_once
-    found = [halved(share, ranks.budget(share, tokens)) for share in _of_updates(weigh(groups, settings), settings)]
+    step = weigh(groups, settings, learner_version=learner_version)
+    found = [halved(share, ranks.budget(share, tokens)) for share in _of_updates(step, settings)]
     return max((budget for budget in found if budget is not None), default=None)
 
 

@@ -8,7 +8,8 @@ not matter how the tokens are split into micro-batches, or over processes. In th
                 count in the others' mean and standard deviation all the same (as in DAPO and TRL: they are part of
                 what the prompt makes likely)
     left out    what was cut off, if `objective.overlong` is "mask"; then what `objective.selection` does not choose.
-                Out of the denominators below too, whatever the aggregation (TRL keeps N in grpo's and dr_grpo's)
+                Out of the denominators below too, whatever the aggregation (TRL keeps N in grpo's and dr_grpo's).
+                What `objective.shuffle_batches` chooses several times counts as often, in them and in the loss
     weight      by the aggregation, over what is left: N rollouts with T_i drawn tokens each, in M groups
 
     token_mean      1 / Σ_j T_j
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.credit import EpisodeRewards, Values, turn_advantages
-from echo_hub.learner.selection import most_unlike
+from echo_hub.learner.selection import times_trained
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
 
 
@@ -74,8 +75,9 @@ class WeightedStep:
     rollouts_unselected: int
 
 
-def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> WeightedStep:
-    """What of a step is computed, with which advantages and weights."""
+def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner_version: int = 0) -> WeightedStep:
+    """What of a step is computed, with which advantages and weights; the step that trains `learner_version` has always
+    the same."""
     objective = settings.objective.resolved()
     rewards = [[_rewards(rollout, settings) for rollout in group.rollouts] for group in groups]
     values = turn_advantages(rewards, settings.training, objective.chosen_advantage)
@@ -84,14 +86,10 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> Weighte
         np.array([objective.overlong != "mask" or not rollout.truncated for rollout in group.rollouts])
         for group in groups
     ]
-    kept = [
-        _selected(np.array([of_turns[0] for of_turns in value]), there)
-        if objective.selection == "shuffle_r1"
-        else there
-        for value, there in zip(values, complete, strict=True)
-    ]
+    times = _times(values, complete, settings, learner_version)
+    kept = [often > 0 for often in times]
     lengths = [np.array([rollout.loss_mask.sum() for rollout in group.rollouts]) for group in groups]
-    weights = _weights(lengths, kept, settings)
+    weights = _weights(lengths, times, settings)
     computed = [there & (some | (objective.kl_coefficient > 0)) for there, some in zip(kept, present, strict=True)]
     first = np.cumsum([0, *(len(group.rollouts) for group in groups)])
     return WeightedStep(
@@ -127,22 +125,31 @@ def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens:
     return -float(np.clip((num_tokens - (max_tokens - buffer)) / buffer, 0, 1))
 
 
-def _selected(advantages_G: NDArray[np.float64], there_G: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    kept = there_G.copy()
-    kept[there_G] = most_unlike(advantages_G[there_G])
-    return kept
+def _times(
+    values: Sequence[Values], complete: Sequence[NDArray[np.bool_]], settings: LearnerSettings, learner_version: int
+) -> list[NDArray[np.int64]]:
+    """How often each rollout counts, [G] for each group."""
+    objective = settings.objective
+    if objective.selection == "all":
+        return [there.astype(np.int64) for there in complete]
+    return times_trained(
+        [np.array([of_turns[0] for of_turns in value]) for value in values],
+        complete,
+        sub_batches=objective.shuffle_batches,
+        rng=np.random.default_rng([settings.seed, learner_version]),
+    )
 
 
 def _weights(
-    lengths: Sequence[NDArray[np.int64]], kept: Sequence[NDArray[np.bool_]], settings: LearnerSettings
+    lengths: Sequence[NDArray[np.int64]], times: Sequence[NDArray[np.int64]], settings: LearnerSettings
 ) -> list[NDArray[np.float64]]:
-    """The weight of each rollout's tokens, [G] for each group; those that are not kept have one without meaning."""
-    rollouts = sum(int(there.sum()) for there in kept)
-    groups = sum(bool(there.any()) for there in kept)
-    tokens = [int(length[there].sum()) for length, there in zip(lengths, kept, strict=True)]
+    """The weight of each rollout's tokens, [G] for each group. `times`: how often each counts; a group counts once."""
+    rollouts = sum(int(often.sum()) for often in times)
+    groups = sum(bool(often.any()) for often in times)
+    tokens = [int((length * often).sum()) for length, often in zip(lengths, times, strict=True)]
     aggregation = settings.objective.chosen_aggregation
     if settings.training.tokens_per_step:
-        return [np.full(len(length), 1 / settings.training.tokens_per_step) for length in lengths]
+        return [often / settings.training.tokens_per_step for often in times]
 
     def of_group(length: NDArray[np.int64], own_tokens: int) -> NDArray[np.float64]:
         match aggregation:
@@ -158,7 +165,8 @@ def _weights(
                 assert_never(aggregation)
 
     return [
-        of_group(length, own) if own else np.zeros(len(length)) for length, own in zip(lengths, tokens, strict=True)
+        often * of_group(length, own) if own else np.zeros(len(length))
+        for length, often, own in zip(lengths, times, tokens, strict=True)
     ]
 
 

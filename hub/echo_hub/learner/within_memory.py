@@ -59,7 +59,7 @@ def step_within_memory(
             if not ran_out(error):
                 raise
             broken_off = str(error) or type(error).__name__
-            tokens = smaller(policy.ranks, groups, current)
+            tokens = smaller(policy.ranks, groups, current, learner_version=learner_version)
             if tokens is not None:
                 cut = replace(cut, micro_batch_tokens=tokens)
                 cuts.put(learner_version + 1, cut)

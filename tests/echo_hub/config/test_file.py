@@ -61,6 +61,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
             "[training]\ncredit = 'turn'\n[objective]\nselection = 'shuffle_r1'\n",
             ('objective.selection must be "all"',),
         ),
+        ("[objective]\nshuffle_batches = 8\n", ("objective", 'needs selection = "shuffle_r1"')),
         ("[learner]\nhosts = 2\n", ("learner.address must be HOST:PORT",)),
         ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a GPU of its own")),
         ("[dissemination]\nway = 'pigeon'\n", ("dissemination.way", "'pigeon'", "line 2", "'broadcast'")),

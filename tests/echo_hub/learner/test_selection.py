@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.learner.selection import most_unlike
+from echo_hub.learner.selection import most_unlike, shuffled, times_trained
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,18 @@ from echo_hub.learner.selection import most_unlike
     ],
 )
 def test_by_hand(advantages: list[float], kept: list[int]) -> None:
-    assert np.flatnonzero(most_unlike(np.array(advantages))).tolist() == kept
+    assert np.unique(most_unlike(np.array(advantages))).tolist() == kept
+
+
+def test_the_largest_goes_with_the_smallest() -> None:
+    assert most_unlike(np.array([0.1, 0.9, -0.8, 0.2, -0.1, 0.3, -0.5, -0.1])).tolist() == [[1, 2], [5, 6]]
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=33))
 def test_it_keeps_half_of_the_pairs_and_the_most_unlike(advantages: list[float]) -> None:
     values = np.array(advantages)
-    kept = most_unlike(values)
+    kept = np.zeros(len(values), bool)
+    kept[most_unlike(values)] = True
     pairs = len(values) // 2
     assert kept.sum() == 2 * -(-pairs // 2)
     inside, outside = values[kept], values[~kept]
@@ -35,3 +40,34 @@ def test_it_keeps_half_of_the_pairs_and_the_most_unlike(advantages: list[float])
     low, high = np.sort(inside)[:half], np.sort(inside)[half:]
     if len(outside):
         assert low.max() <= outside.min() and high.min() >= outside.max()
+
+
+@given(st.lists(st.floats(0, 3), min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 99))
+def test_a_pair_is_at_most_once_in_a_sub_batch_and_one_without_advantage_in_none(
+    strengths: list[float], sub_batches: int, seed: int
+) -> None:
+    values = np.array(strengths)
+    times = shuffled(values, sub_batches, np.random.default_rng(seed))
+    if not values.any():
+        assert (times == 1).all()
+        return
+    assert times.max() <= sub_batches and not times[values == 0].any()
+    size = min(-(-len(values) // sub_batches), np.count_nonzero(values))
+    assert times.sum() == sub_batches * size
+    assert (times == shuffled(values, sub_batches, np.random.default_rng(seed))).all()
+
+
+def test_what_is_twice_as_strong_is_drawn_about_twice_as_often() -> None:
+    values = np.array([1.0, 2.0] * 200)
+    times = np.array([shuffled(values, 40, np.random.default_rng(seed)) for seed in range(50)])
+    assert times[:, 1::2].sum() / times[:, ::2].sum() == pytest.approx(2, rel=0.05)
+
+
+def test_both_of_a_pair_count_as_often_and_nothing_is_taken_that_may_not_be() -> None:
+    advantages = [np.array([1.0, -1.0, 0.5, -0.5]), np.zeros(4), np.array([2.0, -2.0, 9.0])]
+    there = [np.ones(4, bool), np.ones(4, bool), np.array([True, True, False])]
+    once = times_trained(advantages, there, sub_batches=0, rng=np.random.default_rng(0))
+    assert [of.tolist() for of in once] == [[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0]]
+    often = times_trained(advantages, there, sub_batches=6, rng=np.random.default_rng(0))
+    assert often[0][0] == often[0][1] and often[2][0] == often[2][1] and not often[1].any() and not often[2][2]
+    assert often[0][0] + often[2][0] == 6

@@ -37,6 +37,7 @@ CORRECTED: list[dict[str, Any]] = [
     {"name": "gspo", "old_policy": "proximal", "correction": "tis", "aggregation": "group_mean"},
     {"name": "dapo", "kl_coefficient": 0.1, "overlong": "penalty", "overlong_buffer_tokens": 4},
     {"name": "dr_grpo", "selection": "shuffle_r1", "kl_coefficient": 0.1, "sequence_veto": 0.02},
+    {"name": "two_sided", "selection": "shuffle_r1", "shuffle_batches": 3},
 ]
 """Every objective, and the corrections in company."""
 

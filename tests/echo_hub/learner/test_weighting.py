@@ -173,6 +173,27 @@ def test_selection_counts_and_shares_the_denominator(make_settings: MakeSettings
     assert weigh(step, settings).rollouts_unselected == 2
 
 
+def test_what_is_drawn_several_times_counts_as_often(make_settings: MakeSettings) -> None:
+    strong = group(rollout(1, 9.0), rollout(2, -9.0))
+    weak = [group(rollout(1, 1e-9), rollout(2, 0.0)) for _ in range(3)]
+    objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
+    settings = make_settings(objective=objective)
+    (found,) = weigh([strong, *weak], settings).groups
+    assert [rollout.weight for rollout in found.rollouts] == [pytest.approx(4 / 12)] * 2, "alone in all four"
+    assert weigh([strong, *weak], settings).rollouts_unselected == 6
+
+
+def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSettings) -> None:
+    step = [group(rollout(1, 1.0), rollout(2, -1.0)) for _ in range(16)]
+    settings = make_settings(objective={"selection": "shuffle_r1", "shuffle_batches": 4, "advantage": "mean"})
+
+    def drawn(version: int) -> list[tuple[int, float]]:
+        of_step = weigh(step, settings, learner_version=version)
+        return [(one.number, one.rollouts[0].weight) for one in of_step.groups]
+
+    assert drawn(3) == drawn(3) != drawn(4)
+
+
 def test_what_is_cut_off_is_not_selected(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, 4.0), rollout(2, 2.0), rollout(3, 1.0), rollout(6, -3.0, truncated=True))]
     objective = {"selection": "shuffle_r1", "overlong": "mask", "advantage": "mean"}
