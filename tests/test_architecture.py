@@ -32,7 +32,8 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.core.trust.evidence": set(),
     "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence"},
     "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
-    "echo_hub.scoring": {"echo_hub.config", "echo_hub.core", "echo_hub.run", "echo_hub.tasks"},
+    "echo_hub.judges": {"echo_hub.config", "echo_hub.run"},
+    "echo_hub.scoring": {"echo_hub.config", "echo_hub.core", "echo_hub.judges", "echo_hub.run", "echo_hub.tasks"},
     "echo_hub.evaluation": {
         "echo_hub.config",
         "echo_hub.core",
@@ -115,6 +116,7 @@ PURE = (
 )
 """No I/O, no clock, no chance: neither here nor in anything that these import, however far down."""
 TORCH_ALLOWED = (
+    "echo_hub.judges.worker",  # A process of its own, of a reward model.
     "echo_hub.learner",
     "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
     "echo_node.backends.torch_",

@@ -335,6 +335,8 @@ class Hub:
                 "passkey": dict(self._opened.tracker.refused),
                 **self._gateway.turned_away,
             },
+            judges_away=self._opened.scoring.judges.absent,
+            judged=self._opened.scoring.judges.counts,
             needs_nodes=self.config.run.mode != "colocated",
             watched=self.operation.watching.active,
             lacks_room=self._opened.store.room.lacks,

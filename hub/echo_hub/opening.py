@@ -24,6 +24,7 @@ from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.hub import Hub
+from echo_hub.judges.judges import secrets_of as keys_of_judges
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.invitations import Invitations
@@ -69,7 +70,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
     sys.setswitchinterval(SWITCH_S)
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
-        secrets_of_run = (*config.alerts.secrets, *config.server.invite_tokens)
+        keys = keys_of_judges(config.reward.judges)
+        secrets_of_run = (*config.alerts.secrets, *config.server.invite_tokens, *keys)
         stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
         base_dir = await asyncio.to_thread(resolve_base, config.model.base)

@@ -31,6 +31,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason, rollout_id
+from tests.echo_hub.judge_endpoint import FakeEndpoint, served
 
 _T = TypeVar("_T")
 ANSWERS: dict[type, Callable[[Any], Event]] = {
@@ -145,3 +146,10 @@ async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]
             return driven
 
         yield make
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[FakeEndpoint]:
+    """An LLM judge on loopback."""
+    async with served() as judge:
+        yield judge

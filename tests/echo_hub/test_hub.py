@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from echo_hub.store.store import Store
 from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError
 from echo_shared.step_figures import LEARNING_RATE
+from tests.echo_hub.judge_endpoint import FakeEndpoint
 
 TRAINING = TrainingConfig(steps=2, groups_per_step=2, group_size=2, lora_rank=2)
 
@@ -72,6 +74,44 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
     assert "The run is finished: 2 steps, 8 rollouts" in found[-2].text
     lines = [json.loads(line) for line in path_of(directory.root).read_text().splitlines()]
     assert {event.text for event in found} <= {line["message"] for line in lines}
+
+
+@pytest.mark.slow
+async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
+    tmp_path: Path, endpoint: FakeEndpoint
+) -> None:
+    """The judge is away after four verdicts; the hub says so, is stopped, and goes on when the judge does."""
+    judges = {"style": {"kind": "llm", "url": endpoint.url, "model": "m", "concurrency": 1}}
+    reward = {"weights": {"style": 0.5}, "judges": judges}
+    config, directory = settings(reward=reward, evaluation=EvaluationConfig(problems=1)), RunDirectory(tmp_path / "run")
+    make_run(directory, config)
+    endpoint.script, endpoint.rule = ["<score>1</score>"] * 4, lambda said: 503
+    async with open_hub(config, directory) as hub:
+        serving = asyncio.create_task(hub.serve())
+        async with asyncio.timeout(120):
+            while not any("The judge style" in said for said in hub.pages.health().reasons):  # noqa: ASYNC110 - as polled.
+                await asyncio.sleep(0.05)
+        assert "(status 503: 'not now')" in hub.pages.health().reasons[0]
+        view = await hub.pages.run_view()
+        assert view.broken and view.trained_step == 0
+        serving.cancel()
+        await asyncio.wait([serving])
+    with contextlib.closing(Store.open(directory.database_url)) as store:
+        num_known = sum(row.reward is not None for row in store.snapshot().rollouts) + len(store.evaluated_versions())
+    assert 1 <= num_known <= 4
+    endpoint.asked.clear()
+    endpoint.rule = lambda said: "<score>1</score>"
+    async with open_hub(config, directory) as hub:
+        serving = asyncio.create_task(hub.serve())
+        async with asyncio.timeout(120):
+            await asyncio.wait(
+                [serving, asyncio.create_task(hub.ending.finished.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+        (first, _) = await hub.pages.steps(0)
+        assert first.components["style"] == pytest.approx(0.1)
+        serving.cancel()
+        await asyncio.wait([serving])
+    assert len(endpoint.asked) == 8 + 2 - num_known, "rollouts of both steps, and two evaluations of one problem"
 
 
 def events(directory: RunDirectory) -> list[RunEvent]:

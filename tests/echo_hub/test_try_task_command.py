@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_hub.config.file import load_config, render_config
+from echo_hub.config.sections import HubConfig
 from echo_hub.main import app
 from echo_shared.errors import ConfigError
+from tests.echo_hub.judge_endpoint import FakeEndpoint
 
 OWN = """
 from echo_hub.tasks.base import Problem
@@ -124,3 +127,17 @@ def test_what_is_no_task_is_refused_with_a_way_out(own: str, arguments: tuple[st
     with pytest.raises(ConfigError) as caught:
         said(*arguments)
     assert told in str(caught.value)
+
+
+async def test_judges_are_asked_too(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+    endpoint.rule = lambda said: "<score>4</score>"
+    judge = {"kind": "llm", "url": endpoint.url, "model": "m"}
+    config = HubConfig.model_validate({"reward": {"weights": {"style": 0.5}, "judges": {"style": judge}}})
+    (tmp_path / "config.toml").write_text(render_config(config))
+    trial = await asyncio.to_thread(found, "--config", tmp_path / "config.toml", "--count", "1")
+    (reference,) = [answer for answer in trial["problems"][0]["answers"] if answer["kind"] == "reference"]
+    assert reference["reward"] == pytest.approx(1.2)
+    assert reference["components"] == {"score": 1.0, "style": pytest.approx(0.4)}
+    endpoint.rule = lambda said: 400
+    trial = await asyncio.to_thread(found, "--config", tmp_path / "config.toml", "--count", "1")
+    assert any("The judge style does not answer." in warning for warning in trial["warnings"])

@@ -17,6 +17,7 @@ AlertKind = Literal[
     "disk",
     "attack",
     "common_fault",
+    "judge_away",
     "finished",
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -7,8 +7,9 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, model_validator
 
+from echo_hub.config.judge_section import JudgeConfig
 from echo_hub.config.section import Section
-from echo_hub.tasks.rewards import COMPONENT_NAME
+from echo_hub.tasks.rewards import COMPONENT_NAME, SCORE
 
 FORMAT: Final = "format"
 TAGGED: Final = "tagged"
@@ -49,9 +50,14 @@ class RewardConfig(Section):
     length_zero: Annotated[int, Field(ge=0, le=131_072)] = 0
     """See length_most; 0 = twice that."""
 
+    judges: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], JudgeConfig] = Field(default_factory=dict)
+    """Components that models give, each in a table of its own, [reward.judges.NAME]. kind = "llm" asks a language model
+    behind an OpenAI-compatible endpoint (url, model, api_key_env, prompt), kind = "reward_model" a sequence classifier
+    (model, device): docs/tasks.md says which settings they have. Rollouts wait for a judge that does not answer."""
+
     @property
     def names(self) -> tuple[str, ...]:
-        """The components that stand beside any task's."""
+        """The components of a completion's text that stand beside any task's."""
         chosen = {FORMAT: self.format, TAGGED: self.tagged, LENGTH: self.length_least or self.length_most}
         return tuple(name for name, is_there in chosen.items() if is_there)
 
@@ -70,4 +76,6 @@ class RewardConfig(Section):
             raise ValueError('reward.length_most or length_least must be above 0 when reward.weights names "length"')
         if TAGGED in absent:
             raise ValueError('reward.tagged must hold a tag, such as "answer", when reward.weights names "tagged"')
+        if taken := self.judges.keys() & {SCORE, FORMAT, TAGGED, LENGTH}:
+            raise ValueError(f"a judge cannot be called {', '.join(sorted(taken))}: that is another component")
         return self

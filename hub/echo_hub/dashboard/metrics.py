@@ -71,6 +71,7 @@ class _OfSnapshot:
         yield from _sets(self._snapshot.run)
         yield from _rollouts(self._snapshot.run)
         yield _turned_away(self._snapshot.run)
+        yield from _judges(self._snapshot.run)
         yield from _dissemination(self._snapshot.run)
         for capacity in filter(None, [self._snapshot.run.capacity]):
             yield from _capacity(capacity)
@@ -201,6 +202,20 @@ def _turned_away(run: RunView) -> Metric:
     )
     reasons = ((what, reason, number) for what, counts in run.turned_away.items() for reason, number in counts.items())
     return _labelled(family, (([what, reason], number) for what, reason, number in reasons))
+
+
+def _judges(run: RunView) -> Iterator[Metric]:
+    """What the judges of rewards have been asked since the hub's start."""
+    asked = CounterMetricFamily("echo_judge_calls", "Requests to a judge of rewards.", labels=["judge"])
+    failed = CounterMetricFamily("echo_judge_failures", "What of them gave no value.", labels=["judge", "why"])
+    tokens = CounterMetricFamily("echo_judge_tokens", "What a judge says it has computed.", labels=["judge", "of"])
+    for name, counts in run.judged.items():
+        asked.add_metric([name], counts["calls"])
+        failed.add_metric([name, "unanswered"], counts["unanswered"])
+        failed.add_metric([name, "no_verdict"], counts["without_verdict"])
+        tokens.add_metric([name, "prompt"], counts["prompt_tokens"])
+        tokens.add_metric([name, "completion"], counts["completion_tokens"])
+    yield from (asked, failed, tokens)
 
 
 def _dissemination(run: RunView) -> Iterator[Metric]:

@@ -28,6 +28,8 @@ class ProblemKind(StrEnum):
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
     """The hub waits for room."""
+    JUDGE_AWAY = "judge_away"
+    """Rollouts wait for it."""
     COMMON_FAULT = "common_fault"
     LEARNER_IDLE = "learner_idle"
     NO_NODES = "no_nodes"

@@ -20,12 +20,14 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.judges.asking import Asked
+from echo_hub.judges.judges import Judges
 from echo_hub.scoring.problems import Problems
 from echo_shared.backoff import Restarts
 from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, describe_end
@@ -79,7 +81,8 @@ class _Part:
 class ScoringPool:
     """Made by `open`. Its queue holds what callers wait for, so they bound it."""
 
-    def __init__(self, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path) -> None:
+    def __init__(self, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path, judges: Judges) -> None:
+        self.judges = judges
         self._config = config
         self._problems = problems
         self._base_dir = base_dir
@@ -92,22 +95,29 @@ class ScoringPool:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path
+        cls, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path, is_patient: bool = True
     ) -> AsyncIterator[ScoringPool]:
         """Starts the processes, whose logs go to the directory `logs`; none is left when the block is.
 
-        `problems` are the run's own, prepared: what they have drawn, no process has to draw again.
+        `problems` are the run's own, prepared: what they have drawn, no process has to draw again. `is_patient`: judges
+        that stay away are waited for. Raises ConfigError where a judge's key is not in the environment.
         """
-        pool = cls(config, problems, base_dir=base_dir, logs=logs)
-        workers = [asyncio.create_task(pool._work(number)) for number in range(config.task.scorer_processes)]
-        try:
-            yield pool
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.wait(workers)
-            for child in pool._children.values():  # Of workers that were cancelled while they ended theirs.
-                await child.stop()
+        async with Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges:
+            pool = cls(config, problems, base_dir=base_dir, logs=logs, judges=judges)
+            workers = [asyncio.create_task(pool._work(number)) for number in range(config.task.scorer_processes)]
+            try:
+                yield pool
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.wait(workers)
+                for child in pool._children.values():  # Of workers that were cancelled while they ended theirs.
+                    await child.stop()
+
+    @property
+    def has_judges(self) -> bool:
+        """Models give components of the rewards."""
+        return bool(self._config.reward.judges)
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What `Problems.<method>` gives for each of `arguments`, in order; for a call that failed, a ScorerError.
@@ -124,14 +134,36 @@ class ScoringPool:
         return [part.results[place] for part in parts for place in range(len(part.arguments))]
 
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `call`, of `respond` or `heldout_respond`, with components added up: a reward is a number, which knows its
-        components if it has any."""
-        weighing = self._problems.weighing if method == "respond" else self._problems.heldout_weighing
-        given = await self.call(method, arguments)
+        """As `call`, of `respond` or `heldout_respond`, with components added up, those of judges among them: a reward
+        is a number, which knows its components if it has any. Waits for judges."""
+        is_training = method == "respond"
+        weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
+        asked = self._problems.asked if is_training else self._problems.heldout_asked
+        given = await self.judged(asked, arguments, await self.call(method, arguments))
         return [
             weighing(asked[0]).total(one) if isinstance(one, Mapping) else one
             for asked, one in zip(arguments, given, strict=True)
         ]
+
+    async def judged(
+        self, asked: Callable[..., Asked], arguments: Sequence[Sequence[Any]], given: Sequence[Any]
+    ) -> list[Any]:
+        """`given`, for each of `arguments` what has ended with it, with the components of judges added; a ScorerError
+        where a judge has none. `asked` says what judges are to be given."""
+        if not self.has_judges:
+            return list(given)
+        places = [place for place, one in enumerate(given) if isinstance(one, Mapping)]
+        texts = await asyncio.to_thread(lambda: [asked(*arguments[place]) for place in places])
+        found = list(given)
+        for place, values in zip(places, await asyncio.gather(*map(self._judged, texts)), strict=True):
+            found[place] = values if isinstance(values, ScorerError) else {**given[place], **values}
+        return found
+
+    async def _judged(self, asked: Asked) -> dict[str, float] | ScorerError:
+        try:
+            return await self.judges.values(asked)
+        except ScorerError as error:
+            return error
 
     async def _work(self, number: int) -> None:
         """Runs one process after the other, until cancelled or none can be started."""

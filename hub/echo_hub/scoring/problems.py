@@ -20,6 +20,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.mixture import Mixture
+from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.task_problems import CACHED_PROBLEMS, Answered, Response, TaskProblems
 from echo_hub.scoring.weighing import Weighing
@@ -127,6 +128,16 @@ class Problems:
         task, problem = self._problem(group_id)
         return task.respond(problem, completions, observed_tokens)
 
+    def asked(self, group_id: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
+        """What judges are given of an episode, by the arguments of `respond`."""
+        task, problem = self._problem(group_id)
+        return task.asked(problem, completions)
+
+    def heldout_asked(self, number: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
+        """`asked`, of a held-out problem."""
+        task, problem = self._heldout(number)
+        return task.asked(problem, completions)
+
     @property
     def held_out(self) -> dict[str, HeldOutProblems]:
         """What each task has held out. Draws it."""
@@ -161,6 +172,10 @@ class Problems:
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
         """`TaskProblems.trial_respond`, of the run's first task."""
         return self._in_order[0].trial_respond(seed, replies)
+
+    def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
+        """`TaskProblems.trial_asked`, of the run's first task."""
+        return self._in_order[0].trial_asked(seed, replies)
 
     def prepare(self) -> None:
         """Samples the held-out sets, which no training problem may be in: what is asked first takes no longer then.

@@ -61,16 +61,17 @@ class Scorer:
     async def run(self, report: Callable[[Verdict], Awaitable[None]]) -> None:
         """Scores for ever; whatever waits is loaded in one go. Raises ScorerError when nothing can be scored.
 
-        A slow scorer holds up the verdicts of at most `PART_CALLS` rollouts.
+        A slow scorer holds up the verdicts of at most `PART_CALLS` rollouts, a judge of one.
         """
+        size = 1 if self._pool.has_judges else PART_CALLS
         async with asyncio.TaskGroup() as parts:
             while True:
                 ids = [await self._waiting.get()]
                 while not self._waiting.empty():
                     ids.append(self._waiting.get_nowait())
                 jobs = await self._load(ids)
-                for start in range(0, len(jobs), PART_CALLS):
-                    parts.create_task(self._judge(jobs[start : start + PART_CALLS], report))
+                for start in range(0, len(jobs), size):
+                    parts.create_task(self._judge(jobs[start : start + size], report))
 
     async def _judge(self, jobs: Sequence[ScoringJob], report: Callable[[Verdict], Awaitable[None]]) -> None:
         refused = await asyncio.to_thread(self._check_all, jobs)

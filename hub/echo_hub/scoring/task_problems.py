@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.permutation import permuted
+from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.awaited import awaited, is_async
@@ -147,6 +148,19 @@ class TaskProblems:
         if has_room:
             return Answered(observation_ids, self.rewards.read_turn(response.turn_reward))
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
+
+    def asked(self, problem: Problem, completions: Sequence[NDArray[np.int32]]) -> Asked:
+        """What judges are given of an episode that has ended with these turns."""
+        return self._asked(problem, [self.codec.reply(ids) for ids in completions])
+
+    def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
+        """As `asked`, outside of any run; `replies` are text."""
+        return self._asked(self._task.sample(seed), replies)
+
+    def _asked(self, problem: Problem, replies: Sequence[str]) -> Asked:
+        answer = problem.metadata.get("answer")
+        said = "" if answer is None else str(answer)
+        return Asked(prompt=problem.prompt, completion="\n\n".join(replies), answer=said)
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
         """Outside of any run: the problem of a task's own `seed`, its `prompt`, and the `answer` where its metadata

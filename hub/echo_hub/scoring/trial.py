@@ -82,6 +82,17 @@ class Trial:
     warnings: tuple[str, ...]
 
 
+class _Observed:
+    """Said of a turn that does not end its episode."""
+
+
+def _ended(answer: Any) -> Any:
+    """What an episode that has ended is given; of another, that it has not."""
+    if not isinstance(answer, Mapping):
+        return answer
+    return _Observed() if "observation" in answer else answer["reward"]
+
+
 @dataclass(slots=True)
 class _Episode:
     """An answer on its way: `said` says whether it is over."""
@@ -92,14 +103,14 @@ class _Episode:
 
     def said(self, answer: object, weighing: Weighing) -> None:
         self.is_over = True
-        if isinstance(answer, Mapping) and "observation" in answer:
+        if isinstance(answer, _Observed):
             if self.answer.turns < MOST_TURNS:
                 self.is_over = False
                 self.answer = replace(self.answer, turns=self.answer.turns + 1)
             else:
                 self.answer = replace(self.answer, error=f"The episode has not ended after {MOST_TURNS} turns.")
-        elif isinstance(answer, Mapping):
-            reward = weighing.total(answer["reward"])
+        elif isinstance(answer, float | Mapping):
+            reward = weighing.total(answer)
             self.answer = replace(self.answer, reward=reward, components=components_of(reward))
         else:
             said = answer.brief if isinstance(answer, ScorerError) else repr(answer)
@@ -115,7 +126,7 @@ async def try_task(
     """
     seeds = [derive_seed(config.task.name, config.run.seed, "trial", number) for number in range(count)]
     here = [_sample(problems, seed) for seed in seeds]
-    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=logs) as pool:
+    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, is_patient=False) as pool:
         there = await pool.call("trial_problem", [(seed,) for seed in seeds])
         for answer in there:
             if isinstance(answer, ScorerError):
@@ -128,7 +139,8 @@ async def try_task(
         ]
         while waiting := [episode for episode in episodes if not episode.is_over]:
             turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
-            for episode, answer in zip(waiting, await pool.call("trial_respond", turns), strict=True):
+            answers = [_ended(answer) for answer in await pool.call("trial_respond", turns)]
+            for episode, answer in zip(waiting, await pool.judged(problems.trial_asked, turns, answers), strict=True):
                 episode.said(answer, problems.tasks[""].weighing)
     tried = tuple(
         TriedProblem(

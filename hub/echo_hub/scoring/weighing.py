@@ -42,7 +42,9 @@ class Weighing:
     bounds: Mapping[str, RewardBounds]
     """Of all components that are known before a completion is."""
     beside: Mapping[str, TextComponent]
-    """Those of the settings."""
+    """Those of the settings that read a completion's text."""
+    judged: frozenset[str]
+    """Those that judges give, once all others are there."""
     is_plain: bool
     """Rewards are scores; components of the task's own, if it gives any, weigh nothing."""
 
@@ -53,13 +55,18 @@ class Weighing:
         of_score = RewardBounds.of(task)
         weights, own = _weights(task, config), _own_bounds(task)
         beside = _beside(config)
-        if twice := own.keys() & {SCORE, *beside}:
+        judged = {
+            name: RewardBounds(lowest=lowest, highest=highest)
+            for name, judge in config.judges.items()
+            for lowest, highest in [judge.bounds]
+        }
+        if twice := own.keys() & {SCORE, *beside, *judged}:
             raise ConfigError(
                 "A component of the task has a name that another one has.",
                 got=f"{', '.join(sorted(twice))} of {task.name}",
                 do=f"Give it another name than {SCORE} and those of the settings under [reward].",
             )
-        known = {SCORE: of_score, **own, **dict.fromkeys(beside, RewardBounds())}
+        known = {SCORE: of_score, **own, **dict.fromkeys(beside, RewardBounds()), **judged}
         tells = isinstance(task, ExplainedTask | Environment)
         unknown = weights.keys() - known.keys()
         if unknown and (isinstance(task, MeasuredTask) or not tells):
@@ -68,13 +75,21 @@ class Weighing:
                 got=f"reward.weights = {dict(weights)}; {task.name} has {', '.join(known)}",
                 do="Name one of these, or take it out.",
             )
-        is_plain = weights == {SCORE: 1.0} and not beside
+        is_plain = weights == {SCORE: 1.0} and not beside and not judged
         rewards = of_score if is_plain else _total_bounds(weights, {**dict.fromkeys(unknown, RewardBounds()), **known})
-        return cls(of_score=of_score, rewards=rewards, weights=weights, bounds=known, beside=beside, is_plain=is_plain)
+        return cls(
+            of_score=of_score,
+            rewards=rewards,
+            weights=weights,
+            bounds=known,
+            beside=beside,
+            judged=frozenset(judged),
+            is_plain=is_plain,
+        )
 
     def scored(self, task: Task, problem: Problem, completion: str, num_tokens: int) -> float | dict[str, float]:
-        """What a completion earns: the score, or all components, none of them weighed. Raises whatever the task raises,
-        and ScorerError for what is no value of a component."""
+        """What a completion earns: the score, or all components but the judges', none of them weighed. Raises whatever
+        the task raises, and ScorerError for what is no value of a component."""
         score = task.score(problem, completion)
         more = task.components(problem, completion) if isinstance(task, ExplainedTask) else {}
         return self._checked(score, more, completion, num_tokens)
@@ -86,11 +101,12 @@ class Weighing:
     def cut(self, reward: float, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
         """As `scored`, for an episode that has no room for another turn."""
         lowest = {name: self.bounds.get(name, RewardBounds()).lowest for name in self.weights}
-        own = {name: value for name, value in lowest.items() if name != SCORE and name not in self.beside}
+        others = {SCORE, *self.beside, *self.judged}
+        own = {name: value for name, value in lowest.items() if name not in others}
         return self._checked(reward, own, replies[-1], num_tokens)
 
     def total(self, given: float | Mapping[str, float]) -> float:
-        """The reward, with its components where it has any."""
+        """The reward, with its components where it has any, the judges' among them."""
         if not isinstance(given, Mapping):
             return given
         value = math.fsum(weight * given[name] for name, weight in self.weights.items())
@@ -109,12 +125,13 @@ class Weighing:
             found[self._new_name(name, found)] = self._read(name, given)
         for name, component in self.beside.items():
             found[name] = component.value(completion, num_tokens)
-        if lacking := self.weights.keys() - found.keys():
+        if lacking := self.weights.keys() - found.keys() - self.judged:
             raise ScorerError(f"The scorer gave no component {', '.join(sorted(lacking))}, which has a weight.")
         return found
 
     def _new_name(self, name: object, found: Mapping[str, float]) -> str:
-        if not isinstance(name, str) or not COMPONENT_NAME.match(name) or name in found or name in self.beside:
+        is_taken = name in found or name in self.beside or name in self.judged
+        if not isinstance(name, str) or not COMPONENT_NAME.match(name) or is_taken:
             raise ScorerError(f"{reprlib.repr(name)} cannot be the name of a component of the task's own.")
         return name
 

@@ -46,6 +46,10 @@ COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
 )
+JUDGE_IS_AWAY: Final = (
+    "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: see that it runs, and "
+    "reward.judges.{name} in the settings."
+)
 LEASING: Final = {"paused": Doing.PAUSED, "draining": Doing.DRAINING, "drained": Doing.DRAINED}
 DETAILS: Final = {
     Doing.STARTING: "starting the learner",
@@ -88,6 +92,10 @@ class Moment:
     address: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was and why."""
+    judges_away: Mapping[str, str] = field(default_factory=dict)
+    """Why those do not answer that stay away."""
+    judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """What each judge has been asked since the hub's start."""
     needs_nodes: bool = True
     """The hub does not sample for itself."""
     lacks_room: str = ""
@@ -172,6 +180,7 @@ class RunViews:
             rollouts_gone_on=moment.rollouts_gone_on,
             tokens_saved=moment.tokens_saved,
             turned_away=moment.turned_away,
+            judged=moment.judged,
             buffered_groups=status.groups_buffered,
             accounting=accounting,
             cost=self._cost(config, status, accounting.trained),
@@ -220,12 +229,14 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
     """What the hub cannot work without."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
-    return {**down, **full}
+    said = " ".join(JUDGE_IS_AWAY.format(name=name, reason=reason) for name, reason in moment.judges_away.items())
+    return {**down, **full, **({ProblemKind.JUDGE_AWAY: said} if said else {})}
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
     """What is watched for, and is told of by `broken_now` as long as it is so, and no longer."""
-    return {ProblemKind.LEARNER_DOWN, ProblemKind.DISK_FULL, *([ProblemKind.DISK] if moment.lacks_room else [])}
+    always = (ProblemKind.LEARNER_DOWN, ProblemKind.DISK_FULL, ProblemKind.JUDGE_AWAY)
+    return {*always, *([ProblemKind.DISK] if moment.lacks_room else [])}
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from echo_hub.config.reward_section import RewardConfig
 
+LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
+
 
 @pytest.mark.parametrize(
     ("settings", "why"),
@@ -21,6 +23,8 @@ from echo_hub.config.reward_section import RewardConfig
         ({"length_most": 5, "length_zero": 5}, "more than reward.length_most"),
         ({"length_most": 5, "length_least": 6}, "at most reward.length_most"),
         ({"tagged": "a>"}, "match pattern"),
+        ({"judges": {"score": LLM}}, "that is another component"),
+        ({"judges": {"a b": LLM}}, "match pattern"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_mend(settings: dict[str, Any], why: str) -> None:

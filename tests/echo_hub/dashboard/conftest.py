@@ -235,6 +235,15 @@ class ScriptedSource:
             rollouts_gone_on=19 if newest else 0,
             tokens_saved=4_100 if newest else 0,
             turned_away={"connection": {"head_too_late": 7}},
+            judged={
+                "style": {
+                    "calls": 9,
+                    "unanswered": 2,
+                    "without_verdict": 1,
+                    "prompt_tokens": 900,
+                    "completion_tokens": 70,
+                }
+            },
             buffered_groups=31 if newest and self.step < self.total else 0,
             accounting=Accounting(
                 leased=trained + flight + sum(dropped.values()), trained=trained, dropped=dropped, in_flight=flight

@@ -104,6 +104,15 @@ async def test_who_was_turned_away_is_counted(hub: ClientSession) -> None:
     assert (await scrape(hub))["echo_turned_away_total", labels] == 7
 
 
+async def test_what_judges_were_asked_is_counted(hub: ClientSession) -> None:
+    samples, judge = await scrape(hub), ("judge", "style")
+    assert samples["echo_judge_calls_total", (judge,)] == 9
+    assert samples["echo_judge_failures_total", (judge, ("why", "unanswered"))] == 2
+    assert samples["echo_judge_failures_total", (judge, ("why", "no_verdict"))] == 1
+    assert samples["echo_judge_tokens_total", (judge, ("of", "prompt"))] == 900
+    assert samples["echo_judge_tokens_total", (judge, ("of", "completion"))] == 70
+
+
 async def test_what_is_not_known_has_no_sample(open_hub: Any, make_source: Any) -> None:
     samples = await scrape(await open_hub(make_source(names=())))
     assert samples["echo_learner_step", ()] == 0

@@ -19,6 +19,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer, ScoringJob, Verdict
 from echo_shared.errors import ScorerError
 from echo_shared.messages import DropReason, FinishReason
+from tests.echo_hub.judge_endpoint import HANGS, FakeEndpoint
 from tests.echo_hub.scoring.conftest import Opens
 
 
@@ -100,6 +101,36 @@ async def test_components_are_weighed_and_told_with_the_reward(numbers_pool: Ope
     first, second = sorted(verdicts, key=lambda verdict: verdict.rollout_id)
     assert first == RolloutScored(rollout_id="1-0", reward=1.0, components={"score": 0.5, "format": 1.0})
     assert second == RolloutScored(rollout_id="1-1", reward=0.5, components={"score": 0.5, "format": 0.0})
+
+
+def judged(endpoint: FakeEndpoint, **settings: object) -> dict[str, object]:
+    judge = {"kind": "llm", "url": endpoint.url, "model": "m", "attempts": 1, **settings}
+    return {"weights": {"style": 0.5}, "judges": {"style": judge}}
+
+
+async def test_a_judge_gives_a_component_or_the_rollout_has_no_reward(
+    numbers_pool: Opens, endpoint: FakeEndpoint
+) -> None:
+    endpoint.rule = lambda said: "<score>4</score>" if "\n50\n" in said else "Nice."
+    async with numbers_pool(scorer_processes=1, reward=judged(endpoint)) as pool:
+        bench = Bench(pool)
+        for index, text in enumerate(("50", "60", "13")):
+            bench.commit(f"1-{index}", text)
+        one, two, three = sorted(await bench.judge(3), key=lambda verdict: verdict.rollout_id)
+    assert one == RolloutScored(rollout_id="1-0", reward=0.7, components={"score": 0.5, "style": 0.4})
+    assert isinstance(two, RolloutRejected) and two.reason is DropReason.SCORER_FAILED and not two.killed_scorer
+    assert "The judge style gave no verdict in 1 answers." in two.detail
+    assert isinstance(three, RolloutRejected) and "13 brings bad luck" in three.detail
+    assert len(endpoint.asked) == 2, "what has no score is not judged"
+
+
+async def test_what_waits_for_a_judge_holds_up_no_other(numbers_pool: Opens, endpoint: FakeEndpoint) -> None:
+    endpoint.rule = lambda said: HANGS if "\n50\n" in said else "<score>4</score>"
+    async with numbers_pool(scorer_processes=1, reward=judged(endpoint)) as pool:
+        bench = Bench(pool)
+        for index, text in enumerate(("50", "60", "70")):
+            bench.commit(f"1-{index}", text)
+        assert {verdict.rollout_id for verdict in await bench.judge(2)} == {"1-1", "1-2"}
 
 
 async def test_what_was_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:

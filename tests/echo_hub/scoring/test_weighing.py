@@ -71,6 +71,27 @@ def test_the_reward_is_the_weighted_sum_and_its_bounds_follow() -> None:
     assert earned(weighs, task, "two", 1) == -0.5
 
 
+JUDGES = {
+    "style": {"kind": "llm", "url": "http://127.0.0.1:1/v1", "model": "m"},
+    "help": {"kind": "reward_model", "model": "m", "sigmoid": False, "lowest": -4, "highest": 4},
+}
+
+
+def test_judges_give_their_components_later_and_the_bounds_know_them() -> None:
+    task = make_arithmetic({})
+    weighs = weighing(task, weights={"style": 0.5, "help": 0.25}, judges=JUDGES)
+    assert (weighs.rewards.lowest, weighs.rewards.highest) == (-1.0, 2.5)
+    scored = weighs.scored(task, PROBLEM, "2", 1)
+    assert scored == {"score": 1.0}
+    assert weighs.total({"score": 1.0, "style": 0.5, "help": -2.0}) == 0.75
+    unweighed = weighing(task, judges=JUDGES)
+    assert not unweighed.is_plain and unweighed.rewards.highest == 1.0, "shown, and earns nothing"
+    with pytest.raises(ScorerError, match="cannot be the name"):
+        weighing(judges=JUDGES).scored(Told({"style": 1.0}), PROBLEM, "2", 1)
+    with pytest.raises(ConfigError, match="a name that another one has"):
+        weighing(Measured({}), judges=JUDGES)
+
+
 def test_solved_is_what_the_task_itself_says() -> None:
     task = make_arithmetic({})
     weighs = weighing(task, weights={"score": 0.5, "format": 1.0}, format=r"[a-z]+")

@@ -24,7 +24,15 @@ from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Doing, MismatchView, Readiness, RunState
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.tallies import TRANSPORTS
-from echo_hub.views.run import COMMON_FAULT, DETAILS, DISK_IS_FULL, LEARNER_IS_DOWN, trust_view, waits_for
+from echo_hub.views.run import (
+    COMMON_FAULT,
+    DETAILS,
+    DISK_IS_FULL,
+    JUDGE_IS_AWAY,
+    LEARNER_IS_DOWN,
+    trust_view,
+    waits_for,
+)
 from echo_shared.books import Accounting
 from echo_shared.health import HubState
 
@@ -228,6 +236,16 @@ async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub:
     hub.said = {"watched": (down, disk), "learner_is_down": True}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((LEARNER_IS_DOWN, disk.text), True), "each once"
+
+
+async def test_a_judge_that_stays_away_is_broken_and_said_once(hub: Any) -> None:
+    text = JUDGE_IS_AWAY.format(name="style", reason="status 503")
+    watched = Problem(kind=ProblemKind.JUDGE_AWAY, text=text, since=1.0)
+    counts = {"style": {"calls": 3}}
+    hub.said = {"judges_away": {"style": "status 503"}, "watched": (watched,), "judged": counts}
+    view = await hub.pages.run_view()
+    assert (view.problems, view.broken, view.judged) == ((text,), True, counts)
+    assert "The judge style does not answer (status 503)." in text
 
 
 async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:

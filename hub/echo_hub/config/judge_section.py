@@ -1,0 +1,98 @@
+"""Components of a reward that a model gives: [reward.judges.NAME]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from echo_hub.config.section import Section
+
+PROMPT: Final = """Rate how well the answer below does what it is asked.
+
+What was asked:
+{prompt}
+
+The answer:
+{completion}
+
+Think it over in a few sentences, then end with the rating from 0 (useless) to 10 (perfect): <score>RATING</score>"""
+Bound = Annotated[float, Field(ge=-1e6, le=1e6)]
+
+
+class LlmJudgeConfig(Section):
+    """A language model behind an OpenAI-compatible endpoint, which is asked for a verdict on each completion."""
+
+    kind: Literal["llm"]
+    url: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$", max_length=2_000)]
+    """Of the endpoint, with its /v1: http://localhost:8000/v1."""
+    model: Annotated[str, Field(min_length=1, max_length=200)]
+    """As the endpoint calls it."""
+    api_key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,99})?$")] = ""
+    """Environment variable of the hub that holds the endpoint's key; "" = it asks for none."""
+    prompt: Annotated[str, Field(max_length=20_000)] = PROMPT
+    """What it is asked. {prompt}, {completion} and {answer}, the reference answer, are put in; each between marks that
+    nobody can foresee. It has to ask for <score>NUMBER</score>, the last of which is the verdict."""
+    lowest: Bound = 0.0
+    """The verdict that is worth 0."""
+    highest: Bound = 10.0
+    """The verdict that is worth 1; what is beyond either is none."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """It answers at."""
+    max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1_024
+    """Of its answer, a thought included. One that is cut off has no verdict."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Completions that it judges at once; more wait."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """For one answer."""
+    attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Answers without a verdict after which a completion has none, and is dropped."""
+
+    @model_validator(mode="after")
+    def _can_be_asked(self) -> LlmJudgeConfig:
+        if "{completion}" not in self.prompt:
+            raise ValueError("prompt must hold {completion}: the judge has to see it")
+        if self.lowest >= self.highest:
+            raise ValueError("lowest must be less than highest")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of the component."""
+        return 0.0, 1.0
+
+
+class RewardModelConfig(Section):
+    """A sequence classifier with one logit, which runs in a process of its own beside the hub."""
+
+    kind: Literal["reward_model"]
+    model: Annotated[str, Field(min_length=1, max_length=500)]
+    """A directory in Hugging Face layout, or an id on a model hub."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if both fit there."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """CPU threads."""
+    tokens_at_once: Annotated[int, Field(ge=1, le=2**24)] = 16_384
+    """Of one batch, padding included; a longer completion is one by itself."""
+    max_tokens: Annotated[int, Field(ge=0, le=2**20)] = 0
+    """Of a prompt and its completion; a longer one has no score. 0 = as many as the model has positions."""
+    sigmoid: bool = True
+    """The component is the logit's sigmoid, 0..1; false: the logit, cut to lowest..highest."""
+    lowest: Bound = -10.0
+    """See sigmoid."""
+    highest: Bound = 10.0
+    """See sigmoid."""
+
+    @model_validator(mode="after")
+    def _has_bounds(self) -> RewardModelConfig:
+        if self.lowest >= self.highest:
+            raise ValueError("lowest must be less than highest")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of the component."""
+        return (0.0, 1.0) if self.sigmoid else (self.lowest, self.highest)
+
+
+JudgeConfig = Annotated[LlmJudgeConfig | RewardModelConfig, Field(discriminator="kind")]

@@ -1,0 +1,200 @@
+"""Keeps the process of a reward model at work and gives it what is to be scored; loads no torch.
+
+Whatever waits is handed over together, up to `TOGETHER`. When the process dies, what it had in hand goes to the next
+one, one by one: a completion that ends process after process is told from those that were with it, and given up. A
+process that cannot be started, or cannot load its model, is tried again for ever, later each time: what waits, waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from echo_hub.config.judge_section import RewardModelConfig
+from echo_hub.judges.asking import Asked
+from echo_hub.judges.base import Absence, Counts
+from echo_shared.backoff import backoff_s
+from echo_shared.child import ChildExited
+from echo_shared.errors import EchoError, ScorerError
+from echo_shared.supervised import Command, SupervisedChild
+
+log = logging.getLogger(__name__)
+
+TOGETHER: Final = 256
+"""Completions that the process has in hand at most."""
+DEATHS_OF_ONE: Final = 3
+"""Processes that end with a completion in hand before it is given up; it is by itself from the second on."""
+FIRST_S: Final = 1.0
+"""Until the next start, or half of it; twice as long each time."""
+LIMIT_S: Final = 60.0
+ANSWER_S: Final = 1_800.0
+"""For one answer more."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Job:
+    asked: Asked
+    value: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    deaths: int = 0
+    """Of processes that had it in hand."""
+
+    def answer(self, value: float) -> None:
+        if not self.value.done():
+            self.value.set_result(value)
+
+    def fail(self, error: ScorerError) -> None:
+        if not self.value.done():
+            self.value.set_exception(error)
+
+
+class RewardModel:
+    """A judge while it is `working`."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: RewardModelConfig,
+        *,
+        log: Path,
+        is_patient: bool = True,
+        jitter: Callable[[], float] = random.random,
+        first_s: float = FIRST_S,
+    ) -> None:
+        """What the process prints goes to the file `log`."""
+        self.name = name
+        self.counts = Counts()
+        self.absence = Absence(name)
+        self._settings = settings
+        self._log = log
+        self._is_patient = is_patient
+        self._jitter = jitter
+        self._first_s = first_s
+        self._waiting: deque[_Job] = deque()
+        self._again: deque[_Job] = deque()
+        self._some = asyncio.Event()
+        self._in_hand: dict[int, _Job] = {}
+        self._child: SupervisedChild | None = None
+        self._failures = 0
+        """In a row."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[RewardModel]:
+        """The process is started with the first question, and ends with the block."""
+        work = asyncio.create_task(self._run())
+        try:
+            yield self
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def value(self, asked: Asked) -> float:
+        """See `Judge`."""
+        job = _Job(asked=asked)
+        self._waiting.append(job)
+        self._some.set()
+        self.counts.calls += 1
+        return await job.value
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._some.wait()
+                try:
+                    await self._score()
+                except (ChildExited, ScorerError) as error:
+                    await self._rest(error)
+                except Exception as error:
+                    # The edge of this task: nobody awaits it, and callers must not wait for nothing.
+                    log.exception("the judge %s failed", self.name)
+                    await self._rest(ScorerError("The judge failed.", got=repr(error), do="See the hub's log."))
+        finally:
+            await self._stop()
+
+    async def _score(self) -> None:
+        """All that waits. Raises ChildExited when the process dies, ScorerError when it cannot work."""
+        if self._child is None:
+            self._child = await self._start()
+        while jobs := self._taken():
+            self._in_hand = dict(enumerate(jobs))
+            asked = [[job.asked.prompt, job.asked.completion] for job in jobs]
+            await self._child.send({"asked": asked})
+            while self._in_hand:
+                answer = await self._child.receive(within_s=ANSWER_S)
+                self._failures = 0
+                self.absence.answered()
+                job = self._in_hand.pop(answer["at"])
+                if "failed" in answer:
+                    self.counts.without_verdict += 1
+                    job.fail(ScorerError(f"The judge {self.name} has no score.", got=answer["failed"]))
+                else:
+                    self.counts.prompt_tokens += answer["tokens"]
+                    job.answer(answer["value"])
+        self._some.clear()
+
+    def _taken(self) -> list[_Job]:
+        """One that a process has died of, or all others."""
+        while self._again:
+            job = self._again.popleft()
+            if not job.value.done():
+                return [job]
+        jobs: list[_Job] = []
+        while self._waiting and len(jobs) < TOGETHER:
+            job = self._waiting.popleft()
+            if not job.value.done():  # Whoever asked may be gone.
+                jobs.append(job)
+        return jobs
+
+    async def _start(self) -> SupervisedChild:
+        """Raises ChildExited, and ScorerError when the model cannot be loaded."""
+        command = Command(
+            module="echo_hub.judges.worker",
+            name="reward model",
+            log=self._log,
+            env={"OMP_NUM_THREADS": str(self._settings.threads), "TOKENIZERS_PARALLELISM": "false"},
+        )
+        child = await SupervisedChild.start(command, {"settings": self._settings.model_dump(mode="json")})
+        if "failed" in child.ready:
+            await child.stop()
+            raise ScorerError("The reward model cannot work.", got=child.ready["failed"])
+        return child
+
+    async def _rest(self, error: EchoError) -> None:
+        """Before the next start."""
+        had_begun = self._child is not None
+        await self._stop()
+        self.counts.unanswered += len(self._in_hand)
+        jobs, self._in_hand = list(self._in_hand.values()), {}
+        for job in jobs:
+            job.deaths += had_begun
+            if job.deaths < DEATHS_OF_ONE:
+                self._again.append(job)
+            else:
+                job.fail(ScorerError(f"The process of the judge {self.name} dies of it.", got=str(error)))
+        if not had_begun:
+            self.absence.stays_away(str(error))
+            if not self._is_patient:
+                for job in (*self._again, *self._waiting):
+                    job.fail(ScorerError(f"The judge {self.name} does not answer.", got=str(error)))
+        else:
+            log.warning("the process of the judge %s died, and is started again: %s", self.name, error)
+        waits_s = backoff_s(self._failures, self._jitter(), first_s=self._first_s, limit_s=LIMIT_S)
+        self._failures += 1
+        await asyncio.sleep(waits_s)
+
+    async def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()  # It holds nothing that is not asked again.
+            await child.stop()

@@ -1,0 +1,81 @@
+"""A reward model in its real process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from echo_hub.config.judge_section import RewardModelConfig
+from echo_hub.judges.asking import Asked
+from echo_hub.judges.reward_model import RewardModel
+from echo_shared.errors import ScorerError
+from tests.echo_hub.judges.tiny_reward_model import make, plainly
+
+pytestmark = pytest.mark.slow  # Each starts processes that load torch.
+ASKED = [Asked(prompt="Say hello.", completion="Hello" + "!" * number) for number in range(20)]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., RewardModel]:
+    def of(directory: Path, *, is_patient: bool = True, **settings: object) -> RewardModel:
+        config = RewardModelConfig.model_validate(
+            {"kind": "reward_model", "model": str(directory), "device": "cpu", **settings}
+        )
+        return RewardModel("style", config, log=tmp_path / "logs" / "judge.log", is_patient=is_patient, first_s=0.01)
+
+    return of
+
+
+async def test_scores_are_those_of_a_plain_call_and_survive_a_kill(
+    tmp_path: Path, model: Callable[..., RewardModel]
+) -> None:
+    directory = make(tmp_path / "model")
+    plain = [plainly(directory, asked.prompt, asked.completion) for asked in ASKED]
+    assert max(plain) - min(plain) > 0.1
+    async with asyncio.timeout(120), model(directory, sigmoid=False, tokens_at_once=100).working() as style:
+        first = await style.value(ASKED[0])
+        waiting = [asyncio.create_task(style.value(asked)) for asked in ASKED]
+        await asyncio.sleep(0)
+        dead = style.pid
+        assert dead is not None
+        os.kill(dead, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+        values = await asyncio.gather(*waiting)
+        assert style.pid not in (None, dead)
+    assert [first, *values] == pytest.approx([plain[0], *plain], abs=1e-5)
+    assert style.counts.prompt_tokens > 0 and style.absence.reason == ""
+
+
+async def test_what_the_model_has_no_room_for_has_no_score_and_others_do(
+    tmp_path: Path, model: Callable[..., RewardModel]
+) -> None:
+    directory = make(tmp_path / "model")
+    long = Asked(prompt="Say hello.", completion="Hello " * 100)
+    async with asyncio.timeout(120), model(directory).working() as style:
+        values = await asyncio.gather(style.value(long), style.value(ASKED[0]), return_exceptions=True)
+    assert isinstance(values[0], ScorerError) and "more than 256" in str(values[0])
+    assert isinstance(values[1], float) and 0 < values[1] < 1
+
+
+async def test_a_model_that_cannot_be_loaded_is_waited_for_and_who_does_not_wait_is_told(
+    tmp_path: Path, model: Callable[..., RewardModel]
+) -> None:
+    directory = tmp_path / "model"
+    async with asyncio.timeout(120), model(directory).working() as style:
+        waiting = asyncio.create_task(style.value(ASKED[0]))
+        while not style.absence.reason:  # noqa: ASYNC110 - nobody is told.
+            await asyncio.sleep(0.01)
+        assert "no such base model" in style.absence.reason
+        assert not waiting.done()
+        make(directory)  # It is mended,
+        assert 0 < await waiting < 1  # and what waited goes on.
+        assert style.absence.reason == ""
+    two = make(tmp_path / "two", labels=2)
+    async with asyncio.timeout(120), model(two, is_patient=False).working() as style:
+        with pytest.raises(ScorerError, match=r"(?s)does not answer.*has one logit"):
+            await style.value(ASKED[0])
