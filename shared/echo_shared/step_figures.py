@@ -279,7 +279,7 @@ ROLLOUTS_UNSELECTED: Final = StepFigure(
 ROLLOUTS_VETOED: Final = StepFigure(
     key="rollouts_vetoed",
     label="rollouts vetoed",
-    about="Rollouts left out for one token's ratio.",
+    about="Rollouts left out by objective.sequence_veto, or of whose tokens some are by objective.sequence_mask.",
     prometheus="echo_learner_rollouts_vetoed",
 )
 CORRECTION_WEIGHT: Final = StepFigure(

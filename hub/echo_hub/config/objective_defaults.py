@@ -2,7 +2,7 @@
 
 Where a paper's formula and its code differ, the code counts. Departures and gaps:
 
-- DeepSeekMath, DAPO and GSPO divide by a standard deviation without an epsilon; `weighting.STD_EPSILON` is added.
+- DeepSeekMath, DAPO, GSPO and SAPO divide by a standard deviation without an epsilon; `weighting.STD_EPSILON` is added.
 - AReaL normalises returns over the batch without a group's baseline; the nearest choice here is batch_std.
 - LlamaRL gives a range for its cap, 2 to 10; the value below lies in it.
 - CISPO's bound is not in its paper; the value is from ScaleRL (arXiv 2510.13786), which finds 4 to 8 alike.
@@ -16,6 +16,8 @@ from typing import Final, Literal
 
 Aggregation = Literal["token_mean", "sequence_mean", "group_mean", "constant"]
 Advantage = Literal["mean", "mean_std", "batch_std", "leave_one_out"]
+NUMBERS: Final = ("clip_low", "clip_high", "cap", "temperature_positive", "temperature_negative")
+"""Settings that some objectives take; 0 = the paper's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Published:
     aggregation: Aggregation
     advantage: Advantage
     numbers: Mapping[str, float]
-    """The settings among clip_low, clip_high and cap that it takes, and their values."""
+    """The settings among NUMBERS that it takes, and their values."""
     takes_old_policy: bool = True
     """Whether `objective.old_policy` says what its ratio is taken against; else its formula does."""
 
@@ -43,5 +45,10 @@ PUBLISHED: Final[Mapping[str, Published]] = {
         aggregation="token_mean", advantage="batch_std", numbers={**_CLIP, "cap": 5.0}, takes_old_policy=False
     ),
     "two_sided": Published(aggregation="token_mean", advantage="mean_std", numbers={**_CLIP, "cap": 4.0}),
+    "sapo": Published(
+        aggregation="sequence_mean",
+        advantage="mean_std",
+        numbers={"temperature_positive": 1.0, "temperature_negative": 1.05},
+    ),
 }
 """By the objective's name in the configuration."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from echo_hub.config.objective_defaults import PUBLISHED, Advantage, Aggregation
+from echo_hub.config.objective_defaults import NUMBERS, PUBLISHED, Advantage, Aggregation
 from echo_hub.config.section import Section
 
 
@@ -14,16 +14,22 @@ class ObjectiveConfig(Section):
     """What a step minimises (docs/learner.md). Where a number is 0 or a choice is "published", the objective's own
     paper decides."""
 
-    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided"] = "two_sided"
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided", "sapo"] = (
+        "two_sided"
+    )
     """The loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo a single
     token may outweigh a whole step, if who drew it claims that it was nearly impossible."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The ratio is clipped at 1 - clip_low below. Not for cispo and aipo."""
+    """The ratio is clipped at 1 - clip_low below. Not for cispo, aipo and sapo."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
-    """The ratio is clipped at 1 + clip_high above. Not for cispo and aipo."""
+    """The ratio is clipped at 1 + clip_high above. Not for cispo, aipo and sapo."""
     cap: Annotated[float, Field(ge=0)] = 0.0
     """Largest ratio, at least 1: cispo's and aipo's weight of a token; decoupled_ppo's between the proximal and the
     behaviour policy, more than 1, beyond which a token is left out; two_sided's delta, more than 1 + clip_high."""
+    temperature_positive: Annotated[float, Field(ge=0)] = 0.0
+    """sapo's gate for tokens of positive advantage: the higher, the sooner it closes away from a ratio of 1."""
+    temperature_negative: Annotated[float, Field(ge=0)] = 0.0
+    """The same for tokens of negative advantage."""
     aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
     """How the losses of a step's tokens become one: mean over all tokens, over rollouts of their means, over groups of
     their token means, or the sum over a constant (rollouts times sampling.max_tokens)."""
@@ -43,6 +49,9 @@ class ObjectiveConfig(Section):
     sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """A rollout with a token whose ratio between the learner at the start of the step and the behaviour policy is below
     this is left out; 0 = off. 1e-4 is usual."""
+    sequence_mask: Annotated[float, Field(ge=0)] = 0.0
+    """Tokens of negative advantage have no loss in a rollout that the learner finds less likely than the behaviour
+    policy did by more than this, in nats a token; 0 = off."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the divergence from the reference; costs a second forward pass. A token that the reference finds more
     than e^3 times likelier pulls no harder than one at that bound."""
@@ -85,9 +94,7 @@ class ObjectiveConfig(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> ObjectiveConfig:
         paper = PUBLISHED[self.name]
-        unused = [
-            name for name in ("clip_low", "clip_high", "cap") if getattr(self, name) and name not in paper.numbers
-        ]
+        unused = [name for name in NUMBERS if getattr(self, name) and name not in paper.numbers]
         if unused:
             raise ValueError(f"{self.name} does not use {', '.join(unused)}: remove the line, or set it to 0")
         if self.old_policy == "proximal" and not paper.takes_old_policy:

@@ -56,6 +56,13 @@ def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tenso
     return (numerator_logprobs_N - denominator_logprobs_N).clamp(max=MAX_LOG_RATIO).exp()
 
 
+def rollout_means(values_N: Tensor, tokens: Tokens) -> Tensor:
+    """At each token, the mean over its rollout's tokens [N]."""
+    lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
+    # Rollout by rollout: adding up by index has no fixed order on CUDA, and what is clipped hangs on rounding.
+    return torch.cat([part.mean().expand_as(part) for part in values_N.split(lengths)])
+
+
 def truncated_losses(tokens: Tokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:
     """-min(r, cap) A log π_θ, without a gradient through r = π_θ / denominator: of AIPO and CISPO."""
     ratio_N = ratio(tokens.learner_logprobs_N.detach(), denominator_logprobs_N)

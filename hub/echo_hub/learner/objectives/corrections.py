@@ -5,11 +5,14 @@
     tis         min(k_t, C), C = 2: truncated importance sampling
     masked_is   k_t, 0 outside a band
     veto        0 for the whole rollout if k_t < threshold for any of its tokens; with every objective
+    mask        l_t = 0 where A < 0 and mean_t log(μ(o_t) / π_θ(o_t)) > threshold, the mean over the rollout; with every
+                objective. What the policy has moved away from by itself is not pushed further away
 
 Tokens and rollouts of weight 0 still count in the aggregation's denominator, as published: a step with many of them is
 a smaller step.
 
 Sources: tis: https://fengyao.notion.site/off-policy-rl. masked_is: IcePop, in Every Step Evolves (arXiv 2510.18855).
+mask: off-policy sequence masking of DeepSeek-V3.2 (arXiv 2512.02556, section 3.1); as there, a KL term stays.
 veto: https://yingru.notion.site/When-Speed-Kills-Stability-271211a558b7808d8b12d403fd15edda.
 """
 
@@ -22,20 +25,23 @@ import torch
 from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
-from echo_hub.learner.objectives.base import Tokens, ratio
+from echo_hub.learner.objectives.base import Tokens, ratio, rollout_means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """`weights_N` without a graph; `bounded_N` (bool): truncated or masked; `vetoed_R` (bool) of the rollouts."""
+    """`weights_N` without a graph; `bounded_N` (bool): truncated or masked; `vetoed_R` (bool) of the rollouts;
+    `masked_N` (bool): by the sequence mask."""
 
     weights_N: Tensor
     bounded_N: Tensor
     vetoed_R: Tensor
+    masked_N: Tensor
 
 
 def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
-    """The weights of `settings.correction`; those of vetoed rollouts are for the caller to take away."""
+    """The weights of `settings.correction`; those of vetoed rollouts and masked tokens are for the caller to take
+    away."""
     ratio_N = ratio(tokens.proximal_logprobs_N, tokens.behavior_logprobs_N)
     low, high = settings.correction_low, settings.correction_high
     match settings.correction:
@@ -50,4 +56,14 @@ def correct(tokens: Tokens, settings: ObjectiveConfig) -> Correction:
             assert_never(settings.correction)
     below_N = (ratio_N < settings.sequence_veto).to(ratio_N.dtype)
     below_R = ratio_N.new_zeros(tokens.num_rollouts).index_add(0, tokens.rollouts_N, below_N)
-    return Correction(weights_N=weights_N, bounded_N=bounded_N, vetoed_R=below_R > 0)
+    return Correction(
+        weights_N=weights_N, bounded_N=bounded_N, vetoed_R=below_R > 0, masked_N=_masked(tokens, settings.sequence_mask)
+    )
+
+
+def _masked(tokens: Tokens, threshold: float) -> Tensor:
+    """Of the sequence mask; 0 = it is off."""
+    if not threshold:
+        return torch.zeros_like(tokens.rollouts_N, dtype=torch.bool)
+    means_N = rollout_means(tokens.behavior_logprobs_N - tokens.learner_logprobs_N.detach(), tokens)
+    return (means_N > threshold) & (tokens.advantages_N < 0)

@@ -1,6 +1,6 @@
 """What a step minimises: an objective, corrected, with a KL term.
 
-    Σ_t weight_t (1 - veto) (correction_t l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1))
+    Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1))
 
 π_ref is the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq. 4). As there, it is not
 corrected for tokens that another policy than π_θ drew. Its value estimates KL(π_θ ‖ π_ref); its gradient, of each token
@@ -85,7 +85,7 @@ class StepLoss:
         )
         result = self._objective.losses(tokens)
         correction = correct(tokens, self._settings)
-        losses_N = correction.weights_N * result.losses_N
+        losses_N = (correction.weights_N * result.losses_N).masked_fill(correction.masked_N, 0)
         base_kl_N = torch.zeros_like(losses_N)
         if reference_logprobs_N is not None:
             base_kl_N = k3(reference_logprobs_N - learner_logprobs_N, bound=MAX_KL_LOG_RATIO)
@@ -95,6 +95,8 @@ class StepLoss:
         with torch.no_grad():
             ratio_N = ratio(learner_logprobs_N, batch.behavior_logprobs_N)
             mismatch_kl_N = k3(learner_logprobs_N - batch.behavior_logprobs_N)
+            masked_R = torch.zeros_like(correction.vetoed_R)
+            masked_R[tokens.rollouts_N[correction.masked_N]] = True
             columns = (
                 torch.ones_like(ratio_N),
                 ratio_N,
@@ -102,7 +104,7 @@ class StepLoss:
                 mismatch_kl_N,
                 correction.weights_N,
                 correction.bounded_N,
-                correction.vetoed_R,
+                correction.vetoed_R | masked_R,
                 base_kl_N,
                 torch.zeros_like(ratio_N) if entropies_N is None else entropies_N,
             )

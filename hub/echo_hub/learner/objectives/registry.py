@@ -15,6 +15,7 @@ from echo_hub.learner.objectives.decoupled_ppo import DecoupledPpo
 from echo_hub.learner.objectives.dr_grpo import DrGrpo
 from echo_hub.learner.objectives.grpo import Grpo
 from echo_hub.learner.objectives.gspo import Gspo
+from echo_hub.learner.objectives.sapo import Sapo
 from echo_hub.learner.objectives.two_sided import TwoSided
 
 OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {
@@ -26,6 +27,7 @@ OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {
     "aipo": Aipo,
     "decoupled_ppo": DecoupledPpo,
     "two_sided": TwoSided,
+    "sapo": Sapo,
 }
 
 

@@ -39,3 +39,14 @@ def test_one_token_vetoes_its_rollout(make_tokens: Callable[..., Tokens]) -> Non
     assert correct(tokens, ObjectiveConfig(sequence_veto=1e-4)).vetoed_R.tolist() == [True, False]
     assert correct(tokens, ObjectiveConfig(sequence_veto=1e-3)).vetoed_R.tolist() == [True, True]
     assert correct(tokens, ObjectiveConfig()).vetoed_R.tolist() == [False, False]
+
+
+def test_the_sequence_mask_by_hand(make_tokens: Callable[..., Tokens]) -> None:
+    """By rollout: mean log(μ / π) of log 4 / 2 = 0.69, of -0.69 and of 0.69, where the last one's advantages differ."""
+    ratios = [0.25, 1.0, 4.0, 1.0, 0.25, 1.0]
+    tokens = make_tokens(ratios, [-1.0, -1.0, -1.0, -1.0, 2.0, -1.0], rollouts=[0, 0, 1, 1, 2, 2])
+    found = correct(tokens, ObjectiveConfig(sequence_mask=0.5))
+    assert found.masked_N.tolist() == [True, True, False, False, False, True]
+    assert not found.vetoed_R.any()
+    for off in (ObjectiveConfig(sequence_mask=0.7), ObjectiveConfig()):
+        assert not correct(tokens, off).masked_N.any()

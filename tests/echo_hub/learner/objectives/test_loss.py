@@ -93,6 +93,21 @@ def test_a_veto_takes_the_whole_rollout_out_of_every_objective(name: str, kl: fl
     assert statistics["vetoed_rollouts"] == 1
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_sequence_mask_takes_what_has_been_left_out_of_every_objective(name: str) -> None:
+    """As DeepSeek-V3.2 has it: not where the advantage is positive, and the KL term stays."""
+    settings = {"name": name, "kl_coefficient": 0.1}
+    now = logs(0.5, 0.5, 0.5, 0.9, 0.8)
+    _, plain, before = outcome(settings, now, reference=1.3)
+    _, gradient, statistics = outcome({**settings, "sequence_mask": 0.1}, now, reference=1.3)
+    ratios = torch.tensor([0.9, 0.8])
+    assert gradient[:3] == plain[:3]
+    assert gradient[3:] == pytest.approx((0.1 * 0.125 * (1 - 1.3 / ratios)).tolist())
+    assert (before["vetoed_rollouts"], statistics["vetoed_rollouts"]) == (0, 1)
+    # Mean log(μ / π) of the second rollout is 0.16.
+    assert outcome({**settings, "sequence_mask": 0.2}, now, reference=1.3)[1] == plain
+
+
 def test_the_veto_looks_at_the_start_of_the_step() -> None:
     settings = {"sequence_veto": 0.5}
     now, start = logs(1.0, 1.0, 1.0, 1.0, 1.0), logs(1.0, 0.1, 1.0, 1.0, 1.0)

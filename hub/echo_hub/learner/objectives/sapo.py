@@ -1,0 +1,35 @@
+"""SAPO: a soft gate in place of GRPO's clip.
+
+    l_t = -f(r_t) A,   f(r) = (4 / τ) σ(τ (r - 1)),   τ = τ_pos where A > 0, else τ_neg
+
+The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)): 1 at r = 1, as without a clip, and
+less the further r is from it, on either side. w(r) r is below 1.6 at τ >= 1, so no claim makes a token outweigh a step.
+
+Published: τ_pos = 1, τ_neg = 1.05 (a push away from a token spreads over all others, and is damped sooner), the mean
+over rollouts of their token means, A = (R - mean) / std. Nothing is ever clipped.
+
+Source: Soft Adaptive Policy Optimization (arXiv 2511.20347).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from echo_hub.learner.objectives.base import TokenLosses, Tokens, ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sapo:
+    temperature_positive: float
+    temperature_negative: float
+
+    def losses(self, tokens: Tokens) -> TokenLosses:
+        ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
+        negative_N = torch.full_like(ratio_N, self.temperature_negative)
+        temperature_N = negative_N.masked_fill(tokens.advantages_N > 0, self.temperature_positive)
+        gated_N = 4 / temperature_N * torch.sigmoid(temperature_N * (ratio_N - 1))
+        return TokenLosses(
+            losses_N=-gated_N * tokens.advantages_N, clipped_N=torch.zeros_like(ratio_N, dtype=torch.bool)
+        )
