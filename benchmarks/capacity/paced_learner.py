@@ -15,7 +15,7 @@ from typing import Final
 
 from torch.optim import Optimizer
 
-from echo_hub.learner import step, worker
+from echo_hub.learner import step, within_memory, worker
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.step_figures import TRAIN_S
@@ -41,7 +41,8 @@ def screened_step(
 
 
 def main() -> int:
-    vars(worker)["screened_step"] = screened_step
+    assert vars(within_memory)["screened_step"] is step.screened_step, "what every step is trained by"
+    vars(within_memory)["screened_step"] = screened_step
     return worker.main()
 
 

@@ -31,6 +31,7 @@ from echo_hub.learner.within_memory import step_within_memory
 from echo_shared import draws, torch_draws
 from echo_shared.draws import derive_seed
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 from echo_shared.torch_sampler import sample_groups
 
 GROUP_SIZE: Final = 8
@@ -67,8 +68,8 @@ def learner(shape: Shape, seed: int) -> dict[str, Any]:
         "tokens_per_s": trained / step_s,
         "matmul_share": operations / step_s / peak,
         "matmul_tflops": peak / 1e12,
-        "micro_batch_tokens": outcome.metrics["micro_batch_tokens"],
-        "out_of_memory": outcome.metrics["out_of_memory"],
+        "fitted_tokens": outcome.metrics[FITTED_TOKENS.key],
+        "out_of_memory": outcome.metrics[OUT_OF_MEMORY.key],
         "checkpointing": cut.gradient_checkpointing,
         "learns": math.isfinite(outcome.metrics["loss"]) and outcome.metrics["updated"] == 1,
     }

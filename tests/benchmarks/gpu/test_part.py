@@ -38,7 +38,7 @@ def test_every_part_gives_its_figures(tmp_path: Path) -> None:
     assert not [row for row in rows.values() if "error" in row], said
     learner, sampler = rows["learner, tiny"], rows["sampler, tiny"]
     assert learner["learns"] and learner["out_of_memory"] == 0 and learner["tokens_per_s"] > 0
-    assert learner["micro_batch_tokens"] == 16_384 and learner["matmul_share"] > 0
+    assert learner["fitted_tokens"] == 16_384 and learner["matmul_share"] > 0
     assert sampler["tokens_per_s_at_16"] > 0 and sampler["swap_ms"] > 0
     assert sampler["agreement"] == 1.0, "on a CPU both are float32"
 

@@ -48,5 +48,7 @@ def test_a_base_as_it_is_has_a_single_point() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_a_quantised_fleet_draws_by_its_own_weights() -> None:
-    run = small(QUANTISED["q4_k_m"])
-    assert any(step["mismatch_kl"] > 1e-7 for step in run.steps)
+    larger = {**SIZES, "training": {**SIZES["training"], "group_size": 8}}
+    run = carry_out(replace(smaller(QUANTISED["q4_k_m"], larger), evaluate_every=1), 1)
+    found = [step["mismatch_kl"] for step in run.steps if "mismatch_kl" in step]
+    assert any(one > 1e-7 for one in found), "a step whose groups have an advantage"
