@@ -198,6 +198,7 @@ class Hub:
             batches=TrainingBatches(self._opened.store, self._opened.problems),
             export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
             learning_rate=self._learning_rate,
+            objective=lambda step: self._opened.coordinator.settings.objective_of(step),
         )
 
     def _learning_rate(self, step: int) -> float:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from sqlalchemy import make_url
 
+from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
@@ -293,6 +294,8 @@ def coordinator_settings(
         max_staleness=config.training.max_staleness,
         publish_every=config.training.publish_every,
         learning_rate=config.training.learning_rate,
+        objective=as_text(config.objective),
+        change_objective=ObjectiveRules(config),
         interrupts=config.training.on_new_version == "interrupt",
         multi_turn=multi_turn,
         dynamic_sampling=config.training.dynamic_sampling,

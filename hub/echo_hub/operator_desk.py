@@ -31,6 +31,7 @@ from echo_hub.actions.requests import (
     RotateRunKey,
     SetLearningRate,
     SetMaxStaleness,
+    SetObjective,
     SetPublishEvery,
     SetSpendCap,
     TrustNode,
@@ -243,6 +244,8 @@ def asked_of(number: int, request: AnyRequest) -> OperatorAsked | NodeVouchedFor
             what, value = Setting.PUBLISH_EVERY, request.value
         case SetLearningRate():
             what, value = Setting.LEARNING_RATE, request.value
+        case SetObjective():
+            what, value = Setting.OBJECTIVE, request.value
         case SetSpendCap():
             what, value = Setting.SPEND_CAP, request.value
         case PublishNow():

@@ -98,8 +98,9 @@ class Batches(Protocol):
 
 
 class Trainer:
-    """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere; `learning_rate`: the step's, None:
-    as the settings have it. Both are asked once a step is planned, and answer the same whenever it is repeated."""
+    """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere; `learning_rate` and `objective`
+    (JSON): the step's, None: as the settings have them. All are asked once a step is planned, and answer the same
+    whenever it is repeated."""
 
     def __init__(
         self,
@@ -109,12 +110,14 @@ class Trainer:
         batches: Batches,
         export_path: Callable[[int], Path | None],
         learning_rate: Callable[[int], float | None] = lambda step: None,
+        objective: Callable[[int], str | None] = lambda step: None,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._batches = batches
         self._export_path = export_path
         self._learning_rate = learning_rate
+        self._objective = objective
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, Sequence[str]] = {}
         """Groups that were handed over and are not on their way yet, with their rollouts."""
@@ -229,8 +232,9 @@ class Trainer:
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
         """Hands over a step that was planned before this process, or this hub, was there."""
         self._ordered = step
-        rate = self._learning_rate(step)
-        return await learner.train(step, await self._batches.batch(step), self._export_path(step), learning_rate=rate)
+        rate, objective = self._learning_rate(step), self._objective(step)
+        batch = await self._batches.batch(step)
+        return await learner.train(step, batch, self._export_path(step), learning_rate=rate, objective=objective)
 
     async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
         """Hands the step over, with those groups of its batch that the process does not hold yet."""
@@ -251,6 +255,7 @@ class Trainer:
             self._export_path(job.step),
             let_go=let_go,
             learning_rate=self._learning_rate(job.step),
+            objective=self._objective(job.step),
         )
 
     def _lacking(self, batch: Sequence[BatchGroup]) -> dict[int, Sequence[str]]:

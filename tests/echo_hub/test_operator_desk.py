@@ -137,6 +137,7 @@ def test_every_action_is_done_by_somebody(action: str) -> None:
     """By the coordinator, by the books, or by a part of the hub that `_do` or `_begin` names."""
     given = {
         **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},
+        "objective": {"value": "clip_high=0.3"},
         **{name: {"node": "a"} for name in ("ban", "unban", "pardon", "trust", "distrust")},
         **{name: {"name": "a"} for name in ("invite", "uninvite", "token", "revoke_token")},
     }

@@ -27,17 +27,21 @@ async def test_a_paused_hub_stays_paused_after_it_is_killed_and_what_was_noted_m
     assert "open -> paused" in await commanded("act", "pause", "--wait", "60")
     assert "2 -> 4" in await commanded("act", "max_staleness", "4", "--wait", "60")
     token = re.findall(r"echo_[\w-]{43}", await commanded("act", "token", "ci", "scope=operate"))[0]
+    assert "clip_high=0.0 -> clip_high=0.3" in await commanded("act", "objective", "clip_high=0.3", "--wait", "60")
     await hub.kill()
-    assert "Noted as action 4" in await commanded("act", "publish_every", "3", "--wait", "0")
+    assert "Noted as action 5" in await commanded("act", "publish_every", "3", "--wait", "0")
     hub, url = await site.hub(run)
     await until(url, lambda view: view["live"]["publish_every"] == 3)
     async with ClientSession(url, headers={"Authorization": f"Bearer {token}"}) as script:
         async with script.get("/api/v1/run") as answer:
             told = await answer.json()
         assert (told["leasing"], told["max_staleness"]) == ("paused", 4)
-        async with script.post("/api/v1/actions/4/undo") as answer:
+        async with script.post("/api/v1/actions/5/undo") as answer:
             undone = await answer.json()
             assert answer.status == 200 and (undone["record"]["before"], undone["record"]["after"]) == (3, 1), undone
+        async with script.post("/api/v1/actions/4/undo") as answer:
+            undone = (await answer.json())["record"]
+            assert (undone["before"], undone["after"]) == ("clip_high=0.3", "clip_high=0.0"), "it outlived the hub"
         async with script.post("/api/v1/actions/token", json={"name": "more", "scope": "admin"}) as answer:
             assert answer.status == 403
         node = await site.node(url, "lender")
@@ -55,8 +59,10 @@ async def test_a_paused_hub_stays_paused_after_it_is_killed_and_what_was_noted_m
         ("pause", "cli", "done"),
         ("max_staleness", "cli", "done"),
         ("token", "cli", "done"),
+        ("objective", "cli", "done"),
         ("publish_every", "cli", "done"),
         ("publish_every", "api", "done"),
+        ("objective", "api", "done"),
         ("learning_rate", "api", "done"),
         ("resume", "api", "done"),
     ]

@@ -93,6 +93,15 @@ class SetLearningRate(Request):
     """As training.learning_rate."""
 
 
+class SetObjective(Request):
+    """What a step minimises, from the next step on that the learner has not begun. What fits neither the objective nor
+    the other settings is refused as a whole, and so is what would change what a reward comes to."""
+
+    action: Literal["objective"] = "objective"
+    value: Annotated[str, Field(min_length=3, max_length=1000)]
+    """NAME=VALUE of the section [objective]; several with blanks between them."""
+
+
 class SetSpendCap(Request):
     """What all working nodes together may cost in an hour. Beneath a lower cap those that cost more stand by at
     once."""
@@ -249,6 +258,7 @@ AnyRequest = (
     | SetMaxStaleness
     | SetPublishEvery
     | SetLearningRate
+    | SetObjective
     | SetSpendCap
     | PublishNow
     | EvaluateNow
@@ -310,7 +320,7 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
         case Pause() | Drain() | Resume():
             states: dict[str, AnyRequest] = {"open": Resume(), "paused": Pause(), "draining": Drain()}
             return states.get(str(before))
-        case SetMaxStaleness() | SetPublishEvery() | SetLearningRate() | SetSpendCap():
+        case SetMaxStaleness() | SetPublishEvery() | SetLearningRate() | SetObjective() | SetSpendCap():
             return _set_again(request.action, before)
         case Ban():
             return Unban(node=request.node)

@@ -5,6 +5,7 @@
     publish_every       holds from the first step on whose batch is not written yet; that version is published itself
     publish_now         that version is published; then on at the interval that holds
     learning_rate       holds from the same step on
+    objective           as the learning rate
     spend_cap_per_hour  holds at once
 
 A step that the learner may already have is left as it was: so what a learner repeats after a crash is what it had done.
@@ -33,6 +34,7 @@ class Setting(StrEnum):
     MAX_STALENESS = "max_staleness"
     PUBLISH_EVERY = "publish_every"
     LEARNING_RATE = "learning_rate"
+    OBJECTIVE = "objective"
     SPEND_CAP = "spend_cap_per_hour"
 
 
@@ -59,6 +61,7 @@ class Taken:
     """What the books keep of the setting: JSON's types."""
     before: Any
     after: Any
+    detail: str = ""
 
 
 def answer(
@@ -71,7 +74,7 @@ def answer(
         return settings, (ActionSettled(number=asked.number, done=False, detail=str(error)),)
     return taken.settings, (
         SettingRecorded(setting=taken.setting, stored=taken.stored),
-        ActionSettled(number=asked.number, done=True, before=taken.before, after=taken.after),
+        ActionSettled(number=asked.number, done=True, before=taken.before, after=taken.after, detail=taken.detail),
     )
 
 
@@ -86,6 +89,8 @@ def take(settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int,
             taken = _publish_every(settings, int(asked.value), next_step)
         case Setting.LEARNING_RATE:
             taken = _learning_rate(settings, float(asked.value), next_step)
+        case Setting.OBJECTIVE:
+            taken = _objective(settings, str(asked.value), next_step)
         case Setting.SPEND_CAP:
             taken = _spend_cap(settings, float(asked.value))
         case "publish_now":
@@ -110,6 +115,8 @@ def restored(settings: CoordinatorSettings, stored: Mapping[str, Any]) -> Coordi
                 changes["publish_changes"] = tuple((first, every) for first, every in value)
             case Setting.LEARNING_RATE:
                 changes["learning_rates"] = tuple((first, rate) for first, rate in value)
+            case Setting.OBJECTIVE:
+                changes["objectives"] = tuple((first, objective) for first, objective in value)
             case Setting.SPEND_CAP:
                 changes["activation"] = replace(settings.activation, spend_cap_per_hour=value)
     return replace(settings, **changes)
@@ -179,6 +186,24 @@ def _learning_rate(settings: CoordinatorSettings, rate: float, next_step: int) -
         stored=[list(change) for change in rates],
         before=settings.learning_rate_of(next_step),
         after=rate,
+    )
+
+
+def _objective(settings: CoordinatorSettings, wanted: str, next_step: int) -> Taken:
+    if settings.change_objective is None:
+        raise RefusedChange("The objective of this run does not change.")
+    try:
+        changed, before, after = settings.change_objective(settings.objective_of(next_step), wanted)
+    except ValueError as error:
+        raise RefusedChange(str(error)) from None
+    objectives = (*(one for one in settings.objectives if one[0] < next_step), (next_step, changed))[-MOST_CHANGES:]
+    return Taken(
+        settings=replace(settings, objectives=objectives),
+        setting=Setting.OBJECTIVE,
+        stored=[list(change) for change in objectives],
+        before=before,
+        after=after,
+        detail=f"It holds from step {next_step} on.",
     )
 
 

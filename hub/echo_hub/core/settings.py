@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Literal
@@ -38,6 +39,13 @@ class CoordinatorSettings:
     learning_rate: float = 0.0
     learning_rates: tuple[tuple[int, float], ...] = ()
     """Step and rate, ascending: the rate holds from that step on. Before the first, `learning_rate` does."""
+    objective: str = "{}"
+    """What a step minimises, as JSON that only the learner reads."""
+    objectives: tuple[tuple[int, str], ...] = ()
+    """Step and objective, ascending: it holds from that step on. Before the first, `objective` does."""
+    change_objective: Callable[[str, str], tuple[str, str, str]] | None = None
+    """Of an objective and what an operator wants of it: the new one, and what of it was and is, in words. Raises
+    ValueError where that does not fit the run. None: it does not change."""
     leasing: str = "open"
     """open; paused: nothing is leased; draining: no group is opened, and what is open is leased until it is complete.
     Whatever is leased comes in, and the learner trains what is complete."""
@@ -101,6 +109,11 @@ class CoordinatorSettings:
         """What step `step` is trained at."""
         at = bisect_right(self.learning_rates, step, key=itemgetter(0))
         return self.learning_rates[at - 1][1] if at else self.learning_rate
+
+    def objective_of(self, step: int) -> str:
+        """What step `step` minimises."""
+        at = bisect_right(self.objectives, step, key=itemgetter(0))
+        return self.objectives[at - 1][1] if at else self.objective
 
     def newest_due_version(self, policy_version: int) -> int:
         """The newest version, not above `policy_version`, that is to be published; 0 = none."""

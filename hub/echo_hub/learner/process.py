@@ -86,13 +86,16 @@ class Learner:
         export_to: Path | None,
         *,
         learning_rate: float | None = None,
+        objective: str | None = None,
     ) -> StepUnderWay:
         """Hands the process the step that turns version `step` - 1 into `step`, which it may not hold yet: it begins
-        once it has carried out what it was given before. `learning_rate`: the step's; None: as the settings have it."""
+        once it has carried out what it was given before. `learning_rate` and `objective` (JSON): the step's; None: as
+        the settings have them."""
         fields = {
             "groups": frames.pack_groups(groups),
             "export_to": None if export_to is None else str(export_to),
             "learning_rate": learning_rate,
+            "objective": objective,
         }
         return StepUnderWay(await self._call("train", step=step, **fields))
 
@@ -104,6 +107,7 @@ class Learner:
         *,
         let_go: Collection[int] = (),
         learning_rate: float | None = None,
+        objective: str | None = None,
     ) -> StepUnderWay:
         """As `train`, but nothing of the step is written, nor is it told as done, before `confirm`, before which the
         process is to be told nothing but what to hold.
@@ -116,6 +120,7 @@ class Learner:
             "export_to": None if export_to is None else str(export_to),
             "let_go": list(let_go),
             "learning_rate": learning_rate,
+            "objective": objective,
         }
         return StepUnderWay(await self._call("begin", step=step, **fields))
 

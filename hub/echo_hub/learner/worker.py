@@ -36,6 +36,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor, distributed
 
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner import checkpoint, determinism, frames
 from echo_hub.learner.cuts import Cuts
 from echo_hub.learner.launch import end_with
@@ -181,7 +182,7 @@ class Worker:
         check_groups(frames.unpack_groups(groups))
         for group_id in (*(group_id for group_id, _ in frame["rewards"]), *frame["let_go"]):
             del self._held[group_id]
-        step = {"learning_rate": frame.get("learning_rate"), **{key: frame[key] for key in ("step", "export_to")}}
+        step = {key: frame.get(key) for key in ("step", "export_to", "learning_rate", "objective")}
         return {"command": "train", **step, "groups": groups, "confirmed": False}
 
     def handle(self, frame: Frame, answer: Answer) -> None:
@@ -191,7 +192,8 @@ class Worker:
         Raises what the write of an earlier step raised.
         """
         if frame["command"] == "train":
-            self._train(frame["step"], frames.unpack_groups(frame["groups"]), frame.get("learning_rate"))
+            groups = frames.unpack_groups(frame["groups"])
+            self._train(frame["step"], groups, frame.get("learning_rate"), frame.get("objective"))
             keep = partial(self._keep, frame["export_to"], answer)
             answer({"kind": "item", "computed": frame["step"]})
             if frame["confirmed"]:
@@ -225,17 +227,22 @@ class Worker:
         if keep is not None and step == self.policy_version:
             keep()
 
-    def _train(self, step: int, groups: Sequence[TrainingGroup], learning_rate: float | None) -> None:
+    def _train(
+        self, step: int, groups: Sequence[TrainingGroup], learning_rate: float | None, objective: str | None
+    ) -> None:
         self._offload.take_back()
         rate = self._settings.training.learning_rate if learning_rate is None else learning_rate
         for of_group in self._optimizer.param_groups:
             of_group["lr"] = rate
+        settings = self._settings
+        if objective is not None:
+            settings = settings.model_copy(update={"objective": ObjectiveConfig.model_validate_json(objective)})
         began = time.perf_counter()
         outcome = step_within_memory(
             self._policy,
             self._optimizer,
             groups,
-            self._settings,
+            settings,
             cuts=self._cuts,
             learner_version=self.policy_version,
             norms=self._norms,

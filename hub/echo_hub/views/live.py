@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from echo_hub.config.objective_change import as_text
+from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.operating import Setting, restored
 from echo_hub.core.settings import CoordinatorSettings
@@ -21,6 +23,7 @@ def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
     return config.model_copy(
         update={
             "training": config.training.model_copy(update=training),
+            "objective": ObjectiveConfig.model_validate_json(settings.objective_of(config.training.steps)),
             "cost": config.cost.model_copy(update=cost),
         }
     )
@@ -38,6 +41,7 @@ def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
         max_staleness=training.max_staleness,
         publish_every=training.publish_every,
         learning_rate=training.learning_rate,
+        objective=as_text(config.objective),
     )
     held = {Setting.SPEND_CAP: config.cost.spend_cap_per_hour, **stored}
     return with_live(config, restored(settings, held))
@@ -49,5 +53,6 @@ def configured(config: HubConfig) -> dict[str, Any]:
         Setting.MAX_STALENESS: config.training.max_staleness,
         Setting.PUBLISH_EVERY: config.training.publish_every,
         Setting.LEARNING_RATE: config.training.learning_rate,
+        Setting.OBJECTIVE: as_text(config.objective),
         Setting.SPEND_CAP: config.cost.spend_cap_per_hour,
     }

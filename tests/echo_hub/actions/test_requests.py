@@ -25,6 +25,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "max_staleness": {"value": 3},
     "publish_every": {"value": 3},
     "learning_rate": {"value": 1e-4},
+    "objective": {"value": "clip_high=0.3 kl_coefficient=0.01"},
     "spend_cap_per_hour": {"value": 2},
     **{name: {"node": "a" * 20} for name in ("ban", "unban", "pardon", "trust", "distrust")},
     **{name: {"name": "Ada"} for name in ("invite", "uninvite", "token", "revoke_token")},

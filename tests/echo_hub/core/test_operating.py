@@ -60,6 +60,24 @@ def test_a_learning_rate_holds_from_the_next_step_on_and_for_what_is_repeated_st
     assert again.learning_rates == ((5, 1e-4), (9, 3e-4))
 
 
+def test_an_objective_holds_from_the_next_step_on_and_builds_on_the_one_before() -> None:
+    def joined(before: str, wanted: str) -> tuple[str, str, str]:
+        if wanted == "bad":
+            raise ValueError("It does not fit.")
+        return f"{before}+{wanted}", "old", wanted
+
+    settings = replace(BASE, objective="a", change_objective=joined)
+    settings = changed(changed(settings, Setting.OBJECTIVE, "b", step=5), Setting.OBJECTIVE, "c", step=9)
+    assert [settings.objective_of(step) for step in (1, 4, 5, 8, 9)] == ["a", "a", "a+b", "a+b", "a+b+c"]
+    same, (refused,) = answer(settings, asked(Setting.OBJECTIVE, "bad"), next_step=9, published_version=8)
+    assert same is settings and isinstance(refused, ActionSettled) and refused.detail == "It does not fit."
+    _, (recorded, done) = answer(settings, asked(Setting.OBJECTIVE, "d"), next_step=11, published_version=10)
+    assert isinstance(recorded, SettingRecorded) and isinstance(done, ActionSettled)
+    assert (done.before, done.after, done.detail) == ("old", "d", "It holds from step 11 on.")
+    stored = {"objective": json.loads(json.dumps(recorded.stored))}
+    assert restored(replace(settings, objectives=()), stored).objective_of(11) == "a+b+c+d"
+
+
 @pytest.mark.parametrize(
     ("mode", "what", "value", "why"),
     [
@@ -116,18 +134,20 @@ def test_whatever_is_asked_for_every_step_has_a_version_that_is_fresh_enough(
 
 
 def test_what_the_books_keep_brings_the_same_settings_back() -> None:
-    settings, books = BASE, dict[str, Any]()
+    base = replace(BASE, change_objective=lambda before, wanted: (wanted, before, wanted))
+    settings, books = base, dict[str, Any]()
     for what, value in (
         (Setting.LEASING, "paused"),
         (Setting.MAX_STALENESS, 5),
         (Setting.PUBLISH_EVERY, 4),
         (PUBLISH_NOW, ""),
         (Setting.LEARNING_RATE, 1e-5),
+        (Setting.OBJECTIVE, '{"cap": 3}'),
         (Setting.SPEND_CAP, 2.5),
     ):
         settings, records = answer(settings, asked(what, value), next_step=3, published_version=2)
         books |= {record.setting: record.stored for record in records if isinstance(record, SettingRecorded)}
-    assert restored(BASE, json.loads(json.dumps(books))) == settings
+    assert restored(base, json.loads(json.dumps(books))) == settings
     assert set(books) == set(Setting)
 
 

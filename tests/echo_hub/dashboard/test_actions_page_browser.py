@@ -19,6 +19,7 @@ TYPED: Final = {
     "max_staleness": {"value": "4"},
     "publish_every": {"value": "2"},
     "learning_rate": {"value": "0.0001"},
+    "objective": {"value": "clip_high=0.3"},
     "spend_cap_per_hour": {"value": "2.5"},
     "invite": {"name": HOSTILE, "keys": "2"},
     "uninvite": {"name": HOSTILE},
@@ -31,14 +32,16 @@ OUTCOMES: Final = {
     "max_staleness": "1 → 4",
     "publish_every": "1 → 2",
     "learning_rate": "0.0001",
+    "objective": "The objective of this run does not change.",
     "spend_cap_per_hour": "0 → 2.5",
     "publish": "is published in any case",
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
 }
 """What the log says; of all others that they are done."""
-REFUSED: Final = {"resume", "publish", "export"}
-"""Where what was paused goes on already, and by a run that has published nothing: the page says so."""
+REFUSED: Final = {"resume", "objective", "publish", "export"}
+"""Where what was paused goes on already, by a coordinator without an objective, and by a run that has published
+nothing: the page says so."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
 """What the log offers to take back. The rate of a coordinator without one was 0, which nobody may ask for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -84,6 +85,23 @@ async def test_a_step_is_trained_at_the_rate_that_comes_with_it(
     assert all(digest(tmp_path / "as set" / v) == digest(tmp_path / "told" / v) for v in versions)
     first, second, third = (load_file(tmp_path / "told" / v / WEIGHTS_FILE) for v in versions)
     assert 0 < moved(first, second) < 0.1 * moved(second, third), "of Adam's steps the rate is the size"
+
+
+async def test_a_step_minimises_what_comes_with_it(
+    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    """And the one after it what the settings have, if it comes with nothing."""
+    other = {"name": "aipo", "kl_coefficient": 0.5}
+    plain, changed = make_settings(), make_settings(objective=other)
+    sent = {"as set": (plain, None), "told": (plain, json.dumps(other)), "set": (changed, None)}
+    for name, (settings, objective) in sent.items():
+        async with learner_in(settings, tmp_path / name) as learner:
+            for step, of_step in enumerate((objective, None), start=1):
+                path = tmp_path / name / f"v{step}"
+                await (await learner.train(step, make_groups(step), path, objective=of_step)).told()
+    as_set, told, set_so = (digest(tmp_path / name / "v1") for name in sent)
+    assert told == set_so != as_set
+    assert len({digest(tmp_path / name / "v2") for name in sent}) == 3, "the second goes on from the first, as set"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

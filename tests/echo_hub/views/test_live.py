@@ -19,8 +19,10 @@ def test_where_nobody_has_changed_anything_it_is_as_configured() -> None:
 
 def test_what_operators_have_changed_holds() -> None:
     stored = {"max_staleness": 5, "publish_every": [[3, 1], [9, 4]], "learning_rate": [[4, 0.5]], "leasing": "paused"}
+    stored["objective"] = [[4, '{"clip_high": 0.5}']]
     live = with_stored(CONFIG, {**stored, "spend_cap_per_hour": 4.0})
     assert (live.training.max_staleness, live.training.publish_every, live.training.learning_rate) == (5, 4, 0.5)
+    assert live.objective.clip_high == 0.5 and live.objective.name == CONFIG.objective.name
     assert live.cost.spend_cap_per_hour == 4.0 and live.training.steps == CONFIG.training.steps
     settings = replace(coordinator_settings(CONFIG, multi_turn=False), max_staleness=4)
     assert with_live(CONFIG, settings).training.max_staleness == 4
