@@ -213,8 +213,8 @@ def _judges(run: RunView) -> Iterator[Metric]:
         asked.add_metric([name], counts["calls"])
         failed.add_metric([name, "unanswered"], counts["unanswered"])
         failed.add_metric([name, "no_verdict"], counts["without_verdict"])
-        tokens.add_metric([name, "prompt"], counts["prompt_tokens"])
-        tokens.add_metric([name, "completion"], counts["completion_tokens"])
+        tokens.add_metric([name, "prompt"], counts["tokens_read"])
+        tokens.add_metric([name, "completion"], counts["tokens_written"])
     yield from (asked, failed, tokens)
 
 

@@ -327,7 +327,7 @@ class RunView:
     """Since the hub's start, by what it was (a connection, a node, a frame) and why."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What each judge of rewards has been asked since the hub's start: calls, unanswered, without_verdict,
-    prompt_tokens, completion_tokens."""
+    tokens_read, tokens_written."""
     buffered_groups: int = 0
     """Complete, scored, and waiting for the learner."""
     accounting: Accounting = field(default_factory=Accounting)

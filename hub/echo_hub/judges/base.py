@@ -21,9 +21,9 @@ class Counts:
     """How many of these were not answered."""
     without_verdict: int = 0
     """How many answers gave none."""
-    prompt_tokens: int = 0
+    tokens_read: int = 0
     """That it says it has read,"""
-    completion_tokens: int = 0
+    tokens_written: int = 0
     """and written."""
 
 

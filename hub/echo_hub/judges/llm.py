@@ -151,8 +151,8 @@ class LlmJudge:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise _AwayError(f"an answer that is no chat completion: {_excerpt(body)}") from error
         if isinstance(usage, dict):
-            self.counts.prompt_tokens += _count(usage.get("prompt_tokens"))
-            self.counts.completion_tokens += _count(usage.get("completion_tokens"))
+            self.counts.tokens_read += _count(usage.get("prompt_tokens"))
+            self.counts.tokens_written += _count(usage.get("completion_tokens"))
         is_whole = choice.get("finish_reason") != "length" and isinstance(said, str)
         return said if is_whole else f"(cut off after {self._settings.max_tokens} tokens)"
 

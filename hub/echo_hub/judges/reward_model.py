@@ -139,7 +139,7 @@ class RewardModel:
                     self.counts.without_verdict += 1
                     job.fail(ScorerError(f"The judge {self.name} has no score.", got=answer["failed"]))
                 else:
-                    self.counts.prompt_tokens += answer["tokens"]
+                    self.counts.tokens_read += answer["tokens"]
                     job.answer(answer["value"])
         self._some.clear()
 

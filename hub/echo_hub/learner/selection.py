@@ -38,13 +38,13 @@ def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.
     any, each is in one.
     """
     size = -(-len(strengths_M) // sub_batches)
-    strong = np.flatnonzero(strengths_M)
+    if not strengths_M.any():
+        return np.ones(len(strengths_M), np.int64)
+    chances_M = strengths_M / strengths_M.sum()
+    drawable = np.count_nonzero(chances_M)  # Beside a strong pair the chance of the weakest may be 0 in float64.
     times = np.zeros(len(strengths_M), np.int64)
-    if not len(strong):
-        return np.ones_like(times)
-    chances = strengths_M[strong] / strengths_M[strong].sum()
     for _ in range(sub_batches):
-        times[rng.choice(strong, size=min(size, len(strong)), replace=False, p=chances)] += 1
+        times[rng.choice(len(times), size=min(size, drawable), replace=False, p=chances_M)] += 1
     return times
 
 

@@ -240,8 +240,8 @@ class ScriptedSource:
                     "calls": 9,
                     "unanswered": 2,
                     "without_verdict": 1,
-                    "prompt_tokens": 900,
-                    "completion_tokens": 70,
+                    "tokens_read": 900,
+                    "tokens_written": 70,
                 }
             },
             buffered_groups=31 if newest and self.step < self.total else 0,

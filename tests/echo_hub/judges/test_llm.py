@@ -29,7 +29,7 @@ async def judge(endpoint: FakeEndpoint, *, is_patient: bool = True, **settings: 
 async def test_a_verdict_is_the_value_and_what_it_took_is_counted(endpoint: FakeEndpoint) -> None:
     async with judge(endpoint) as style:
         assert await style.value(ASKED) == pytest.approx(0.7)
-    assert (style.counts.calls, style.counts.prompt_tokens, style.counts.completion_tokens) == (1, 100, 5)
+    assert (style.counts.calls, style.counts.tokens_read, style.counts.tokens_written) == (1, 100, 5)
     (body,) = endpoint.asked
     assert body["model"] == "m" and body["temperature"] == 0.0
     assert "Say hello." in contents(endpoint.asked)[0] and "Hello!" in contents(endpoint.asked)[0]

@@ -48,7 +48,7 @@ async def test_scores_are_those_of_a_plain_call_and_survive_a_kill(
         values = await asyncio.gather(*waiting)
         assert style.pid not in (None, dead)
     assert [first, *values] == pytest.approx([plain[0], *plain], abs=1e-5)
-    assert style.counts.prompt_tokens > 0 and style.absence.reason == ""
+    assert style.counts.tokens_read > 0 and style.absence.reason == ""
 
 
 async def test_what_the_model_has_no_room_for_has_no_score_and_others_do(

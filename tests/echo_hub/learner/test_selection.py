@@ -52,7 +52,7 @@ def test_a_pair_is_at_most_once_in_a_sub_batch_and_one_without_advantage_in_none
         assert (times == 1).all()
         return
     assert times.max() <= sub_batches and not times[values == 0].any()
-    size = min(-(-len(values) // sub_batches), np.count_nonzero(values))
+    size = min(-(-len(values) // sub_batches), np.count_nonzero(values / values.sum()))
     assert times.sum() == sub_batches * size
     assert (times == shuffled(values, sub_batches, np.random.default_rng(seed))).all()
 
