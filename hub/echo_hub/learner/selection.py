@@ -41,10 +41,11 @@ def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.
     if not strengths_M.any():
         return np.ones(len(strengths_M), np.int64)
     chances_M = strengths_M / strengths_M.sum()
-    drawable = np.count_nonzero(chances_M)  # Beside a strong pair the chance of the weakest may be 0 in float64.
+    # Beside a strong pair the chance of the weakest may be 0 in float64.
+    size = min(size, int(np.count_nonzero(chances_M)))
     times = np.zeros(len(strengths_M), np.int64)
     for _ in range(sub_batches):
-        times[rng.choice(len(times), size=min(size, drawable), replace=False, p=chances_M)] += 1
+        times[rng.choice(len(times), size=size, replace=False, p=chances_M)] += 1
     return times
 
 
