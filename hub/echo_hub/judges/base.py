@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from echo_hub.judges.asking import Asked
 
 log = logging.getLogger(__name__)
+
+FIRST_S: Final = 1.0
+"""Until a judge that stays away is tried again, or half of it; twice as long each time."""
+LIMIT_S: Final = 60.0
 
 
 @dataclass(slots=True)

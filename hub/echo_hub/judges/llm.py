@@ -23,13 +23,10 @@ import aiohttp
 
 from echo_hub.config.judge_section import LlmJudgeConfig
 from echo_hub.judges.asking import Asked, messages, verdict
-from echo_hub.judges.base import Absence, Counts
+from echo_hub.judges.base import FIRST_S, LIMIT_S, Absence, Counts
 from echo_shared.backoff import backoff_s
 from echo_shared.errors import ConfigError, ScorerError
 
-FIRST_S: Final = 1.0
-"""Until a question is asked again, or half of it; twice as long each time."""
-LIMIT_S: Final = 60.0
 MOST_BYTES: Final = 4 * 2**20
 """Of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
@@ -148,7 +145,7 @@ class LlmJudge:
             read = json.loads(body)
             choice = read["choices"][0]
             said, usage = choice["message"]["content"], read.get("usage")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise _AwayError(f"an answer that is no chat completion: {_excerpt(body)}") from error
         if isinstance(usage, dict):
             self.counts.tokens_read += _count(usage.get("prompt_tokens"))

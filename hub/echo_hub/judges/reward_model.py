@@ -19,7 +19,7 @@ from typing import Final
 
 from echo_hub.config.judge_section import RewardModelConfig
 from echo_hub.judges.asking import Asked
-from echo_hub.judges.base import Absence, Counts
+from echo_hub.judges.base import FIRST_S, LIMIT_S, Absence, Counts
 from echo_shared.backoff import backoff_s
 from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, ScorerError
@@ -31,9 +31,6 @@ TOGETHER: Final = 256
 """Completions that the process has in hand at most."""
 DEATHS_OF_ONE: Final = 3
 """Processes that end with a completion in hand before it is given up; it is by itself from the second on."""
-FIRST_S: Final = 1.0
-"""Until the next start, or half of it; twice as long each time."""
-LIMIT_S: Final = 60.0
 ANSWER_S: Final = 1_800.0
 """For one answer more."""
 

@@ -50,6 +50,7 @@ async def test_a_verdict_is_the_value_and_what_it_took_is_counted(endpoint: Fake
         web.json_response({"error": "loading"}),
         web.Response(text="<html>a proxy's page</html>"),
         web.json_response([]),
+        web.Response(body=b"[" * 200_000),
         web.Response(body=b"x" * (MOST_BYTES + 1)),
     ],
     ids=str,

@@ -183,6 +183,14 @@ def test_what_is_drawn_several_times_counts_as_often(make_settings: MakeSettings
     assert weigh([strong, *weak], settings).rollouts_unselected == 6
 
 
+def test_a_group_mean_counts_a_group_once_however_often_its_pairs_are_drawn(make_settings: MakeSettings) -> None:
+    step = [group(rollout(1, reward), rollout(3, -reward)) for reward in (9.0, 1.0)]
+    objective = {"selection": "shuffle_r1", "shuffle_batches": 3, "aggregation": "group_mean", "advantage": "mean"}
+    found = weigh(step, make_settings(objective=objective)).groups
+    sums = [sum(one.weight * one.loss_mask.sum() for one in of_group.rollouts) for of_group in found]
+    assert sums == [pytest.approx(1 / len(found))] * len(found)
+
+
 def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, 1.0), rollout(2, -1.0)) for _ in range(16)]
     settings = make_settings(objective={"selection": "shuffle_r1", "shuffle_batches": 4, "advantage": "mean"})
