@@ -170,7 +170,7 @@ def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
         learning.note(reward=None, staleness=0.0)
         world = World(
             scenario_of(config, nodes, mean_tokens=learning.mean_tokens()),
-            make=partial(hubs_own, config),
+            make=partial(hubs_own, learning),
             work=learning,
             nodes=[node.traits for node in nodes],
         )

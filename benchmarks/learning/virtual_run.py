@@ -1,6 +1,6 @@
 """One run in virtual time: the simulator's world, whose work is real. Problems, sampler and learner are the hub's own.
 
-Nodes are as fast as can be: one node draws every lease the moment that it is given, by the version that it names, and a
+Nodes are as fast as can be: they draw every lease the moment that it is given, by the version that it names, and a
 step takes a second. So a run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps
 old: the worst that the bound allows.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -31,8 +32,9 @@ from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.opening import coordinator_settings
+from echo_hub.opening import coordinator_settings, trained_tasks
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.preparing import prepare
 from echo_hub.scoring.problems import Problems
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
@@ -46,6 +48,8 @@ from echo_shared.sampling import GroupRequest
 EVALUATE_EVERY: Final = 10
 """Steps between two points of the curve."""
 STEP_S: Final = 1.0
+WIDEST: Final = 2_048
+"""Rollouts of one node."""
 AT_ONCE_S: Final = 1e-30
 """A completion's seconds: beside a run's clock nothing at all."""
 
@@ -77,7 +81,7 @@ def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
     as can be."""
     learning.note(reward=None, staleness=0.0)
     scenario = scenario or scenario_of(learning.config)
-    world = World(scenario, make=partial(hubs_own, learning.config), work=learning)
+    world = World(scenario, make=partial(hubs_own, learning), work=learning)
     world.agenda.now = STEP_S
     world.run()
     assert world.finished, "nobody has anything to do, and the run is not finished"
@@ -85,9 +89,10 @@ def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
 
 
 def scenario_of(config: HubConfig) -> Scenario:
-    """One node that holds all that the staleness bound lets be leased; whatever is no training step takes no time."""
+    """Nodes that hold all that the staleness bound lets be leased; whatever is no training step takes no time."""
     training = config.training
     rollouts = (training.max_staleness + 1) * training.groups_per_step * training.group_size
+    num_nodes = ceil(rollouts / WIDEST)
     return Scenario.model_validate(
         {
             "run": {"mode": config.run.mode, "seed": config.run.seed},
@@ -97,8 +102,8 @@ def scenario_of(config: HubConfig) -> Scenario:
             "learner": {"step_s": STEP_S, "score_s": 0.0},
             "publication": {"export_s": 0.0, "payload_bytes": 0.0, "start_s": 0.0},
             "nodes": {
-                "count": 1,
-                "width": rollouts,
+                "count": num_nodes,
+                "width": ceil(rollouts / num_nodes),
                 "sigma": 0.0,
                 "s_per_token": AT_ONCE_S,
                 "delay_s": 0.0,
@@ -110,9 +115,10 @@ def scenario_of(config: HubConfig) -> Scenario:
     )
 
 
-def hubs_own(config: HubConfig, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
+def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
     """With all that the hub's config says, and not the scenario alone."""
-    return Coordinator(coordinator_settings(config, multi_turn=False), snapshot)
+    tasks = trained_tasks(learning.problems)
+    return Coordinator(coordinator_settings(learning.config, multi_turn=False, tasks=tasks), snapshot)
 
 
 def score_of(response: object) -> float:
@@ -160,7 +166,7 @@ class Learning:
         self.publish(0)
 
     def prepare(self, group_id: int) -> GroupPrepared:
-        return GroupPrepared(group_id=group_id, seed=self.problems.seed(group_id))
+        return prepare(self.problems, group_id)
 
     def lease(self, lease: SendLease) -> None:
         self._leases.append(lease)

@@ -18,8 +18,10 @@ from sqlalchemy import make_url
 
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.curriculum import CurriculumSettings
 from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
@@ -117,10 +119,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
                         config,
                         multi_turn=problems.multi_turn,
                         secret=_secret(me),
-                        tasks=tuple(
-                            TrainedTask(key=key, solved_at=task.rewards.solved_at)
-                            for key, task in problems.tasks.items()
-                        ),
+                        tasks=trained_tasks(problems),
                     ),
                     stored,
                 ),
@@ -278,6 +277,20 @@ def _secret(me: Identity) -> bytes:
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
+def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
+    """A run's tasks as the coordinator knows them, in the order of its settings."""
+    return tuple(
+        TrainedTask(key=key, solved_at=task.rewards.solved_at, lowest=task.rewards.lowest)
+        for key, task in problems.tasks.items()
+    )
+
+
+def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
+    if training.curriculum == "off":
+        return None
+    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by, floor=training.curriculum_floor)
+
+
 def coordinator_settings(
     config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
 ) -> CoordinatorSettings:
@@ -299,6 +312,7 @@ def coordinator_settings(
         interrupts=config.training.on_new_version == "interrupt",
         multi_turn=multi_turn,
         dynamic_sampling=config.training.dynamic_sampling,
+        curriculum=_curriculum(config.training),
         discount=config.training.discount if config.training.credit == "turn" else None,
         tokens_per_step=config.training.tokens_per_step,
         run_seed=config.run.seed,

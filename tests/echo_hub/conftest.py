@@ -35,7 +35,9 @@ from tests.echo_hub.judge_endpoint import FakeEndpoint, served
 
 _T = TypeVar("_T")
 ANSWERS: dict[type, Callable[[Any], Event]] = {
-    PrepareGroup: lambda action: GroupPrepared(group_id=action.group_id, seed=100 + action.group_id),
+    PrepareGroup: lambda action: GroupPrepared(
+        group_id=action.group_id, seed=100 + action.group_id, prompt=action.group_id
+    ),
     ScoreRollout: lambda action: RolloutScored(
         rollout_id=action.rollout_id, reward=float(action.rollout_id.endswith("-1"))
     ),

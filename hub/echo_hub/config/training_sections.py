@@ -39,6 +39,15 @@ class TrainingConfig(Section):
     """A group whose rewards are all equal teaches nothing: it is dropped, and another one is sampled in its place
     (DAPO). After four batches of such groups in search of one step's, they are trained on as they are. With credit =
     "turn", returns from the same turn on take the place of rewards."""
+    curriculum: Literal["off", "skip", "learnability"] = "off"
+    """Passes over problems that are known to teach nothing, before they are sampled (docs/tasks.md). skip: those that
+    were all solved, or not at all, in their newest group. learnability: a problem with pass rate p is taken with the
+    probability 4 p (1 - p). One that was never sampled is always taken."""
+    curriculum_by: Literal["problem", "task"] = "problem"
+    """Whose pass rate it is. problem: the prompt's own, for tasks whose problems come again, such as a file's. task:
+    that of the task's newest 32 groups, in a run of several tasks, or levels, whose problems never end."""
+    curriculum_floor: Annotated[float, Field(ge=0.01, le=1)] = 0.1
+    """Any problem is taken with this probability at least: a hopeless one may have come within reach."""
     credit: Literal["episode", "turn"] = "episode"
     """What a turn's tokens are judged by, in tasks of several turns. episode: the whole episode's reward, against the
     group's. turn: the return from that turn on, against the returns of the group's episodes that came to the same

@@ -175,6 +175,7 @@ class Coordinator:
             nodes_priced=self._activation.num_priced,
             nodes_active=self._activation.num_active,
             trust=self._trust.status,
+            curriculum=self._training.curriculum,
             settings=self._settings,
         )
 
@@ -254,8 +255,12 @@ class Coordinator:
             prepared = self._prepared.pop(self._next_to_open, None)
             if prepared is None:
                 return
-            self._training.open_group(prepared)
             self._next_to_open += 1
+            if self._training.passes_over(prepared):
+                self._next_to_admit += 1
+                self._prepare(self._next_to_admit + self._num_ahead)
+            else:
+                self._training.open_group(prepared)
 
     def _activate(self, now: float) -> None:
         """Who works and who stands by; and a turn for those that are too slow for all steps."""

@@ -37,6 +37,16 @@ class GroupOpened:
 
     group_id: int
     seed: int
+    prompt: int | None = None
+    """The key of its prompt; None: not known."""
+
+
+@_effect
+class GroupsRated:
+    """Record: how well complete groups did, where later problems are chosen by it."""
+
+    pass_rates: tuple[tuple[int, float], ...]
+    """Group and rate, 0 .. 1."""
 
 
 @_effect
@@ -205,6 +215,7 @@ class ActionSettled:
 
 Record = (
     GroupOpened
+    | GroupsRated
     | GroupDropped
     | RolloutsLeased
     | RolloutReceived

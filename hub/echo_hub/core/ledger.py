@@ -105,7 +105,7 @@ class Ledger:
         """A new group, not all of whose episodes are evaluated already."""
         self.add_group(group)
         if group.owner.for_learner:
-            self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed))
+            self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed, prompt=group.prompt))
 
     def ask_for(self, group: RolloutGroup) -> None:
         """What the group wants is leased from here on."""

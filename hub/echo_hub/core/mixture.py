@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import fmean
 from typing import Final, NamedTuple
 
 from echo_hub.core.permutation import permuted
@@ -30,6 +31,13 @@ class TrainedTask:
     key: str
     solved_at: float = 1.0
     """The lowest reward that counts as solved."""
+    lowest: float = 0.0
+    """Of its rewards."""
+
+    def pass_rate(self, rewards: Sequence[float]) -> float:
+        """0 .. 1: the mean of a group's rewards; exactly 1 if all are solved, exactly 0 if all are the lowest."""
+        shares = [(reward - self.lowest) / (self.solved_at - self.lowest) for reward in rewards]
+        return fmean(min(share, 1.0) for share in shares)
 
 
 class Place(NamedTuple):

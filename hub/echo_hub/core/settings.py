@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Final, Literal
 
 from echo_hub.core.activation.settings import ActivationSettings
+from echo_hub.core.curriculum import CurriculumSettings
 from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.nodes.node import NodeSettings, Samplers
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
@@ -55,6 +56,8 @@ class CoordinatorSettings:
     """Episodes may have several turns."""
     dynamic_sampling: bool = False
     """A group whose rewards are all equal is dropped and another is sampled in its place."""
+    curriculum: CurriculumSettings | None = None
+    """Problems whose pass rate is known to teach nothing are passed over; None: each is taken as it comes."""
     discount: float | None = None
     """Of the returns by which the learner gives each turn an advantage of its own; None: one to each episode."""
     tokens_per_step: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from echo_hub.core.curriculum import GroupResult
 from echo_hub.core.trust.standing import StandingRow
 from echo_shared.messages import Checked, ReceiptState
 
@@ -45,6 +46,8 @@ class GroupRow:
 
     group_id: int
     seed: int
+    prompt: int | None = None
+    """The key of its prompt; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,8 @@ class CoordinatorSnapshot:
     """The youngest group in any step's batch; -1 = none."""
     flat_groups: tuple[int, ...] = ()
     """Groups younger than that one that were dropped because all their rewards were equal."""
+    results: tuple[GroupResult, ...] = ()
+    """How well the newest groups did, oldest first, where that is written down."""
     trained_steps: int = 0
     """Steps recorded as trained."""
     planned: tuple[StepRow, ...] = ()

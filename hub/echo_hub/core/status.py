@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.trust.status import TrustStatus
 
@@ -37,6 +38,8 @@ class CoordinatorStatus:
     nodes_active: int = 0
     """Of these: how many are active."""
     trust: TrustStatus = field(default_factory=TrustStatus)
+    curriculum: CurriculumStatus | None = None
+    """What is known of the problems; None where each is taken as it comes."""
     settings: CoordinatorSettings | None = None
     """As they are, with what operators have changed of them."""
 

@@ -18,6 +18,7 @@ batches again.
 Which groups a step takes:
 - `groups_per_step` complete ones, oldest first;
 - with `tokens_per_step`, fewer: no more once they have so many drawn tokens (C3PO of Ring-lite, arXiv 2506.14731);
+- with a `curriculum`, problems that are known to teach nothing are not sampled at all (`core/curriculum.py`);
 - with `dynamic_sampling`, those whose rewards are not all equal (DAPO, arXiv 2503.14476, section 3.2). The others are
   *flat*: they are dropped, and others opened in their place. After `MAX_FLAT_BATCHES` batches of flat groups younger
   than any step's, flat ones are kept and trained as they are, so that a task with all or nothing solved goes on.
@@ -35,7 +36,16 @@ from statistics import fmean
 from typing import Final
 
 from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version
-from echo_hub.core.effects import AnnounceVersion, BatchGroup, BeginStep, PublishVersion, TrainStep, VersionRecorded
+from echo_hub.core.curriculum import Curriculum, CurriculumStatus
+from echo_hub.core.effects import (
+    AnnounceVersion,
+    BatchGroup,
+    BeginStep,
+    GroupsRated,
+    PublishVersion,
+    TrainStep,
+    VersionRecorded,
+)
 from echo_hub.core.events import GroupPrepared, LearnerReady, StepDone
 from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot
 from echo_hub.core.ledger import Ledger
@@ -75,6 +85,7 @@ class Training:
         self._out = out
         self.wanting = SortedIds()
         self._books = TaskBooks(settings.mixture, settings.tasks, discount=settings.discount)
+        self._curriculum = _curriculum(settings, snapshot)
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
         self._flat_groups = list(snapshot.flat_groups)
@@ -100,6 +111,11 @@ class Training:
     def next_step(self) -> int:
         """The first step whose batch is not written yet."""
         return self.trained_steps + 1 + len(self.planned)
+
+    @property
+    def curriculum(self) -> CurriculumStatus | None:
+        """What is known of the problems; None where each is taken as it comes."""
+        return None if self._curriculum is None else self._curriculum.status
 
     @property
     def training(self) -> int | None:
@@ -163,7 +179,13 @@ class Training:
     def restore(self, rows: Iterable[GroupRow]) -> None:
         """Groups from before a restart; their rollouts follow."""
         for row in rows:
-            self._ledger.add_group(self._group(row.group_id, row.seed))
+            group = self._group(row.group_id, row.seed)
+            group.prompt = row.prompt
+            self._ledger.add_group(group)
+
+    def passes_over(self, prepared: GroupPrepared) -> bool:
+        """Whether this problem is known to teach nothing, and is left out."""
+        return self._curriculum is not None and self._curriculum.passes_over(prepared)
 
     def open_group(self, prepared: GroupPrepared) -> None:
         """The next group, whose problem is `prepared`."""
@@ -324,6 +346,7 @@ class Training:
             if self._settings.mode != "async" and older != self._ledger.complete.position(group_id):
                 return  # An older one is still open.
             self._books.dropped_flat(group_id)
+            self._rate([group_id])
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.NO_ADVANTAGE)
             if group_id > self._newest_planned_group:
                 self._flat_groups.append(group_id)
@@ -340,10 +363,21 @@ class Training:
         self.planned.append(self._ledger.plan(self.next_step, batch, now, by_task=by_task))
         self._batch_sizes.append(len(batch))
         self._newest_planned_group = max(self._newest_planned_group, batch[-1])
+        self._rate(batch)
+        if self._curriculum is not None:
+            self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
         # The version at which the step after this one consumes is certain from here on: give up what cannot make it.
         self.sweep(now)
         return True
+
+    def _rate(self, group_ids: Iterable[int]) -> None:
+        """Notes how well complete groups did, where that has a say in which problems are taken."""
+        if self._curriculum is None:
+            return
+        groups = [self._ledger.groups[group_id] for group_id in group_ids]
+        results = [self._curriculum.result(group.group_id, group.prompt, group.rewards) for group in groups]
+        self._out.record(GroupsRated(pass_rates=tuple((result.group_id, result.pass_rate) for result in results)))
 
     def _batch(self) -> tuple[int, ...]:
         """The groups of the next step, oldest first; none while there are not enough. While the learner has work, none
@@ -385,3 +419,16 @@ class Training:
         if due > max(self.published_version, self._publishing):
             self._publishing = due
             self._out.act(PublishVersion(policy_version=due))
+
+
+def _curriculum(settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Curriculum | None:
+    if settings.curriculum is None:
+        return None
+    return Curriculum(
+        settings.curriculum,
+        run_seed=settings.run_seed,
+        mixture=settings.mixture,
+        tasks=settings.tasks,
+        results=snapshot.results,
+        counted_to=snapshot.newest_planned_group,
+    )

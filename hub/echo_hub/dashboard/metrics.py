@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from echo_hub.dashboard.model import (
     CapacityView,
     CostView,
+    CurriculumView,
     EvaluationView,
     Fleet,
     Readiness,
@@ -75,6 +76,8 @@ class _OfSnapshot:
         yield from _dissemination(self._snapshot.run)
         for capacity in filter(None, [self._snapshot.run.capacity]):
             yield from _capacity(capacity)
+        for curriculum in filter(None, [self._snapshot.run.curriculum]):
+            yield from _curriculum(curriculum)
         for cost in filter(None, [self._snapshot.run.cost]):
             yield from _cost(cost)
         yield from _trust(self._snapshot.run.trust)
@@ -260,6 +263,16 @@ def _capacity(capacity: CapacityView) -> Iterator[Metric]:
     yield _labelled(nodes, (([row.kind], row.count) for row in capacity.advised_nodes if row.count is not None))
     bound = capacity.advised_staleness
     yield _gauge("echo_capacity_staleness_bound_needed", "The smallest that keeps the learner busy.", bound)
+
+
+def _curriculum(curriculum: CurriculumView) -> Iterator[Metric]:
+    known = GaugeMetricFamily(
+        "echo_curriculum", "Problems, or tasks, by their newest pass rate.", labels=["difficulty"]
+    )
+    counts = {"solved": curriculum.solved, "hopeless": curriculum.hopeless, "between": curriculum.between}
+    yield _labelled(known, (([name], count) for name, count in counts.items()))
+    passed_over = CounterMetricFamily("echo_problems_passed_over", "Problems that the curriculum left out.")
+    yield _labelled(passed_over, [([], curriculum.passed_over)])
 
 
 def _cost(cost: CostView) -> Iterator[Metric]:

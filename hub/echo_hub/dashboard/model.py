@@ -227,6 +227,20 @@ class CostView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumView:
+    """Of how many problems, or tasks, it is known how well the run does on them."""
+
+    by: str
+    """problem or task."""
+    solved: int
+    hopeless: int
+    between: int
+    """Those that teach something."""
+    passed_over: int
+    """Problems, since the hub's start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrustView:
     """What the hub has found of its nodes by computing rollouts again. Counts are since its start."""
 
@@ -325,6 +339,8 @@ class RunView:
     """Of these, that were not drawn again."""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Since the hub's start, by what it was (a connection, a node, a frame) and why."""
+    curriculum: CurriculumView | None = None
+    """None where problems are taken as they come."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What each judge of rewards has been asked since the hub's start: calls, unanswered, without_verdict,
     tokens_read, tokens_written."""

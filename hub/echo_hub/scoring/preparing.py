@@ -24,13 +24,15 @@ class GroupPreparation:
         """Prepares for ever."""
         while True:
             group_id = await self._waiting.get()
-            await report(await asyncio.to_thread(self._prepare, group_id))
+            await report(await asyncio.to_thread(prepare, self._problems, group_id))
 
-    def _prepare(self, group_id: int) -> GroupPrepared:
-        prompt_ids = self._problems.prompt_ids(group_id)  # Fills the cache: sampling may be slow.
-        return GroupPrepared(
-            group_id=group_id,
-            seed=self._problems.seed(group_id),
-            prompt=int.from_bytes(hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).digest()),
-            prompt_tokens=len(prompt_ids),
-        )
+
+def prepare(problems: Problems, group_id: int) -> GroupPrepared:
+    """Samples and tokenises the group's problem, which may take a while."""
+    prompt_ids = problems.prompt_ids(group_id)  # Fills the cache.
+    return GroupPrepared(
+        group_id=group_id,
+        seed=problems.seed(group_id),
+        prompt=int.from_bytes(hashlib.blake2b(prompt_ids.tobytes(), digest_size=8).digest()),
+        prompt_tokens=len(prompt_ids),
+    )

@@ -1,4 +1,4 @@
-"""What hub and learner read back: the snapshot at start, payloads to score, a step's batch, receipts."""
+"""What hub and learner read back: payloads to score, a step's batch, receipts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, exists, func, or_, select
+from sqlalchemy import Connection, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
-from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
-from echo_hub.store.beginnings import read_beginning
-from echo_hub.store.standings import read_standings
-from echo_hub.store.tables import WITH_PAYLOAD, evaluations, groups, payloads, rollouts, steps, versions
+from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
 from echo_shared.messages import (
@@ -33,8 +30,6 @@ from echo_shared.messages import (
 from echo_shared.rewards import Reward
 
 _Key = TypeVar("_Key")
-
-_UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
 
 _ANSWERED = (ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED)
 """States of a turn that the environment has answered, and whose tokens are kept."""
@@ -118,123 +113,7 @@ class EvaluatedEpisode:
     """When its last turn came in."""
 
 
-def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
-    """Reads all that is unfinished."""
-    beginning = read_beginning(connection)
-    newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
-    trained = beginning.policy_version if newest_trained is None else newest_trained
-    open_groups = connection.execute(
-        select(groups.c.group_id, groups.c.seed)
-        .where(groups.c.drop_reason.is_(None), or_(groups.c.step.is_(None), groups.c.step > trained))
-        .order_by(groups.c.group_id)
-    ).all()
-    planned = connection.execute(
-        select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids)
-        .where(steps.c.step > trained)
-        .order_by(steps.c.step)
-    )
-    kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    newest_planned = connection.execute(
-        select(func.coalesce(func.max(groups.c.group_id), -1)).where(groups.c.step.is_not(None))
-    ).scalar_one()
-    flat_groups = connection.scalars(
-        select(groups.c.group_id)
-        .where(groups.c.drop_reason == DropReason.NO_ADVANTAGE)
-        .where(groups.c.group_id > newest_planned)
-        .order_by(groups.c.group_id)
-    )
-    batch_sizes = connection.scalars(select(steps.c.num_groups).order_by(steps.c.step.desc()).limit(RECENT_STEPS)).all()
-    newest_group = connection.scalar(select(func.max(groups.c.group_id)))
-    newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
-    return CoordinatorSnapshot(
-        next_group_id=beginning.group_id if newest_group is None else newest_group + 1,
-        next_lease_id=1 if newest_lease is None else newest_lease + 1,
-        groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed) for row in open_groups),
-        rollouts=_unfinished(connection),
-        scorer_failures=_scorer_failures(connection, [row.group_id for row in open_groups]),
-        newest_planned_group=newest_planned,
-        flat_groups=tuple(flat_groups),
-        trained_steps=trained,
-        planned=tuple(
-            StepRow(step=row.step, group_ids=tuple(row.group_ids), rollout_ids=tuple(row.rollout_ids))
-            for row in planned
-        ),
-        batch_sizes=tuple(reversed(batch_sizes)),
-        published_version=connection.scalar(select(func.max(versions.c.policy_version))) or 0,
-        replayable=frozenset(kept),
-        evaluated=_evaluated(connection),
-        standings=read_standings(connection),
-    )
-
-
-def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
-    recorded = set(connection.scalars(select(evaluations.c.policy_version)))
-    rows = connection.execute(
-        select(rollouts.c.group_id, rollouts.c.index.label("at"))
-        .where(rollouts.c.state == ReceiptState.EVALUATED)
-        .distinct()
-    )
-    return frozenset(
-        (row.group_id, row.at)
-        for row in rows
-        if (about := EvaluationGroup.of(row.group_id)) is not None and about.policy_version not in recorded
-    )
-
-
-def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
-    before = rollouts.alias()
-    others_held = exists().where(
-        before.c.group_id == rollouts.c.group_id,
-        before.c.index == rollouts.c.index,
-        before.c.turn == rollouts.c.turn,
-        before.c.lease_id < rollouts.c.lease_id,
-        before.c.node_id != rollouts.c.node_id,
-    )
-    rows = connection.execute(
-        select(
-            rollouts.c.lease_id,
-            rollouts.c.index.label("at"),
-            rollouts.c.node_id,
-            rollouts.c.group_id,
-            rollouts.c.turn,
-            rollouts.c.policy_version,
-            rollouts.c.deadline,
-            rollouts.c.state,
-            rollouts.c.num_tokens,
-            rollouts.c.reward,
-            rollouts.c.turn_reward,
-            rollouts.c.checked,
-            payloads.c.spans,
-            others_held.label("others_held"),
-        )
-        .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
-        .where(rollouts.c.state.in_(_UNFINISHED))
-        .order_by(rollouts.c.lease_id, rollouts.c.index)
-    )
-    return tuple(
-        RolloutRow(
-            rollout_id=rollout_id(row.lease_id, row.at),
-            lease_id=row.lease_id,
-            node_id=row.node_id,
-            group_id=row.group_id,
-            index=row.at,
-            turn=row.turn,
-            policy_version=row.policy_version,
-            deadline=row.deadline,
-            state=ReceiptState(row.state),
-            num_tokens=row.num_tokens or 0,
-            reward=row.reward,
-            turn_reward=row.turn_reward or 0.0,
-            oldest_version=_spans(row)[0].policy_version if row.spans else None,
-            drawn_by=_others(row),
-            others_held=row.others_held,
-            checked=Checked(row.checked),
-        )
-        for row in rows
-    )
-
-
-def _scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     query = (
         select(rollouts.c.group_id, rollouts.c.index.label("at"), rollouts.c.turn)
         .where(rollouts.c.drop_reason == DropReason.SCORER_FAILED)
@@ -280,7 +159,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
                 behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
                 finish_reason=FinishReason(row.finish_reason),
                 sampling_s=row.sampling_s,
-                spans=_spans(row),
+                spans=spans_of(row),
             ),
         )
         for row in rows
@@ -323,19 +202,12 @@ def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
         yield part
 
 
-def _spans(row: Any) -> tuple[Span, ...]:
+def spans_of(row: Any) -> tuple[Span, ...]:
     """Who drew a rollout: where nothing is stored of it, the node that it is leased to, by its lease's version."""
     return tuple(
         Span(node_id=node_id, policy_version=version, num_tokens=count)
         for node_id, version, count in row.spans or [(row.node_id, row.policy_version, row.num_tokens)]
     )
-
-
-def _others(row: Any) -> tuple[str, ...]:
-    """Who has drawn of it beside the node that it is leased to."""
-    if not row.spans:
-        return ()
-    return tuple(name for name in dict.fromkeys(span.node_id for span in _spans(row)) if name != row.node_id)
 
 
 def _ids(stored: bytes | None) -> NDArray[np.int32]:
@@ -398,7 +270,7 @@ def _batch_groups(
         for part in in_parts(group_ids)
         for row in connection.execute(query.where(groups.c.group_id.in_(part)))
     }
-    attempts = Counter(_scorer_failures(connection, list(group_ids)))
+    attempts = Counter(scorer_failures(connection, list(group_ids)))
     return [
         BatchGroup(
             group_id=group_id,
@@ -421,7 +293,7 @@ def _episode(
             node_id=row.node_id,
             seed=turn_seed(group_seed, row.turn, attempts.get((row.group_id, row.at, row.turn), 0)),
             index=row.at,
-            spans=_spans(row),
+            spans=spans_of(row),
             completion_ids=_ids(row.completion_ids),
             behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
             observation_ids=_ids(row.observation_ids),

@@ -40,6 +40,7 @@ from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
 from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, set_evaluations, steps, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetch, useful_nodes
+from echo_hub.store.unfinished import read_snapshot
 from echo_hub.store.writing import key_of, write
 from echo_shared.books import (
     Accounting,
@@ -113,7 +114,7 @@ class Store:
     def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
         with open_to_read(self.engine) as connection:
-            return reading.read_snapshot(connection)
+            return read_snapshot(connection)
 
     def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
         """What became of a node's rollouts, in the order asked for; what is not its own is dropped as invalid."""

@@ -114,7 +114,11 @@ groups = Table(
     Column("opened_at", Double, nullable=False),
     Column("step", BigInteger),
     Column("drop_reason", String(16)),
+    Column("prompt", Unsigned64),
+    Column("pass_rate", Double),
 )
+# Read at a start, where a run has a curriculum; nothing is in it where it has none.
+Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 
 rollouts = Table(
     "rollouts",

@@ -23,6 +23,7 @@ from echo_hub.core.effects import (
     CostAccrued,
     GroupDropped,
     GroupOpened,
+    GroupsRated,
     Record,
     RolloutReceived,
     RolloutsDropped,
@@ -133,8 +134,18 @@ def _change(connection: Connection, statement: Any, rows: _Rows, what: str) -> N
 
 
 def _open_groups(connection: Connection, records: Sequence[GroupOpened], now: float) -> None:
-    rows = [{"group_id": record.group_id, "seed": record.seed, "opened_at": now} for record in records]
+    rows = [
+        {"group_id": record.group_id, "seed": record.seed, "prompt": record.prompt, "opened_at": now}
+        for record in records
+    ]
     connection.execute(insert(groups), rows)
+
+
+def _rate_groups(connection: Connection, records: Sequence[GroupsRated], now: float) -> None:
+    rows = [{"id": group_id, "rate": rate} for record in records for group_id, rate in record.pass_rates]
+    connection.execute(
+        update(groups).where(groups.c.group_id == bindparam("id")).values(pass_rate=bindparam("rate")), rows
+    )
 
 
 def _lease(connection: Connection, records: Sequence[RolloutsLeased], now: float) -> None:
@@ -324,6 +335,7 @@ def _change_settings(connection: Connection, records: Sequence[SettingRecorded],
 
 WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
     GroupOpened: _open_groups,
+    GroupsRated: _rate_groups,
     RolloutsLeased: _lease,
     RolloutReceived: _receive,
     ScoreRecorded: _score,

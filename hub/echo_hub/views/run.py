@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import (
     CostView,
+    CurriculumView,
     Doing,
     EvaluationSetView,
     MismatchView,
@@ -180,6 +182,7 @@ class RunViews:
             rollouts_gone_on=moment.rollouts_gone_on,
             tokens_saved=moment.tokens_saved,
             turned_away=moment.turned_away,
+            curriculum=_curriculum(status.curriculum),
             judged=moment.judged,
             buffered_groups=status.groups_buffered,
             accounting=accounting,
@@ -218,6 +221,18 @@ class RunViews:
             nodes_active=status.nodes_active,
             nodes_standing_by=status.nodes_priced - status.nodes_active,
         )
+
+
+def _curriculum(status: CurriculumStatus | None) -> CurriculumView | None:
+    if status is None:
+        return None
+    return CurriculumView(
+        by=status.by,
+        solved=status.num_solved,
+        hopeless=status.num_hopeless,
+        between=status.num_between,
+        passed_over=status.num_passed_over,
+    )
 
 
 def problems(moment: Moment) -> tuple[str, ...]:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.learning import cases
 from benchmarks.learning.cases import Case
-from benchmarks.learning.virtual_run import Point, run
+from benchmarks.learning.virtual_run import Learning, Point, go_through, run
+from echo_hub.config.sections import HubConfig
 
 SMALL = {"steps": 20, "groups_per_step": 4, "group_size": 4, "problems": 16}
 
@@ -25,3 +29,36 @@ def test_staleness_is_what_the_case_says_and_every_case_trains_as_much() -> None
         points = small(case)
         assert [point.staleness for point in points] == [0, bound, bound]
         assert [point.trained_rollouts for point in points] == [0, 160, 320]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_with_a_curriculum_hopeless_problems_of_a_file_are_seldom_sampled_again(tmp_path: Path) -> None:
+    """Two of three have an answer that nobody gives."""
+    problems = tmp_path / "problems.jsonl"
+    sums = [(101 + 37 * number, 113 + 53 * number) for number in range(16)]
+    lines = [
+        {"prompt": f"{left}+{right}=", "answer": "never" if number % 3 else str(left + right)}
+        for number, (left, right) in enumerate(sums)
+    ]
+    problems.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    plain, chosen = (_rewards(problems, **curriculum) for curriculum in ({}, {"curriculum": "skip"}))
+    assert sum(chosen) > 1.3 * sum(plain)
+
+
+def _rewards(problems: Path, **training: Any) -> list[float]:
+    """Of each step, in the mean."""
+    config = HubConfig.model_validate(
+        {
+            "run": {"mode": "colocated"},
+            "task": {"name": "jsonl", "options": {"path": str(problems)}},
+            "sampling": {"max_tokens": 6},
+            "training": {"steps": 10, "groups_per_step": 6, "group_size": 4, **training},
+            "learner": {"threads": 1, "device": "cpu"},
+            "evaluation": {"problems": 2},
+            "trust": {"verifier": "off"},
+        }
+    )
+    learning = Learning(config, evaluate_every=100)
+    go_through(learning)
+    return [metrics["mean_reward"] for metrics in learning.metrics]

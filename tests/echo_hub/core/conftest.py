@@ -105,6 +105,16 @@ class Bench:
         }
         return RolloutArrived(**{**values, **changes})
 
+    def rewarded(self, group_id: int, *rewards: float) -> list[Effect]:
+        """All leases of the group arrive; the rewards are those of its indices."""
+        effects: list[Effect] = []
+        for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
+            effects += self.tell(*(self.arrival(lease, index) for index in lease.indices))
+            ids = [(rollout_id(lease.lease_id, index), rewards[index]) for index in lease.indices]
+            effects += self.tell(*(RolloutScored(rollout_id=each, reward=reward) for each, reward in ids))
+        self.effects = effects
+        return effects
+
     def deliver(self, lease: SendLease, *, score: bool = True, reward: float = 1.0) -> list[Effect]:
         """All of a lease arrives and, with `score`, is scored."""
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))

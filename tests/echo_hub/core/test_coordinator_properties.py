@@ -45,6 +45,7 @@ from echo_hub.actions.records import Actor, Outcome
 from echo_hub.actions.requests import Resume
 from echo_hub.core import effects
 from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.curriculum import CurriculumSettings
 from echo_hub.core.effects import (
     RECORDS,
     AnnounceVersion,
@@ -56,6 +57,7 @@ from echo_hub.core.effects import (
     FinishRun,
     GroupDropped,
     GroupOpened,
+    GroupsRated,
     HandOver,
     HastenChecks,
     LookUpReceipt,
@@ -108,6 +110,7 @@ from echo_hub.core.events import (
     VersionPublished,
 )
 from echo_hub.core.leasing import turn_seed
+from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.operating import restored
 from echo_hub.core.payload import RolloutPayload, Span
@@ -152,6 +155,7 @@ def screen(planned: StepPlanned) -> StepScreen:
     return StepScreen(left_out=tuple(range(num_left_out)))
 
 
+PROMPTS = 6
 DEADLINE_S = 10.0
 RELIABLE = "reliable"
 OPERATOR = Actor(via="cli", who="test")
@@ -235,6 +239,7 @@ class World(RuleBasedStateMachine):
         interrupts=st.booleans(),
         first_checked=st.sampled_from([0, 0, 1, 3]),
         by_nodes=st.booleans(),
+        curriculum=st.sampled_from([None, "skip", "learnability"]),
     )
     def begin(
         self,
@@ -252,6 +257,7 @@ class World(RuleBasedStateMachine):
         interrupts: bool = False,
         first_checked: int = 0,
         by_nodes: bool = False,
+        curriculum: Any = None,
     ) -> None:
         """`first_checked` 0: there is no verifier."""
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
@@ -265,6 +271,8 @@ class World(RuleBasedStateMachine):
             deadline_s=DEADLINE_S,
             multi_turn=turns > 1,
             dynamic_sampling=dynamic_sampling,
+            curriculum=curriculum and CurriculumSettings(rule=curriculum, by="problem", floor=0.1),
+            tasks=(TrainedTask(key="task"),),
             tokens_per_step=tokens_per_step,
             first_window=first_window,
             interrupts=interrupts and mode == "async",
@@ -298,6 +306,9 @@ class World(RuleBasedStateMachine):
         self.names: dict[tuple[int, int], list[str]] = {}
         """Of all rollouts of each group and index."""
         self.opened: set[int] = set()
+        self.rated: set[int] = set()
+        """Prompts whose pass rate is written down."""
+        self.num_left_out = 0
         self.closed: set[int] = set()
         self.planned: dict[int, StepPlanned] = {}
         self.trained_steps = 0
@@ -389,12 +400,19 @@ class World(RuleBasedStateMachine):
     def _model(self, record: Any) -> None:
         match record:
             case GroupOpened():
-                assert record.group_id == len(self.opened), "groups are opened in order, none is left out"
+                left_out = range(max(self.opened, default=-1) + 1, record.group_id)
+                assert record.group_id not in self.opened and (not left_out or self.settings.curriculum), "in order"
+                assert {group_id % PROMPTS for group_id in left_out} <= self.rated, "what is not known is taken"
+                self.num_left_out += len(left_out)
                 assert self.settings.leasing == "open"
                 self.opened.add(record.group_id)
             case SettingRecorded():
                 self.settings = restored(self.settings, {record.setting: record.stored})
                 self.most_bound = max(self.most_bound, self.settings.staleness_bound)
+            case GroupsRated():
+                self.rated |= {group_id % PROMPTS for group_id, _ in record.pass_rates}
+                for group_id, rate in record.pass_rates:
+                    assert (rate == 0) == (group_id % 3 == 0)
             case GroupDropped():
                 assert record.group_id not in self.closed
                 self.closed.add(record.group_id)
@@ -740,7 +758,7 @@ class World(RuleBasedStateMachine):
             if not self.preparing:  # The hub died in between.
                 break
             group_id = self.preparing.pop(-1 if backwards else 0)
-            self._turn(GroupPrepared(group_id=group_id, seed=2**64 - 1 - group_id))
+            self._turn(GroupPrepared(group_id=group_id, seed=2**64 - 1 - group_id, prompt=group_id % PROMPTS))
 
     @rule(verdict=st.sampled_from(["good"] * 6 + ["invalid", "failed"]), count=st.integers(1, 8))
     def score(self, verdict: str, count: int) -> None:
@@ -1191,6 +1209,7 @@ def walk(seed: int, moves: int, *, scorer_fails: bool = True, fast_nodes: bool =
         interrupts=seed % 8 == 1,
         first_checked=chance.choice([0, 1, 1, 3]),
         by_nodes=seed % 3 == 0,
+        curriculum=(None, "skip", "learnability")[seed // 2 % 3],
     )
     possible = [move for move in MOVES if scorer_fails or move is not SCORING] + [FAST_NODES] * fast_nodes
     possible += [OPERATING] * operating
@@ -1240,6 +1259,10 @@ def test_walks_with_checks_by_nodes_meet_what_these_come_to() -> None:
     raise AssertionError(f"met {met}")
 
 
+def test_walks_with_a_curriculum_leave_problems_out() -> None:
+    assert any(walk(seed, moves=40).num_left_out for seed in range(10))
+
+
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:
     met: set[int] = set()
     for number in range(24, 0, -1):
@@ -1253,6 +1276,7 @@ def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> No
 def test_what_a_lock_step_run_consumes_does_not_depend_on_what_happens(seed: int) -> None:
     """Sequential and co-located mode: deaths, late results and the order of arrival change no batch."""
     calm, eventful = walk(seed, moves=0, scorer_fails=False), walk(seed, moves=50, scorer_fails=False)
+    assert eventful.num_left_out == calm.num_left_out
     assert {step: plan.group_ids for step, plan in eventful.planned.items()} == {
         step: plan.group_ids for step, plan in calm.planned.items()
     }

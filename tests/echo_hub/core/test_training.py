@@ -562,27 +562,16 @@ def test_a_run_whose_steps_were_lowered_drops_what_is_left(bench: BenchOf) -> No
     assert b.of(FinishRun) == [FinishRun()]
 
 
-def rewarded(b: Any, group_id: int, *rewards: float) -> list[Any]:
-    """All leases of the group arrive; the rewards are those of its indices."""
-    effects: list[Any] = []
-    for lease in [lease for lease in b.leases.values() if lease.group_id == group_id]:
-        effects += b.tell(*(b.arrival(lease, index) for index in lease.indices))
-        ids = [(rollout_id(lease.lease_id, index), rewards[index]) for index in lease.indices]
-        effects += b.tell(*(RolloutScored(rollout_id=each, reward=reward) for each, reward in ids))
-    b.effects = effects
-    return effects
-
-
 def test_dynamic_sampling_replaces_groups_without_an_advantage(bench: BenchOf) -> None:
     b = bench(mode="sequential", dynamic_sampling=True)
     b.node("a")
     b.learner()
-    rewarded(b, 0, 1.0, 1.0)
+    b.rewarded(0, 1.0, 1.0)
     assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.NO_ADVANTAGE)]
     assert [opened.group_id for opened in b.of(GroupOpened)] == [2]
-    rewarded(b, 1, 0.0, 1.0)
+    b.rewarded(1, 0.0, 1.0)
     assert b.of(StepPlanned) == []
-    rewarded(b, 2, 1.0, 0.0)
+    b.rewarded(2, 1.0, 0.0)
     (planned,) = b.of(StepPlanned)
     assert planned.group_ids == (1, 2)
 
@@ -592,13 +581,13 @@ def test_when_nothing_has_an_advantage_the_groups_are_trained_as_they_are(bench:
     b.node("a")
     b.learner()
     for group_id in range(MAX_FLAT_BATCHES):
-        rewarded(b, group_id, 1.0, 1.0)
+        b.rewarded(group_id, 1.0, 1.0)
         assert [dropped.group_id for dropped in b.of(GroupDropped)] == [group_id]
-    rewarded(b, MAX_FLAT_BATCHES, 1.0, 1.0)
+    b.rewarded(MAX_FLAT_BATCHES, 1.0, 1.0)
     (planned,) = b.of(StepPlanned)
     assert planned.group_ids == (MAX_FLAT_BATCHES,)
     b.train(1)
-    rewarded(b, MAX_FLAT_BATCHES + 1, 0.0, 0.0)
+    b.rewarded(MAX_FLAT_BATCHES + 1, 0.0, 0.0)
     assert len(b.of(GroupDropped)) == 1, "each step has its own patience"
 
 
@@ -608,7 +597,7 @@ def test_patience_with_flat_groups_survives_a_restart(bench: BenchOf) -> None:
     b = bench(snapshot, mode="sequential", dynamic_sampling=True, groups_per_step=1, steps=2)
     b.node("a")
     b.learner()
-    rewarded(b, len(flat), 1.0, 1.0)
+    b.rewarded(len(flat), 1.0, 1.0)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(len(flat),)]
 
 
@@ -616,8 +605,8 @@ def test_without_dynamic_sampling_flat_groups_are_trained(bench: BenchOf) -> Non
     b = bench(mode="sequential")
     b.node("a")
     b.learner()
-    rewarded(b, 0, 1.0, 1.0)
-    rewarded(b, 1, 1.0, 1.0)
+    b.rewarded(0, 1.0, 1.0)
+    b.rewarded(1, 1.0, 1.0)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0, 1)]
 
 
@@ -698,7 +687,7 @@ def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> 
     while len(batches) < 4:
         still_open = sorted({lease.group_id for lease in b.leases.values()})
         group_id = chance.choice(still_open) if chance else still_open[0]
-        rewarded(b, group_id, 0.0, float(group_id % 3 > 0))
+        b.rewarded(group_id, 0.0, float(group_id % 3 > 0))
         planned = b.of(StepPlanned)
         gone = {group_id} | {dropped.group_id for dropped in b.of(GroupDropped)}
         b.leases = {key: lease for key, lease in b.leases.items() if lease.group_id not in gone}
@@ -723,9 +712,9 @@ def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, r
     b = bench(**settings)
     b.node("a")
     b.learner()
-    rewarded(b, 2, 0.0, 1.0)
+    b.rewarded(2, 0.0, 1.0)
     assert [planned.group_ids for planned in b.of(StepPlanned)] == [(2,)]
-    rewarded(b, 0, 1.0, 1.0)
+    b.rewarded(0, 1.0, 1.0)
     assert [dropped.group_id for dropped in b.of(GroupDropped)] == [0]
     if restarted:
         snapshot = CoordinatorSnapshot(
@@ -740,7 +729,7 @@ def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, r
     flat: list[int] = []
     while not b.of(StepPlanned):
         lease = next(lease for lease in b.leases.values() if lease.group_id > 2 and lease.group_id not in flat)
-        rewarded(b, lease.group_id, 1.0, 1.0)
+        b.rewarded(lease.group_id, 1.0, 1.0)
         flat += [dropped.group_id for dropped in b.of(GroupDropped)]
     assert len(flat) == MAX_FLAT_BATCHES
 

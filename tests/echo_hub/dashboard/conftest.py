@@ -23,6 +23,7 @@ from echo_hub.dashboard.model import (
     AdvisedNodes,
     CapacityView,
     CostView,
+    CurriculumView,
     DisseminationView,
     Doing,
     NodeView,
@@ -262,6 +263,9 @@ class ScriptedSource:
             capacity=self._capacity() if newest else None,
             work=WORK if newest else WorkView(),
             cost=self._cost(trained) if newest else None,
+            curriculum=CurriculumView(by="problem", solved=7, hopeless=3, between=20, passed_over=41)
+            if newest
+            else None,
             trust=TRUST if newest else TrustView(),
         )
 

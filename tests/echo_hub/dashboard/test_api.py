@@ -33,7 +33,7 @@ SCHEMA = {
         *("started_at", "finished_at", "steps_total", "trained_step", "published_version", "group_size"),
         *("leasing", "live"),
         *("max_staleness", "mean_reward", "staleness_mean", "staleness_max", "rollouts_per_s", "buffered_groups"),
-        *("rollouts_gone_on", "tokens_saved", "turned_away", "judged"),
+        *("rollouts_gone_on", "tokens_saved", "turned_away", "judged", "curriculum"),
         *("accounting", "evaluations", "versions", "fetches_by_transport", "events"),
         *("newest_step", "accuracy_before", "accuracy_after"),
         *("dissemination", "newest_complete", "nodes_on_newest", "nodes_connected", "nodes_known", "nodes_useful"),

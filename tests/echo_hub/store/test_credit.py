@@ -23,6 +23,8 @@ NEWER_COLUMNS = (
     "evaluations.components",
     "rollouts.turn_reward",
     "steps.by_task",
+    "groups.prompt",
+    "groups.pass_rate",
 )
 """Than the first books with credit."""
 
@@ -130,6 +132,7 @@ def test_what_counted_before_there_was_credit_is_counted_once(store: Store, reco
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("outcome_tallies", "version_tallies", "set_evaluations"):
             connection.execute(text(f"DROP TABLE {name}"))
+        connection.execute(text("DROP INDEX ix_groups_rated"))
         for column in NEWER_COLUMNS:
             table, _, name = column.partition(".")
             connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))

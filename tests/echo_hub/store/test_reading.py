@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from sqlalchemy.event import listen
 
-from echo_hub.core.effects import GroupDropped, RolloutsDropped, VersionRecorded
+from echo_hub.core.curriculum import GroupResult
+from echo_hub.core.effects import GroupDropped, GroupOpened, GroupsRated, RolloutsDropped, VersionRecorded
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.store.store import Store
 from echo_shared.messages import MAX_BATCHED, MAX_GROUP_SIZE, DropReason, Receipt, ReceiptState
@@ -56,6 +57,20 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
         planned=(StepRow(step=2, group_ids=(1,), rollout_ids=("2-0", "2-1")),),
         published_version=4,
         replayable=frozenset({1}),
+    )
+
+
+def test_the_snapshot_holds_prompts_and_how_well_groups_did(store: Store, records: Any) -> None:
+    prompt = 2**64 - 5
+    store.apply([GroupOpened(group_id=9, seed=1, prompt=prompt), *records.opened(0, 1, 2)], now=1.0)
+    store.apply([GroupsRated(pass_rates=((1, 0.25), (9, 1.0)))], now=2.0)
+    store.apply([GroupsRated(pass_rates=((0, 0.0),))], now=3.0)
+    snapshot = store.snapshot()
+    assert {group.group_id: group.prompt for group in snapshot.groups} == {0: None, 1: None, 2: None, 9: prompt}
+    assert snapshot.results == (
+        GroupResult(group_id=0, prompt=None, pass_rate=0.0),
+        GroupResult(group_id=1, prompt=None, pass_rate=0.25),
+        GroupResult(group_id=9, prompt=prompt, pass_rate=1.0),
     )
 
 

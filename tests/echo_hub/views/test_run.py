@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from echo_hub.core.curriculum import CurriculumSettings
 from echo_hub.core.effects import (
     AnnounceVersion,
     CostAccrued,
@@ -18,6 +19,7 @@ from echo_hub.core.effects import (
     TrainStep,
 )
 from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
+from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.mismatch import NodeMismatch
 from echo_hub.core.trust.status import TrustStatus
@@ -133,6 +135,17 @@ async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Any) 
     view = await hub.pages.run_view()
     (problem,) = view.problems
     assert "learner" in problem and view.readiness is Readiness.FAILING
+
+
+async def test_what_a_curriculum_knows_is_shown(make_hub: Any, hub: Any) -> None:
+    assert (await hub.pages.run_view()).curriculum is None
+    settings = CurriculumSettings(rule="skip", by="problem", floor=0.1)
+    choosy = await make_hub(curriculum=settings, tasks=(TrainedTask(key="sums"),))
+    await choosy.join("a")
+    await choosy.train_to_the_end()
+    known = (await choosy.pages.run_view()).curriculum
+    assert known is not None and known.by == "problem"
+    assert known.solved + known.hopeless + known.between > 0
 
 
 async def test_what_nodes_cost_is_shown_once_any_costs_something(hub: Any) -> None:

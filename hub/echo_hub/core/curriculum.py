@@ -1,0 +1,180 @@
+"""Which problems are passed over, to judge by how well the run did on them: solved and hopeless ones teach nothing.
+
+A group whose rewards are all equal has no advantage, whatever it cost to sample. Which problem each group id has is
+fixed, so a problem is chosen by passing over ids: one whose pass rate is p is opened with the probability
+
+    skip            1 while 0 < p < 1, else `floor`
+    learnability    4 p (1 - p), at least `floor`    the variance of its reward over the largest that there is, by which
+                                                     "Learning to Reason at the Frontier of Learnability" (arXiv
+                                                     2502.12272) orders problems
+
+and one whose rate nobody knows always is. `floor` is what brings a hopeless problem back when the model has learned
+more, and a solved one when it may have forgotten. The rate is that of the same prompt's newest group, or, by task, of
+the task's newest `TASK_GROUPS` groups.
+
+Rates are counted when a step is planned, up to the youngest group of its batch. In co-located and sequential mode which
+ids are passed over therefore follows from the groups alone, whatever order they are completed in, and a run that was
+killed passes over the same.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, Literal
+
+from echo_hub.core.events import GroupPrepared
+from echo_hub.core.mixture import Mixture, TrainedTask
+from echo_shared.draws import derive_seed
+
+TASK_GROUPS: Final = 32
+REMEMBERED: Final = 2**17
+"""Results in memory, and read at a restart: the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumSettings:
+    """How problems are chosen."""
+
+    rule: Literal["skip", "learnability"]
+    by: Literal["problem", "task"]
+    floor: float
+    """The least probability with which a problem is opened; above 0, or nothing might ever be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupResult:
+    """How well a group did."""
+
+    group_id: int
+    prompt: int | None
+    """The key of its prompt; None: not known."""
+    pass_rate: float
+    """0 .. 1: its mean reward between the lowest and the highest of its task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurriculumStatus:
+    """What is known of the problems, or of the tasks."""
+
+    by: str
+    num_solved: int
+    num_hopeless: int
+    num_between: int
+    num_passed_over: int
+    """Since the hub's start."""
+
+
+class Curriculum:
+    """The newest results, and what follows from them."""
+
+    def __init__(
+        self,
+        settings: CurriculumSettings,
+        *,
+        run_seed: int,
+        mixture: Mixture | None,
+        tasks: Sequence[TrainedTask],
+        results: Iterable[GroupResult] = (),
+        counted_to: int = -1,
+    ) -> None:
+        """`results`: from before a restart. `counted_to`: the youngest group of any step's batch."""
+        self._settings = settings
+        self._run_seed = run_seed
+        self._mixture = mixture
+        self._tasks = tasks
+        self._of_prompt: dict[int, GroupResult] = {}
+        self._of_task: list[list[tuple[int, float]]] = [[] for _ in tasks]
+        self._num_problems = Counter[str]()
+        """Of those in `_of_prompt`, by their difficulty."""
+        self._uncounted: list[GroupResult] = []
+        self._num_passed_over = 0
+        self._uncounted.extend(results)
+        self.count(counted_to)
+
+    @property
+    def status(self) -> CurriculumStatus:
+        counted = self._num_problems
+        if self._settings.by == "task":
+            rates = map(self._task_rate, range(len(self._tasks)))
+            counted = Counter(_difficulty(rate) for rate in rates if rate is not None)
+        return CurriculumStatus(
+            by=self._settings.by,
+            num_solved=counted["solved"],
+            num_hopeless=counted["hopeless"],
+            num_between=counted["between"],
+            num_passed_over=self._num_passed_over,
+        )
+
+    def result(self, group_id: int, prompt: int | None, rewards: Sequence[float]) -> GroupResult:
+        """Of a complete group; it counts once `count` has come to it."""
+        task = self._tasks[self._task_of(group_id)]
+        found = GroupResult(group_id=group_id, prompt=prompt, pass_rate=task.pass_rate(rewards))
+        self._uncounted.append(found)
+        return found
+
+    def count(self, newest_group: int) -> None:
+        """From here on results count of groups up to this one."""
+        waiting = []
+        for result in self._uncounted:
+            if result.group_id <= newest_group:
+                self._add(result)
+            else:
+                waiting.append(result)
+        self._uncounted = waiting
+
+    def passes_over(self, prepared: GroupPrepared) -> bool:
+        """Whether this id is left out."""
+        rate = self._rate(prepared)
+        if rate is None:
+            return False
+        draw = derive_seed("curriculum", self._run_seed, prepared.group_id) / 2**64
+        is_left_out = draw >= max(self._settings.floor, self._wanted(rate))
+        self._num_passed_over += is_left_out
+        return is_left_out
+
+    def _wanted(self, rate: float) -> float:
+        if self._settings.rule == "skip":
+            return float(0 < rate < 1)
+        return 4 * rate * (1 - rate)
+
+    def _rate(self, prepared: GroupPrepared) -> float | None:
+        if self._settings.by == "task":
+            return self._task_rate(self._task_of(prepared.group_id))
+        known = None if prepared.prompt is None else self._of_prompt.get(prepared.prompt)
+        return None if known is None else known.pass_rate
+
+    def _task_rate(self, task: int) -> float | None:
+        """None until it has so many groups that one more or less hardly matters."""
+        newest = self._of_task[task]
+        return fmean(rate for _, rate in newest) if len(newest) == TASK_GROUPS else None
+
+    def _task_of(self, group_id: int) -> int:
+        return 0 if self._mixture is None else self._mixture.place(group_id).task
+
+    def _add(self, result: GroupResult) -> None:
+        """A group may be counted behind a younger one, which then stands."""
+        of_task = self._of_task[self._task_of(result.group_id)]
+        insort(of_task, (result.group_id, result.pass_rate))
+        del of_task[:-TASK_GROUPS]
+        if result.prompt is None:
+            return
+        known = self._forget(result.prompt)
+        newest = result if known is None else max(known, result, key=lambda one: one.group_id)
+        self._of_prompt[result.prompt] = newest
+        self._num_problems[_difficulty(newest.pass_rate)] += 1
+        if len(self._of_prompt) > REMEMBERED:
+            self._forget(next(iter(self._of_prompt)))
+
+    def _forget(self, prompt: int) -> GroupResult | None:
+        known = self._of_prompt.pop(prompt, None)
+        if known is not None:
+            self._num_problems[_difficulty(known.pass_rate)] -= 1
+        return known
+
+
+def _difficulty(rate: float) -> str:
+    return "solved" if rate >= 1 else "hopeless" if rate <= 0 else "between"

@@ -1,0 +1,154 @@
+"""The snapshot at a start: all that is unfinished, and where the counters stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, exists, func, or_, select
+
+from echo_hub.core.curriculum import REMEMBERED, GroupResult
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.store.beginnings import read_beginning
+from echo_hub.store.reading import scorer_failures, spans_of
+from echo_hub.store.standings import read_standings
+from echo_hub.store.tables import WITH_PAYLOAD, evaluations, groups, payloads, rollouts, steps, versions
+from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
+
+_UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
+
+
+def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
+    """Reads all that is unfinished."""
+    beginning = read_beginning(connection)
+    newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
+    trained = beginning.policy_version if newest_trained is None else newest_trained
+    open_groups = connection.execute(
+        select(groups.c.group_id, groups.c.seed, groups.c.prompt)
+        .where(groups.c.drop_reason.is_(None), or_(groups.c.step.is_(None), groups.c.step > trained))
+        .order_by(groups.c.group_id)
+    ).all()
+    planned = connection.execute(
+        select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids)
+        .where(steps.c.step > trained)
+        .order_by(steps.c.step)
+    )
+    kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
+    newest_planned = connection.execute(
+        select(func.coalesce(func.max(groups.c.group_id), -1)).where(groups.c.step.is_not(None))
+    ).scalar_one()
+    flat_groups = connection.scalars(
+        select(groups.c.group_id)
+        .where(groups.c.drop_reason == DropReason.NO_ADVANTAGE)
+        .where(groups.c.group_id > newest_planned)
+        .order_by(groups.c.group_id)
+    )
+    batch_sizes = connection.scalars(select(steps.c.num_groups).order_by(steps.c.step.desc()).limit(RECENT_STEPS)).all()
+    newest_group = connection.scalar(select(func.max(groups.c.group_id)))
+    newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
+    return CoordinatorSnapshot(
+        next_group_id=beginning.group_id if newest_group is None else newest_group + 1,
+        next_lease_id=1 if newest_lease is None else newest_lease + 1,
+        groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed, prompt=row.prompt) for row in open_groups),
+        rollouts=_unfinished(connection),
+        scorer_failures=scorer_failures(connection, [row.group_id for row in open_groups]),
+        newest_planned_group=newest_planned,
+        flat_groups=tuple(flat_groups),
+        results=_results(connection),
+        trained_steps=trained,
+        planned=tuple(
+            StepRow(step=row.step, group_ids=tuple(row.group_ids), rollout_ids=tuple(row.rollout_ids))
+            for row in planned
+        ),
+        batch_sizes=tuple(reversed(batch_sizes)),
+        published_version=connection.scalar(select(func.max(versions.c.policy_version))) or 0,
+        replayable=frozenset(kept),
+        evaluated=_evaluated(connection),
+        standings=read_standings(connection),
+    )
+
+
+def _results(connection: Connection) -> tuple[GroupResult, ...]:
+    newest = connection.execute(
+        select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate)
+        .where(groups.c.pass_rate.is_not(None))
+        .order_by(groups.c.group_id.desc())
+        .limit(REMEMBERED)
+    ).all()
+    return tuple(
+        GroupResult(group_id=row.group_id, prompt=row.prompt, pass_rate=row.pass_rate) for row in reversed(newest)
+    )
+
+
+def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
+    recorded = set(connection.scalars(select(evaluations.c.policy_version)))
+    rows = connection.execute(
+        select(rollouts.c.group_id, rollouts.c.index.label("at"))
+        .where(rollouts.c.state == ReceiptState.EVALUATED)
+        .distinct()
+    )
+    return frozenset(
+        (row.group_id, row.at)
+        for row in rows
+        if (about := EvaluationGroup.of(row.group_id)) is not None and about.policy_version not in recorded
+    )
+
+
+def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
+    before = rollouts.alias()
+    others_held = exists().where(
+        before.c.group_id == rollouts.c.group_id,
+        before.c.index == rollouts.c.index,
+        before.c.turn == rollouts.c.turn,
+        before.c.lease_id < rollouts.c.lease_id,
+        before.c.node_id != rollouts.c.node_id,
+    )
+    rows = connection.execute(
+        select(
+            rollouts.c.lease_id,
+            rollouts.c.index.label("at"),
+            rollouts.c.node_id,
+            rollouts.c.group_id,
+            rollouts.c.turn,
+            rollouts.c.policy_version,
+            rollouts.c.deadline,
+            rollouts.c.state,
+            rollouts.c.num_tokens,
+            rollouts.c.reward,
+            rollouts.c.turn_reward,
+            rollouts.c.checked,
+            payloads.c.spans,
+            others_held.label("others_held"),
+        )
+        .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
+        .where(rollouts.c.state.in_(_UNFINISHED))
+        .order_by(rollouts.c.lease_id, rollouts.c.index)
+    )
+    return tuple(
+        RolloutRow(
+            rollout_id=rollout_id(row.lease_id, row.at),
+            lease_id=row.lease_id,
+            node_id=row.node_id,
+            group_id=row.group_id,
+            index=row.at,
+            turn=row.turn,
+            policy_version=row.policy_version,
+            deadline=row.deadline,
+            state=ReceiptState(row.state),
+            num_tokens=row.num_tokens or 0,
+            reward=row.reward,
+            turn_reward=row.turn_reward or 0.0,
+            oldest_version=spans_of(row)[0].policy_version if row.spans else None,
+            drawn_by=_others(row),
+            others_held=row.others_held,
+            checked=Checked(row.checked),
+        )
+        for row in rows
+    )
+
+
+def _others(row: Any) -> tuple[str, ...]:
+    """Who has drawn of it beside the node that it is leased to."""
+    if not row.spans:
+        return ()
+    return tuple(name for name in dict.fromkeys(span.node_id for span in spans_of(row)) if name != row.node_id)
