@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import Generated, HeldOut, VersionSampler, evaluate_sets, local, scored_by
+from echo_hub.evaluation.by_hub import Generated, Generator, HeldOut, evaluate_sets, scored_by
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.model_card import model_card
@@ -59,6 +59,12 @@ async def evaluate_versions(
     for version in policy_versions:
         if version > 0:
             _adapter(directory, version)
+    adapters = {version: directory.adapter(version) if version else None for version in policy_versions}
+    return await evaluate_adapters(config, adapters)
+
+
+async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | None]) -> list[Evaluation]:
+    """What the hub measures of each adapter, by the version that it is to be called; None = the base."""
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
@@ -72,8 +78,8 @@ async def evaluate_versions(
         scoring = await stack.enter_async_context(ScoringPool.open(config, problems, base_dir=base_dir, logs=own))
         learner = await Learner.start(settings.model_copy(update={"learner": alone}), own)
         stack.push_async_callback(learner.stop)
-        generate, judge = local(_sampler(learner), directory), scored_by(scoring)
-        for version in policy_versions:
+        generate, judge = _generator(learner, adapters), scored_by(scoring)
+        for version in adapters:
             results += await evaluate_sets(version, sets, generate=generate, judge=judge)
     return results
 
@@ -84,9 +90,9 @@ def _card(directory: RunDirectory, policy_version: int) -> str:
     return model_card(load_config(directory.config, {}), policy_version=policy_version, lineage=lineage)
 
 
-def _sampler(learner: Learner) -> VersionSampler:
-    async def generate(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        drawn = await learner.evaluate(requests, adapter=adapter, greedy=greedy)
+def _generator(learner: Learner, adapters: Mapping[int, Path | None]) -> Generator:
+    async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
+        drawn = await learner.evaluate(requests, adapter=adapters[requests[0].policy_version], greedy=greedy)
         return Generated(rollouts=drawn.rollouts, seconds=drawn.seconds)
 
     return generate

@@ -30,7 +30,7 @@ from echo_hub.run.start import (
     Start,
     adapter_files,
     hash_of,
-    is_bfloat16,
+    published_files,
     read_weights,
     write_checkpoint,
     write_files,
@@ -169,14 +169,13 @@ def _take(parent: RunDirectory, target: RunDirectory, config: HubConfig, start: 
     weights = read_weights(source, config, base_dir)
     is_published = version in parent.adapter_versions()
     published = read_weights(parent.adapter(version), config, base_dir) if is_published else weights
-    precision = config.dissemination.precision
-    rounded = precision == "bfloat16" or (precision == "auto" and is_bfloat16(published))
+    files = published_files(published, config)
     with disk_errors("The fork cannot be written.", target.root), atomic_directory(target.start) as folder:
-        write_files(folder / ADAPTER, adapter_files(published, config, rounded=rounded))
+        write_files(folder / ADAPTER, files)
         if start.has_optimizer:
             shutil.copytree(checkpoint, folder / CHECKPOINT)
         else:
             write_checkpoint(folder / CHECKPOINT, adapter_files(weights, config), step=version)
-        start = start.model_copy(update={"sha256": hash_of(folder / ADAPTER)})
+        start = start.model_copy(update={"sha256": hash_of(files)})
         (folder / RECORD).write_text(start.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return start

@@ -36,6 +36,7 @@ from echo_hub.new_task_command import new_task
 from echo_hub.rollouts_command import rollouts
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
+from echo_hub.sft_command import sft
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.try_task_command import try_task
 from echo_shared import key_file
@@ -279,7 +280,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
 for command in (
     *(invite, invites, uninvite, act, undo, audit, tokens),
     *(rollouts, log, events, alert_test, backup, restore),
-    *(try_task, new_task, compare, fork),
+    *(try_task, new_task, compare, fork, sft),
 ):
     app.command()(command)
 app.add_typer(credit, name="credit")

@@ -21,22 +21,17 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import (
     ADAPTER,
     CHECKPOINT,
-    RECORD,
     Ancestor,
     Start,
-    adapter_files,
-    hash_of,
-    is_bfloat16,
     read_start,
     read_weights,
-    write_checkpoint,
-    write_files,
+    write_start,
 )
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.beginnings import LINEAGE, Beginning
 from echo_shared.adapter import CONFIG_FILE
 from echo_shared.errors import ConfigError, EchoError
-from echo_shared.files import atomic_directory, disk_errors
+from echo_shared.files import atomic_directory
 
 
 async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start | None:
@@ -62,22 +57,10 @@ async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, b
 
 def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start:
     """Makes RUN/start of what model.start_from names, and checks it. Raises ConfigError, StorageError."""
-    adapter_dir, ancestors = _resolve(config)
+    adapter_dir, ancestors = adapter_to_start_from(config)
     weights = read_weights(adapter_dir, config, base_dir)
-    precision = config.dissemination.precision
-    rounded = precision == "bfloat16" or (precision == "auto" and is_bfloat16(weights))
-    with disk_errors("The run's start cannot be written.", directory.root), atomic_directory(directory.start) as folder:
-        write_files(folder / ADAPTER, adapter_files(weights, config, rounded=rounded))
-        write_checkpoint(folder / CHECKPOINT, adapter_files(weights, config), step=1)
-        start = Start(
-            kind="adapter",
-            policy_version=1,
-            source=adapter_dir.resolve().name,
-            sha256=hash_of(folder / ADAPTER),
-            ancestors=ancestors,
-        )
-        (folder / RECORD).write_text(start.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return start
+    start = Start(kind="adapter", policy_version=1, source=adapter_dir.resolve().name, sha256="", ancestors=ancestors)
+    return write_start(directory, config, weights, start)
 
 
 def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor, ...]:
@@ -114,8 +97,9 @@ def check_steps(policy_version: int, config: HubConfig) -> None:
         )
 
 
-def _resolve(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]]:
-    """The adapter's directory and where it is from."""
+def adapter_to_start_from(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]]:
+    """The directory of what model.start_from names, and which runs it is from. Raises ConfigError where it is not
+    there."""
     reference = config.model.start_from
     path = Path(reference).expanduser()
     if (path / CONFIG_FILE).is_file():

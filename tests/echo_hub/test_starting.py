@@ -18,6 +18,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.opening import check_unchanged
 from echo_hub.run.backup import read_backup, write_backup
 from echo_hub.run.base_model import resolve_base
+from echo_hub.run import start as run_start
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.run.start import ADAPTER, adapter_files, read_start
@@ -156,7 +157,7 @@ def test_a_full_disk_says_so(tmp_path: Path, adapter: Path, monkeypatch: pytest.
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(starting, "write_files", full)
+    monkeypatch.setattr(run_start, "write_files", full)
     with pytest.raises(StorageError, match="disk is full"):
         starting.take_start(directory, config, BASE)
     assert not directory.start.exists()

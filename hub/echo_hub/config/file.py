@@ -6,7 +6,9 @@ In the environment, sections and keys are joined by two underscores: ECHO_HUB_TR
 from __future__ import annotations
 
 import json
+import re
 import textwrap
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +18,7 @@ from pydantic_settings import BaseSettings
 
 from echo_hub.config.sections import HubConfig
 from echo_shared.errors import ConfigError
+from echo_shared.files import write_private
 from echo_shared.settings import load_settings
 
 MOVED: Final = {
@@ -62,6 +65,47 @@ def render_settings(settings: BaseSettings, header: str) -> str:
             value = _toml(getattr(section, name), where=f"{section_name}.{name}")
             parts.append(f"{_comment(about['description'] + _limits(about))}{name} = {value}\n")
     return "".join(parts)
+
+
+def set_in_file(path: Path, section: str, key: str, value: str) -> None:
+    """Sets one setting in a run's file, and leaves all else in it as it stands. Raises ConfigError where that cannot be
+    done by a line, and where a variable of the environment goes over it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        changed = _with_line(text, section, f"{key} = {_toml(value, where=f'{section}.{key}')}")
+        expected = tomllib.loads(text)
+        expected.setdefault(section, {})[key] = value
+        if tomllib.loads(changed) != expected:
+            raise ValueError("it is written in a way of its own")
+        write_private(path, changed.encode())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "A setting cannot be set in the run's file.",
+            got=f"{path}: {error}",
+            do=f"Set it by hand: {key} = {json.dumps(value)} in [{section}].",
+        ) from error
+    if (holds := getattr(getattr(load_config(path, {}), section), key)) != value:
+        raise ConfigError(
+            "A setting of the run's file does not hold.",
+            got=f"{section}.{key} = {holds!r}, by the environment",
+            do=f"Unset ECHO_HUB_{section.upper()}__{key.upper()}.",
+        )
+
+
+def _with_line(text: str, section: str, line: str) -> str:
+    """The TOML with this line for the key in the section, in the place of the one that is there."""
+    lines = text.splitlines()
+    header = next((place for place, each in enumerate(lines) if re.match(rf"\s*\[{section}\]", each)), None)
+    if header is None:
+        return "\n".join([*lines, f"[{section}]", line, ""])
+    key = line.partition(" =")[0]
+    for place in range(header + 1, len(lines)):
+        if lines[place].lstrip().startswith("["):
+            break
+        if re.match(rf"\s*{key}\s*=", lines[place]):
+            lines[place] = line
+            return "\n".join([*lines, ""])
+    return "\n".join([*lines[: header + 1], line, *lines[header + 1 :], ""])
 
 
 def _comment(text: str) -> str:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import torch
 
@@ -28,6 +29,9 @@ from echo_shared.out_of_memory import ran_out
 from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 
 log = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
 
 
 def step_within_memory(
@@ -44,31 +48,78 @@ def step_within_memory(
 
     Raises LearnerError when there is too little memory for a single rollout.
     """
-    cut = cuts.at(learner_version + 1)
+
+    def compute(cut: Cut) -> Outcome:
+        return screened_step(
+            policy, optimizer, groups, _cut(settings, cut), learner_version=learner_version, norms=norms
+        )
+
+    def halve(cut: Cut) -> int | None:
+        return smaller(policy.ranks, groups, _cut(settings, cut), learner_version=learner_version)
+
+    fitted = within_memory(
+        policy,
+        optimizer,
+        compute,
+        halve,
+        cuts=cuts,
+        step=learner_version + 1,
+        updates=settings.training.updates_per_step,
+    )
+    figures = {FITTED_TOKENS.key: fitted.cut.micro_batch_tokens, OUT_OF_MEMORY.key: fitted.halvings}
+    outcome = fitted.result
+    return replace(outcome, metrics={**outcome.metrics, **{key: float(of) for key, of in figures.items()}})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted(Generic[T]):
+    """What was computed, and how it had to be cut."""
+
+    result: T
+    cut: Cut
+    halvings: int
+    """How often it was begun anew."""
+
+
+def within_memory(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    compute: Callable[[Cut], T],
+    halve: Callable[[Cut], int | None],
+    *,
+    cuts: Cuts,
+    step: int,
+    updates: int = 1,
+) -> Fitted[T]:
+    """`compute` by what `cuts` has for the step, or smaller, which they have then. It takes so many `updates` of the
+    optimizer. `halve`: the micro_batch_tokens by which the largest micro-batches are half as large; None = all are of
+    one rollout.
+
+    Raises LearnerError when there is too little memory for a single rollout.
+    """
+    cut = cuts.at(step)
     assert cut is not None, "there is one from the first step on"
     fresh = not optimizer.state
-    held = checkpoint.take(policy, optimizer) if settings.training.updates_per_step > 1 else None
+    held = checkpoint.take(policy, optimizer) if updates > 1 else None
     halvings = 0
     while True:
         policy.checkpoints = cut.gradient_checkpointing
-        current = _cut(settings, cut)
         broken_off = ""
         try:
-            outcome = screened_step(policy, optimizer, groups, current, learner_version=learner_version, norms=norms)
+            result = compute(cut)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
             broken_off = str(error) or type(error).__name__
-            tokens = smaller(policy.ranks, groups, current, learner_version=learner_version)
+            tokens = halve(cut)
             if tokens is not None:
                 cut = replace(cut, micro_batch_tokens=tokens)
-                cuts.put(learner_version + 1, cut)
+                cuts.put(step, cut)
                 if policy.ranks.count > 1:
                     log.error("out of memory; all ranks begin anew with micro-batches of %d tokens", tokens)
                     raise
         if not broken_off:
-            figures = {FITTED_TOKENS.key: cut.micro_batch_tokens, OUT_OF_MEMORY.key: halvings}
-            return replace(outcome, metrics={**outcome.metrics, **{key: float(of) for key, of in figures.items()}})
+            return Fitted(result=result, cut=cut, halvings=halvings)
         # Only here, behind the handler, does nothing refer any more to what the attempt had computed.
         _undo(policy, optimizer, held, fresh=fresh)
         if tokens is None:

@@ -113,13 +113,16 @@ class PromptCodec:
         prompt_suffix: str = "",
         strip_thinking: bool = False,
         context_tokens: int = MAX_TOKENS,
+        eos_id: int | None = None,
     ) -> None:
-        """`strip_thinking`: what a reply says in `<think>...</think>` is no part of it as it is scored."""
+        """`strip_thinking`: what a reply says in `<think>...</think>` is no part of it as it is scored. `eos_id`: the
+        tokenizer's own end of sequence."""
         self._tokenizer = tokenizer
         self._chat = chat
         self._system_prompt = system_prompt
         self._prompt_suffix = prompt_suffix
         self._strip_thinking = strip_thinking
+        self._eos_id = eos_id
         self.stop_ids = stop_ids
         self.context_tokens = context_tokens
         """How long a prompt and its completion may be together."""
@@ -153,6 +156,7 @@ class PromptCodec:
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config = _read_json(directory / "tokenizer_config.json")
         special_tokens = {name: _text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
+        eos_id = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
         source, options = _chat_template(directory, config), dict(template_options or {})
         if source is None and options:
             raise ConfigError(
@@ -162,7 +166,8 @@ class PromptCodec:
             )
         return cls(
             tokenizer,
-            stop_ids=_stop_ids(directory, tokenizer.token_to_id(special_tokens.get("eos_token", ""))),
+            stop_ids=_stop_ids(directory, eos_id),
+            eos_id=eos_id,
             chat=None
             if source is None
             else ChatTemplate(source=source, special_tokens=special_tokens, options=options),
@@ -205,15 +210,40 @@ class PromptCodec:
 
         Without a chat template it is plain text: the system prompt, an empty line, the prompt.
         """
-        encoding = self._tokenizer.encode(self.render_prompt(prompt), add_special_tokens=self._chat is None)
-        return np.array(encoding.ids, dtype=np.int32)
+        return self._encode_conversation(self._messages(prompt))
+
+    def encode_opening(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        """`encode_prompt` of a conversation up to its first reply: the run's system prompt before it, unless it has one
+        of its own, and the suffix behind its first user turn."""
+        return self._encode_conversation(self._with_words(messages))
 
     def render_prompt(self, prompt: str) -> str:
         """The text that `encode_prompt` makes ids of."""
-        messages = self._messages(prompt)
+        return self._render(self._messages(prompt))
+
+    def _encode_conversation(self, messages: Sequence[Message]) -> NDArray[np.int32]:
+        encoding = self._tokenizer.encode(self._render(messages), add_special_tokens=self._chat is None)
+        return np.array(encoding.ids, dtype=np.int32)
+
+    def _render(self, messages: Sequence[Message]) -> str:
         if self._chat is None:
             return "\n\n".join(message["content"] for message in messages)
         return self._chat.render(messages)
+
+    def encode_reply(self, text: str) -> NDArray[np.int32]:
+        """The ids [T] int32 by which a node would draw `text` as a reply, the stop token included. What the chat
+        template has opened already, such as a thought, is left out at the beginning.
+
+        Raises ConfigError where a stop token would end it earlier.
+        """
+        if self._begins_in_thought and text.startswith(OPEN):
+            text = text.removeprefix(OPEN).removeprefix("\n")
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not ids or ids[-1] not in self.stop_ids:
+            ids = [*ids, self._end_of_reply]
+        if not set(self.stop_ids).isdisjoint(ids[:-1]):
+            raise ConfigError("A reply holds a stop token before its end.")
+        return np.array(ids, dtype=np.int32)
 
     def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
         """`encode_answer` by one user turn."""
@@ -256,6 +286,15 @@ class PromptCodec:
     def _begins_in_thought(self) -> bool:
         """Whether the chat template opens a thought in each reply."""
         return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
+
+    @cached_property
+    def _end_of_reply(self) -> int:
+        """The stop token that the chat template puts behind a reply; else the tokenizer's own end of sequence."""
+        if self._chat is not None:
+            behind = self._tokenizer.encode(self._chat.behind_reply(self._messages(""), ()), add_special_tokens=False)
+            if behind.ids and behind.ids[0] in self.stop_ids:
+                return int(behind.ids[0])
+        return self._eos_id if self._eos_id in self.stop_ids else self.stop_ids[0]
 
     @property
     def num_ids(self) -> int:
@@ -302,10 +341,19 @@ class PromptCodec:
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
-    def _messages(self, prompt: str) -> list[dict[str, str]]:
+    def _messages(self, prompt: str) -> list[Message]:
         """The conversation that `prompt` opens."""
-        system = [{"role": "system", "content": self._system_prompt}] if self._system_prompt else []
-        return [*system, {"role": "user", "content": prompt + self._prompt_suffix}]
+        return self._with_words([{"role": "user", "content": prompt}])
+
+    def _with_words(self, messages: Sequence[Message]) -> list[Message]:
+        """The run's own words around them."""
+        found = list(messages)
+        first = next((place for place, message in enumerate(found) if message["role"] == "user"), None)
+        if first is not None:
+            found[first] = {**found[first], "content": found[first]["content"] + self._prompt_suffix}
+        if self._system_prompt and not any(message["role"] == "system" for message in found):
+            found.insert(0, {"role": "system", "content": self._system_prompt})
+        return found
 
 
 def _load_tokenizer(path: Path) -> Tokenizer:

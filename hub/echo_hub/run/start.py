@@ -31,6 +31,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
 from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter
 from echo_shared.errors import CodecError, ConfigError, StorageError
+from echo_shared.files import atomic_directory, disk_errors
 from echo_shared.tensors import TensorFile
 
 RECORD: Final = "start.json"
@@ -150,6 +151,24 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
     }
 
 
+def published_files(weights: Weights, config: HubConfig) -> dict[str, bytes]:
+    """`adapter_files` as nodes get them."""
+    precision = config.dissemination.precision
+    rounded = precision == "bfloat16" or (precision == "auto" and is_bfloat16(weights))
+    return adapter_files(weights, config, rounded=rounded)
+
+
+def write_start(directory: RunDirectory, config: HubConfig, weights: Weights, start: Start) -> Start:
+    """Makes RUN/start of an adapter, whose optimizer begins anew; `start` with the hash. Raises StorageError."""
+    files = published_files(weights, config)
+    start = start.model_copy(update={"sha256": hash_of(files), "has_optimizer": False})
+    with disk_errors("The run's start cannot be written.", directory.root), atomic_directory(directory.start) as folder:
+        write_files(folder / ADAPTER, files)
+        write_checkpoint(folder / CHECKPOINT, adapter_files(weights, config), step=start.policy_version)
+        (folder / RECORD).write_text(start.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return start
+
+
 def write_checkpoint(folder: Path, files: Mapping[str, bytes], *, step: int) -> None:
     """A checkpoint of an adapter alone, as `echo_hub.learner.checkpoint` reads it: the optimizer begins anew."""
     folder.mkdir()
@@ -174,9 +193,9 @@ def is_bfloat16(weights: Weights) -> bool:
     )
 
 
-def hash_of(adapter_dir: Path) -> str:
-    """SHA-256 of an adapter's weights."""
-    return hashlib.sha256((adapter_dir / WEIGHTS_FILE).read_bytes()).hexdigest()
+def hash_of(files: Mapping[str, bytes]) -> str:
+    """SHA-256 of an adapter's weights, in its files by name."""
+    return hashlib.sha256(files[WEIGHTS_FILE]).hexdigest()
 
 
 def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir: Path) -> None:

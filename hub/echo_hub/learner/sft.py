@@ -1,0 +1,263 @@
+"""Supervised fine-tuning of the policy: the adapter that a run starts with, from demonstrations.
+
+An update is a learner's step with another loss: the same packed micro-batches, cut to the device's memory in the same
+way, the same optimizer, clipping and rule for outliers of the gradient's norm. The loss is the mean of -log π over all
+trained tokens of the update's batch, at temperature 1: cross-entropy, as in TRL's SFTTrainer. Prompts, and what stands
+between two replies, have none.
+
+Every so many updates a checkpoint is written, in the learner's own layout, beside the updates that follow. What goes on
+from one comes to the same adapter as what was never interrupted, on a CPU to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from echo_hub.learner import checkpoint, determinism
+from echo_hub.learner.batch import build_micro_batches, halved
+from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.norms import WINDOW, limit
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.probe import first_cut, place
+from echo_hub.learner.schedule import share_of_highest
+from echo_hub.learner.settings import LearnerSettings, StepTold
+from echo_hub.learner.sft_plan import Example, SftPlan
+from echo_hub.learner.step import make_optimizer
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_hub.learner.within_memory import within_memory
+from echo_hub.learner.writer import Writer
+
+_HELD_OUT: Final = "heldout."
+_TRAINED: Final = "trained."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftProgress:
+    """Where it stands; losses are nats a token."""
+
+    update: int = 0
+    """So many have been made."""
+    heldout_losses: tuple[float, ...] = ()
+    """Before the first epoch and behind each; empty where nothing is held out."""
+    training_losses: tuple[float, ...] = ()
+    """Of each whole epoch, mean over its tokens as each was trained on."""
+    nats: float = 0.0
+    """Of the epoch so far, summed over its tokens."""
+    tokens: int = 0
+    """Of the epoch so far, those that are trained on."""
+    outliers: int = 0
+    """Updates that were not applied: their gradient's norm was an outlier."""
+    norms: tuple[float, ...] = ()
+    """Of the newest updates' gradients."""
+
+    def frame(self) -> dict[str, float]:
+        """All but `update` and `norms`, for a checkpoint."""
+        lists = {_HELD_OUT: self.heldout_losses, _TRAINED: self.training_losses}
+        losses = {f"{kind}{number}": loss for kind, of_all in lists.items() for number, loss in enumerate(of_all)}
+        return {**losses, "nats": self.nats, "tokens": self.tokens, "outliers": self.outliers}
+
+    @classmethod
+    def of(cls, state: checkpoint.State) -> SftProgress:
+        """As the checkpoint has it."""
+        frame = state.told[state.step].metrics
+
+        def losses(kind: str) -> tuple[float, ...]:
+            return tuple(frame[f"{kind}{number}"] for number in range(sum(key.startswith(kind) for key in frame)))
+
+        return cls(
+            update=state.step,
+            heldout_losses=losses(_HELD_OUT),
+            training_losses=losses(_TRAINED),
+            nats=frame["nats"],
+            tokens=int(frame["tokens"]),
+            outliers=int(frame["outliers"]),
+            norms=state.norms,
+        )
+
+
+Told = Callable[[SftProgress], object]
+
+
+class Finetuning:
+    """Made by `open`; `run` it, then `policy` holds the adapter."""
+
+    def __init__(self, policy: Policy, settings: LearnerSettings, plan: SftPlan, checkpoints: Path) -> None:
+        """`settings.training` is the plan's."""
+        self.policy = policy
+        self.progress = SftProgress()
+        self._settings = settings
+        self._plan = plan
+        self._checkpoints = checkpoints
+        self._optimizer = make_optimizer(policy, settings.training)
+        self._writer = Writer()
+        self._cuts = Cuts(checkpoints)
+
+    @classmethod
+    def open(
+        cls, settings: LearnerSettings, plan: SftPlan, checkpoints: Path, *, start_from: Path | None
+    ) -> Finetuning:
+        """Loads the base, and the newest checkpoint or else the adapter to start from, None = a fresh one.
+
+        Raises LearnerError where either does not fit, or cannot be loaded.
+        """
+        # No product on CUDA is deterministic without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        disable_progress_bar()  # Of how the base is read.
+        if settings.learner.threads:
+            torch.set_num_threads(settings.learner.threads)
+        determinism.choose(deterministic=settings.learner.deterministic)
+        finetuning = cls(Policy.load(settings), settings, plan, checkpoints)
+        finetuning._resume(start_from)
+        return finetuning
+
+    def _resume(self, start_from: Path | None) -> None:
+        newest = next(iter(checkpoint.complete(self._checkpoints)), None)
+        if newest is not None:
+            checkpoint.restore(checkpoint.read(newest, self.policy), self.policy, self._optimizer)
+            self.progress = SftProgress.of(newest)
+        elif start_from is not None:
+            self.policy.set_adapter(self.policy.read_adapter(start_from))
+        self._cuts = Cuts.read(self._checkpoints, place=place(self.policy, self._settings.learner))
+        first = self.progress.update + 1
+        if self._cuts.at(first) is None:
+            self._cuts.put(first, first_cut(self.policy, self._settings), write=self.policy.device.type == "cuda")
+
+    def run(self, *, told: Told, stopping: Callable[[], bool]) -> bool:
+        """Trains up to the end, or until `stopping` says so between two updates; whether it is the end. `told` is
+        called after each update. Returns once all is written.
+
+        Raises LearnerError when there is too little memory for one example, StorageError when the disk refuses.
+        """
+        if not self.progress.heldout_losses:
+            self.progress = replace(self.progress, heldout_losses=self._measured())
+        last = len(self._plan.batches)
+        while self.progress.update < last and not stopping():
+            self._update(self.progress.update + 1)
+            if self.progress.update in self._plan.epoch_ends:
+                self._end_epoch()
+            if self.progress.update % self._settings.learner.checkpoint_every == 0 or self.progress.update == last:
+                self._save()
+            told(self.progress)
+        self._writer.wait()
+        if self.progress.update and not (self._checkpoints / f"step-{self.progress.update:06d}").is_dir():
+            self._save()
+            self._writer.wait()
+        return self.progress.update == last
+
+    def _update(self, update: int) -> None:
+        examples = self._plan.batches[update - 1]
+        tokens = sum(int(example.loss_mask.sum()) for example in examples)
+        groups = _groups(examples, tokens)
+        rate = self._settings.training.learning_rate * share_of_highest(self._settings.training, update)
+        for of_group in self._optimizer.param_groups:
+            of_group["lr"] = rate
+        fitted = within_memory(
+            self.policy,
+            self._optimizer,
+            partial(self._step, groups),
+            lambda cut: halved(groups, cut.micro_batch_tokens),
+            cuts=self._cuts,
+            step=update,
+        )
+        loss, norm, is_applied = fitted.result
+        before = self.progress
+        self.progress = replace(
+            before,
+            update=update,
+            nats=before.nats + loss * tokens,
+            tokens=before.tokens + tokens,
+            outliers=before.outliers + (not is_applied),
+            norms=(*before.norms, norm)[-WINDOW:] if 0 < norm < float("inf") else before.norms,
+        )
+
+    def _step(self, groups: Sequence[WeightedGroup], cut: Cut) -> tuple[float, float, bool]:
+        """The batch's mean loss, its gradient's norm before it is clipped, and whether the update was applied."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = accumulate_gradient(self.policy, groups, cut)
+        clip = self._settings.training.max_grad_norm
+        norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), clip))
+        # A norm that is no number is no update either.
+        is_applied = norm <= limit(self.progress.norms) and norm < float("inf")
+        if is_applied:
+            self._optimizer.step()
+        return loss, norm, is_applied
+
+    def _end_epoch(self) -> None:
+        before = self.progress
+        self.progress = replace(
+            before,
+            heldout_losses=(*before.heldout_losses, *self._measured()),
+            training_losses=(*before.training_losses, before.nats / before.tokens),
+            nats=0.0,
+            tokens=0,
+        )
+
+    def _measured(self) -> tuple[float, ...]:
+        """The loss on what is held out, if anything is."""
+        cut = self._cuts.at(self.progress.update + 1)
+        assert cut is not None, "there is one from the first update on"
+        heldout = self._plan.heldout
+        return (mean_loss(self.policy, heldout, cut),) if heldout else ()
+
+    def _save(self) -> None:
+        """Begins to write a checkpoint; the one before is written."""
+        self._writer.wait()
+        tensors = checkpoint.take(self.policy, self._optimizer)
+        told: Mapping[int, StepTold] = {self.progress.update: StepTold(metrics=self.progress.frame())}
+        state = checkpoint.State(step=self.progress.update, told=told, norms=self.progress.norms)
+
+        def write() -> None:
+            checkpoint.save(self._checkpoints, self.policy, tensors, state)
+            checkpoint.prune(self._checkpoints, kept=1, milestones=0)
+
+        self._writer.start(write)
+
+
+def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: Cut) -> float:
+    """Adds the gradient of Σ weight · -log π over the trained tokens of `groups`; that sum."""
+    total = 0.0
+    for batch in build_micro_batches(groups, micro_batch_tokens=cut.micro_batch_tokens):
+        on_device = batch.to(policy.device)
+        value = -(policy.logprobs(on_device) * on_device.weights_N).sum()
+        determinism.backward(value)
+        total += float(value.detach())
+    return total
+
+
+@torch.no_grad()
+def mean_loss(policy: Policy, examples: Sequence[Example], cut: Cut) -> float:
+    """Mean of -log π over the trained tokens of `examples`, nats; there is one at least."""
+    nats, tokens = 0.0, 0
+    for batch in build_micro_batches(_groups(examples, 1), micro_batch_tokens=cut.micro_batch_tokens):
+        logprobs_N = policy.logprobs(batch.to(policy.device))
+        nats -= float(logprobs_N.sum())
+        tokens += len(logprobs_N)
+    return nats / tokens
+
+
+def _groups(examples: Sequence[Example], tokens: int) -> list[WeightedGroup]:
+    """One each, whose tokens have the weight 1 / `tokens`."""
+    return list(_weighted(examples, 1 / tokens))
+
+
+def _weighted(examples: Sequence[Example], weight: float) -> Iterator[WeightedGroup]:
+    for number, example in enumerate(examples):
+        drawn = int(example.loss_mask.sum())
+        rollout = WeightedRollout(
+            completion_ids=example.completion_ids,
+            loss_mask=example.loss_mask,
+            behavior_logprobs=np.zeros(len(example.completion_ids), np.float32),
+            advantages=np.ones(drawn),
+            weight=weight,
+            number=number,
+        )
+        yield WeightedGroup(prompt_ids=example.prompt_ids, rollouts=(rollout,), number=number)

@@ -1,0 +1,115 @@
+"""What supervised fine-tuning trains on, and when: all of it follows from the examples, the settings and the seed.
+
+Held out are whole prompts, so that nothing that is measured has been seen with another completion. Each epoch has an
+order of its own; a batch takes examples in that order until it has its tokens, prompts included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from echo_hub.config.section import Section
+from echo_hub.config.training_sections import TrainingConfig
+from echo_shared.draws import derive_seed
+from echo_shared.errors import LearnerError
+
+
+class Example(Protocol):
+    """A demonstration as token ids."""
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        """[P], P >= 1."""
+
+    @property
+    def completion_ids(self) -> NDArray[np.int32]:
+        """[T], all that follows the prompt."""
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """[T], whether the token is trained on; the last one is."""
+
+
+class SftSettings(Section):
+    """How long, and by what."""
+
+    epochs: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Times that each example is trained on."""
+    batch_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Tokens of one optimizer update, prompts included."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    """Adam's, at its highest: QLoRA's for small models (arXiv 2305.14314, table 9)."""
+    heldout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the prompts that is measured and never trained on."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of what is held out, and of each epoch's order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftPlan:
+    """Made by `make_plan`."""
+
+    heldout: tuple[Example, ...]
+    batches: tuple[tuple[Example, ...], ...]
+    """Of each optimizer update, in order."""
+    epoch_ends: tuple[int, ...]
+    """The update with which each epoch ends, from 1 on."""
+
+    def training(self, settings: SftSettings, run: TrainingConfig) -> TrainingConfig:
+        """The run's, with the schedule of these updates: a warm-up over a thirtieth of them, then down to 0, evenly."""
+        own: dict[str, Any] = {
+            "steps": len(self.batches),
+            "learning_rate": settings.learning_rate,
+            "warmup_steps": len(self.batches) // 30,
+            "schedule": "linear",
+            "final_share": 0.0,
+        }
+        return run.model_copy(update=own)
+
+
+def make_plan(examples: Sequence[Example], settings: SftSettings) -> SftPlan:
+    """The same for the same examples and settings. Raises LearnerError when all would be held out."""
+    held = _held_out(examples, settings)
+    trained = [example for example, out in zip(examples, held, strict=True) if not out]
+    if not trained:
+        raise LearnerError(
+            "Nothing is left to train on.",
+            got=f"{len(examples)} demonstrations, all of them of held-out prompts",
+            do="Give more of them, or --heldout 0.",
+        )
+    epochs = [_batches(trained, settings, epoch) for epoch in range(settings.epochs)]
+    return SftPlan(
+        heldout=tuple(example for example, out in zip(examples, held, strict=True) if out),
+        batches=tuple(batch for epoch in epochs for batch in epoch),
+        epoch_ends=tuple(accumulate(map(len, epochs))),
+    )
+
+
+def _held_out(examples: Sequence[Example], settings: SftSettings) -> list[bool]:
+    """Of each example. By hashes of the prompts: the same prompt is held out again when others are added."""
+    prompts = [derive_seed("sft", settings.seed, example.prompt_ids.tobytes().hex()) for example in examples]
+    distinct = sorted(set(prompts))
+    out = set(distinct[: math.ceil(settings.heldout * len(distinct))])
+    return [prompt in out for prompt in prompts]
+
+
+def _batches(examples: Sequence[Example], settings: SftSettings, epoch: int) -> list[tuple[Example, ...]]:
+    order = np.random.default_rng(derive_seed("sft", settings.seed, epoch)).permutation(len(examples))
+    batches: list[tuple[Example, ...]] = []
+    batch: list[Example] = []
+    tokens = 0
+    for number in order.tolist():
+        batch.append(examples[number])
+        tokens += len(examples[number].prompt_ids) + len(examples[number].completion_ids)
+        if tokens >= settings.batch_tokens:
+            batches.append(tuple(batch))
+            batch, tokens = [], 0
+    return [*batches, tuple(batch)] if batch else batches
