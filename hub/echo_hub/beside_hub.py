@@ -12,6 +12,7 @@ import typer
 
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
+from echo_shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from echo_hub.store.store import Store
@@ -31,6 +32,12 @@ def store_of(directory: RunDirectory) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+def check_writable(figures: Path | None) -> None:
+    """Raises ConfigError before the work, not behind it, when its figures cannot be written."""
+    if figures is not None and not figures.parent.is_dir():
+        raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 
 
 def when(seconds: float) -> str:

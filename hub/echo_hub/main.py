@@ -24,7 +24,7 @@ import echo_shared
 from echo_hub.action_commands import act, audit, noted, tokens, undo
 from echo_hub.actions.requests import Ban, Pardon, Unban
 from echo_hub.backup_commands import backup, restore
-from echo_hub.beside_hub import RunArgument, store_of, when
+from echo_hub.beside_hub import RunArgument, check_writable, store_of, when
 from echo_hub.compare_command import compare
 from echo_hub.config.file import load_config, render_config
 from echo_hub.credit_commands import credit, team
@@ -160,7 +160,7 @@ def demo(
     """A hub and two nodes on this machine teach a built-in model, in a few minutes."""
     from echo_hub.demo import DemoReport, default_backends, run_demo
 
-    _check_writable(report_json)
+    check_writable(report_json)
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
     make_run(run_directory, load_config(None, demo_settings(task, flags)))
@@ -206,7 +206,7 @@ def evaluate(
 
     directory = RunDirectory(run_directory)
     directory.check()
-    _check_writable(figures_json)
+    check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
     results = _run(evaluate_versions(config, directory, policy_versions=version))
     if results is None:
@@ -324,8 +324,8 @@ def plan(
     if example:
         typer.echo(EXAMPLE, nl=False)
         return
-    _check_writable(figures_json)
-    _check_writable(picture)
+    check_writable(figures_json)
+    check_writable(picture)
     if file is not None and run_directory is None:
         fleet = fleet_of_file(file)
     elif run_directory is not None and file is None:
@@ -383,7 +383,7 @@ def simulate(
     from echo_hub.simulator.scenario_file import load_scenario, render_scenario
     from echo_hub.simulator.simulation import simulate as simulate_run
 
-    _check_writable(figures_json)
+    check_writable(figures_json)
     scenario = load_scenario(scenario_file, _flags(seed=seed, steps=steps))
     if example:
         typer.echo(render_scenario(scenario), nl=False)
@@ -417,12 +417,6 @@ def _standing(node: NodeTotals) -> str:
     """And why, of those that are not simply trusted."""
     reason = f": {node.standing_reason}" if node.standing_reason else ""
     return f"{node.standing}{reason}"
-
-
-def _check_writable(figures: Path | None) -> None:
-    """Raises ConfigError before the work, not behind it, when its figures cannot be written."""
-    if figures is not None and not figures.parent.is_dir():
-        raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 
 
 def _flags(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from echo_hub.beside_hub import RunArgument
+from echo_hub.beside_hub import RunArgument, check_writable
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
@@ -54,6 +54,7 @@ def sft(
 
     directory = RunDirectory(run_directory)
     directory.check()
+    check_writable(figures_json)
     config = load_config(directory.config, {})
     if learning_rate <= 0:
         raise ConfigError("A learning rate is above 0.", got=f"--learning-rate {learning_rate}")

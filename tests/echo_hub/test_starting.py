@@ -16,9 +16,9 @@ from echo_hub import starting
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.opening import check_unchanged
+from echo_hub.run import start as run_start
 from echo_hub.run.backup import read_backup, write_backup
 from echo_hub.run.base_model import resolve_base
-from echo_hub.run import start as run_start
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.run.start import ADAPTER, adapter_files, read_start

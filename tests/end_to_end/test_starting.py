@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from echo_shared.adapter import load_adapter
@@ -61,3 +62,24 @@ async def test_a_run_begins_with_a_version_of_another(
     assert all((a.b == b.b).all() and (a.a == b.a).all() for a, b in zip(given.modules, taken.modules, strict=True))
     assert (await site.command("echo_hub.main", "export", run, site.root / "out", "--version", "1"))[0] == 0
     assert "version 2 of echo" in (site.root / "out" / "README.md").read_text()
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_from_what_demonstrations_have_taught(site: Any, until: Any) -> None:
+    run = await site.make_run(
+        "run",
+        sampling={"max_tokens": 6},
+        training={"steps": 3, "learning_rate": 1e-4, "lora_rank": 16},
+        evaluation={"problems": 128},
+        **CHECKED,
+    )
+    rng = np.random.default_rng(1)
+    sums = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}"} for a, b in rng.integers(100, 1000, (2000, 2)).tolist()]
+    file = site.root / "sums.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in sums))
+    options = ("--epochs", "1", "--batch-tokens", "1024", "--learning-rate", "0.003")
+    assert (await site.command("echo_hub.main", "sft", run, file, *options))[0] == 0
+    view = await serve(site, until, run)
+    assert view["lineage"] == ["the adapter sft"]
+    accuracies = {one["policy_version"]: one["accuracy"] for one in view["evaluations"] if one["kind"] == "greedy"}
+    assert accuracies[0] < 0.6 and min(accuracies[1], accuracies[3]) > 0.75, "the base forgets to carry"

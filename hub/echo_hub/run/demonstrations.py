@@ -146,7 +146,8 @@ def _checked(messages: Any) -> list[Message]:
 def _encode(messages: Sequence[Message], codec: PromptCodec) -> tuple[Demonstration, int]:
     """The conversation's ids, and how many the longest reply has."""
     turns = [list(turn) for _, turn in groupby(messages, key=lambda message: message["role"] == "assistant")]
-    ids, drawn = [], []
+    ids: list[NDArray[np.int32]] = []
+    drawn: list[NDArray[np.bool_]] = []
     for place, turn in enumerate(turns[1:], start=1):
         is_reply = place % 2 == 1
         part = codec.encode_reply(turn[0]["content"]) if is_reply else codec.encode_answer(turn, after=int(ids[-1][-1]))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from echo_hub.config.file import MOVED, load_config, render_config
+from echo_hub.config.file import MOVED, load_config, render_config, set_in_file
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.task_sections import TaskConfig
@@ -211,3 +211,34 @@ def test_what_is_written_is_what_is_read(
 def test_a_value_that_toml_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         render_config(HubConfig(task=TaskConfig(options={"limit": None})))
+
+
+def test_a_setting_is_set_in_the_file_and_all_else_stays_as_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, render_config(HubConfig()))
+    before = path.read_text(encoding="utf-8")
+    value = 'a "quoted"\\path'
+    set_in_file(path, "model", "start_from", value)
+    assert load_config(path, {}).model.start_from == value
+    changed = [
+        pair for pair in zip(before.splitlines(), path.read_text().splitlines(), strict=True) if len({*pair}) > 1
+    ]
+    assert [old for old, _ in changed] == ['start_from = ""']
+
+
+@pytest.mark.parametrize("text", ["", "[run]\nseed = 1\n", "[model]\n[run]\nseed = 1\n", '[model]\nbase = "x"'])
+def test_a_setting_that_the_file_does_not_have_is_added(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    set_in_file(path, "model", "start_from", "here")
+    config = load_config(path, {})
+    assert config.model.start_from == "here"
+    assert config.run.seed == ("seed" in text) and (config.model.base == "x") == ("base" in text)
+
+
+def test_a_setting_that_no_line_sets_is_left_to_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, 'model = {base = "x"}\n')
+    with pytest.raises(ConfigError, match=r'(?s)by hand: start_from = "here" in \[model\]'):
+        set_in_file(path, "model", "start_from", "here")
+    assert path.read_text(encoding="utf-8") == 'model = {base = "x"}\n'
+    monkeypatch.setenv("ECHO_HUB_MODEL__START_FROM", "there")
+    with pytest.raises(ConfigError, match=r"(?s)'there', by the environment.*Unset ECHO_HUB_MODEL__START_FROM"):
+        set_in_file(written(tmp_path, ""), "model", "start_from", "here")
