@@ -32,6 +32,7 @@ ELSEWHERE = {
     r"echo-(hub|node)$": "tests/test_containerfile.py",
     r"echo-hub serve (?!.*--dry-run)": "tests/conftest.py",
     r"echo-hub eval ": "tests/end_to_end/test_demo.py",
+    r"echo-hub sft ": "tests/echo_hub/test_sft_command.py",
     r"echo-hub undo ": "tests/echo_hub/test_action_commands.py",
     r"echo-hub (pardon|unban) ": "tests/echo_hub/test_main.py",
     r"echo-hub log .*--follow": "tests/echo_hub/test_log_commands.py",

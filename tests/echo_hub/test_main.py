@@ -59,6 +59,9 @@ FLAGS = {
     "new-task": {"--directory"},
     "compare": {"--figure", "--json"},
     "fork": {"--at", "--set"},
+    "sft": {
+        *("--epochs", "--batch-tokens", "--learning-rate", "--heldout", "--seed", "--evaluate", "--anew", "--json"),
+    },
     "backup": set(),
     "restore": set(),
     "password": set(),

@@ -41,7 +41,7 @@ class ModelConfig(Section):
     start_from: str = ""
     """A LoRA adapter that the run starts with, of this base and of training.lora_rank: a directory in PEFT's layout, or
     RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as version 1: step 2 is the
-    first that is trained. Empty: the run starts with the base."""
+    first that is trained. Empty: the run starts with the base. `echo-hub sft` sets it to what it has trained."""
 
 
 class LeaseConfig(Section):
