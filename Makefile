@@ -22,6 +22,9 @@ WHEELHOUSE_ARGS ?=
 override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
 export CMAKE_ARGS
 
+# Every process that the tests start would compile the source anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 TOOLS := build/wheelhouse/tools/bin/python
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts

@@ -15,12 +15,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from threading import Timer
 from typing import Any, Final
 
-from alembic import command
 from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, select
@@ -185,24 +186,33 @@ def check_undamaged(engine: Engine) -> None:
 
 def migrate(engine: Engine) -> None:
     """Brings the schema up to date, in one transaction. Raises StorageError when it is newer than this software."""
-    config, writing = _config(), engine.execution_options(writes=True)
+    writing, scripts = engine.execution_options(writes=True), _scripts()
     with storage_errors(_CANNOT_OPEN), writing.begin() as connection:
         current = MigrationContext.configure(connection).get_current_revision()
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if current == scripts.get_current_head():
+            return
+        known = {script.revision for script in scripts.walk_revisions()}
         if current is not None and current not in known:
             raise StorageError(
                 "The hub's database was made by a newer version of this software.",
                 got=f"schema {current}; this software knows {max(known)}",
                 do=f"Upgrade this hub. {how_to_upgrade()}",
             )
+
+        def steps(revision: Any, _context: MigrationContext) -> list[Any]:
+            return scripts._upgrade_revs("head", revision)
+
+        # What alembic.command.upgrade does, which would read every migration again.
+        config = _config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        with EnvironmentContext(config, scripts, fn=steps, destination_rev="head"):
+            scripts.run_env()
 
 
 def check_migrated(engine: Engine) -> None:
     """Raises StorageError unless the schema is this software's, and ConfigError when no hub has made it yet; changes
     and makes nothing, for a hub may be serving."""
-    expected = ScriptDirectory.from_config(_config()).get_current_head()
+    expected = _scripts().get_current_head()
     current = None
     if _is_there(engine):
         with storage_errors(_CANNOT_OPEN), engine.connect() as connection:
@@ -227,6 +237,12 @@ def _is_there(engine: Engine) -> bool:
         return True
     path = Path(engine.url.database or "")
     return path.is_file() and path.stat().st_size > 0
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    """The migrations, read once in a process: they are Python files, which Alembic compiles at each reading."""
+    return ScriptDirectory.from_config(_config())
 
 
 def _config() -> Config:
