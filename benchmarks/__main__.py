@@ -7,6 +7,7 @@ import json
 import logging
 import pkgutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -61,7 +62,7 @@ def main(
         # Of an hour's cases the last one may fail: what the others have shown is kept.
         measured, unfinished = progress.so_far or Measurement(headline={}, rows=progress.told), error
     console = Console()
-    console.print(_table(name, measured.rows))
+    console.print(_table(name, measured.rows, measured.shown))
     console.print_json(data=measured.headline)
     if json_file is not None:
         document = {
@@ -85,8 +86,8 @@ def main(
         raise unfinished
 
 
-def _table(title: str, rows: list[dict[str, object]]) -> Table:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+def _table(title: str, rows: list[dict[str, object]], shown: Sequence[str]) -> Table:
+    columns = shown or list(dict.fromkeys(key for row in rows for key in row))
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*(as_text(row.get(column)) for column in columns))

@@ -29,6 +29,8 @@ class Measurement:
 
     headline: dict[str, Any]
     rows: list[dict[str, Any]]
+    shown: tuple[str, ...] = ()
+    """What of each row is printed; none = all. The JSON has all."""
     conditions: dict[str, Any] = field(default_factory=dict)
     picture: bytes | None = None
     """A PNG, written beside the figures."""

@@ -93,6 +93,7 @@ class _Measured:
         return Measurement(
             headline=dict(self._headline),
             rows=list(self._rows),
+            shown=("table", "case", "accuracy", "lowest", "highest", "seconds"),
             conditions={"seeds": SEEDS, "steps": STEPS, "curves": dict(self._curves)},
             pictures=dict(self._pictures),
         )

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -33,6 +34,20 @@ _COLUMN_STEP: Final = 32
 def columns_for(length: int) -> int:
     """Columns for rows of `length` tokens: some more, so that moving to the left is rare."""
     return -(-(length + length // 8 + 16) // _COLUMN_STEP) * _COLUMN_STEP
+
+
+def kv_bytes_per_token(model: Any) -> int:
+    """Bytes of the keys and values of one token, over all layers of a transformers causal LM."""
+    config = model.config.get_text_config(decoder=True)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * model.dtype.itemsize)
+
+
+def spare_bytes(device: torch.device) -> int:
+    """What a device has for keys and values: half of what a GPU has free, a quarter of a host's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0]) // 2
+    return int(psutil.virtual_memory().total) // 4
 
 
 class SlotCache:

@@ -43,13 +43,22 @@ Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits [R, V], uniforms [R], temperatures [R]) -> token ids [R] and their logprobs [R]."""
 
 
-def sample_groups(model: Any, groups: Sequence[GroupRequest], choose: Choose = draw) -> Iterator[FinishedRollout]:
+def sample_groups(
+    model: Any,
+    groups: Sequence[GroupRequest],
+    choose: Choose = draw,
+    *,
+    width: int | None = None,
+    max_cells: int | None = None,
+) -> Iterator[FinishedRollout]:
     """Draws all rollouts of `groups` in one batch and yields each as soon as it is finished.
 
     `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. With `torch_draws.most_likely` for
-    `choose` the completions are greedy. Raises BackendError when its logits are not finite.
+    `choose` the completions are greedy. `width`: the most rollouts in progress, None = all; `max_cells`: the most
+    tokens to hold keys and values for. Raises BackendError when its logits are not finite.
     """
-    batch = Batch(model, width=sum(len(group.indices) for group in groups), choose=choose)
+    width = sum(len(group.indices) for group in groups) if width is None else width
+    batch = Batch(model, width=width, max_cells=max_cells, choose=choose)
     for finished in batch.sample(iter(groups)):
         yield from finished
 

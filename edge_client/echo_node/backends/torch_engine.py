@@ -34,6 +34,7 @@ from echo_shared.errors import BackendError
 from echo_shared.out_of_memory import ran_out
 from echo_shared.sampling import DrawnPart, GroupRequest
 from echo_shared.scoring import Intervals
+from echo_shared.torch_cache import kv_bytes_per_token, spare_bytes
 from echo_shared.torch_precision import multiplies
 from echo_shared.torch_sampler import Batch
 
@@ -83,18 +84,11 @@ class TorchEngine:
         config = self._model.config.get_text_config(decoder=True)
         self._max_positions = int(config.max_position_embeddings)
         self._vocab_size = int(config.vocab_size)
-        self._max_cells = max(1, (settings.kv_cache_bytes or self._spare_bytes()) // self._kv_bytes_per_token(config))
+        self._max_cells = max(
+            1, (settings.kv_cache_bytes or spare_bytes(self._device)) // kv_bytes_per_token(self._model)
+        )
         self._batch: Batch | None = None
         return self._width
-
-    def _spare_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._device)[0]) // 2
-        return int(psutil.virtual_memory().total) // 4
-
-    def _kv_bytes_per_token(self, config: Any) -> int:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self._model.dtype.itemsize)
 
     def prepare(self, adapter_dir: Path) -> TorchPolicy:
         updates: dict[str, Update] = {}

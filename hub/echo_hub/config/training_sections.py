@@ -101,6 +101,10 @@ class LearnerConfig(Section):
     """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts; at least 64. 0 = on a
     GPU what fits its memory, by a measurement at the start; else 16384. A step that runs out of memory is begun anew
     with half as many, and so are all that follow it."""
+    kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
+    """Most memory for keys and values while the learner samples: in co-located mode, and in evaluations. 0 = half of
+    what a GPU has free then, a quarter of a host's memory. A batch that runs out of memory goes on half as wide, and so
+    do all that follow it."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
     that has too little memory without it."""

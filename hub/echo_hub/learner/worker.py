@@ -39,17 +39,16 @@ from torch import Tensor, distributed
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner import checkpoint, determinism, frames
 from echo_hub.learner.cuts import Cuts
+from echo_hub.learner.drawing import Drawing
 from echo_hub.learner.launch import end_with
 from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut, place
 from echo_hub.learner.ranks import ALONE, Ranks
-from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_hub.learner.writer import Writer
-from echo_shared import torch_sampler
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
 from echo_shared.files import atomic_directory
@@ -57,6 +56,7 @@ from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
 from echo_shared.torch_draws import draw, most_likely
+from echo_shared.torch_sampler import Choose
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class Worker:
         self._norms: tuple[float, ...] = ()
         """Of the gradients of the newest updates."""
         self._cuts = Cuts(self._checkpoints)
+        self._drawing = Drawing(policy, kv_cache_bytes=settings.learner.kv_cache_bytes)
 
     @classmethod
     def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
@@ -315,7 +316,7 @@ class Worker:
         with held:
             yield from self._draw(groups, most_likely if greedy else draw)
 
-    def _draw(self, groups: Sequence[GroupRequest], choose: torch_sampler.Choose) -> Iterator[Frame]:
+    def _draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[Frame]:
         """Each rank draws its share; rank 0 yields all."""
         with self._ranks.whole(self._policy.model):
             own = self._draw_own(self._ranks.share(groups), choose)
@@ -325,11 +326,9 @@ class Worker:
         for frame in others:
             yield from frame["rollouts"]
 
-    def _draw_own(self, groups: Sequence[GroupRequest], choose: torch_sampler.Choose) -> Iterator[Frame]:
-        for part in batches(groups, self._settings.learner.tokens_at_once):
-            with self._policy.autocast():
-                for rollout in torch_sampler.sample_groups(self._policy.model, groups[part], choose):
-                    yield frames.pack_rollout(rollout)
+    def _draw_own(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[Frame]:
+        for rollout in self._drawing.draw(groups, choose):
+            yield frames.pack_rollout(rollout)
 
 
 def _lock(run_dir: Path, *, wait_s: float) -> FileLock:

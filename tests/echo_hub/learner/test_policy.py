@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.policy import Policy
@@ -90,6 +91,13 @@ def randomised(policy: Policy) -> Policy:
         for parameter in policy.parameters.values():
             parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(5))
     return policy
+
+
+def own_bytes() -> int:
+    """Memory of this process that no file backs."""
+    gc.collect()
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return 1024 * int(line.split()[1])
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -286,6 +294,33 @@ def test_a_fresh_policy_is_the_base_and_the_seed_decides_it(settings: LearnerSet
     pairs = zip(first.parameters.values(), again.parameters.values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters.values(), other.parameters.values(), strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the books of Linux")
+def test_a_base_in_its_own_precision_is_mapped_and_takes_no_memory_of_the_process(
+    settings: LearnerSettings, tmp_path: Path
+) -> None:
+    """So processes of one host share its pages."""
+    config = Qwen3Config(
+        vocab_size=60_000,
+        hidden_size=512,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        head_dim=8,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    size = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+
+    def taken(precision: str) -> int:
+        learner = settings.learner.model_copy(update={"precision": precision})
+        before = own_bytes()
+        policy = Policy.load(settings.model_copy(update={"base_dir": tmp_path, "learner": learner}))
+        return own_bytes() - before if policy else 0
+
+    assert taken("bfloat16") < size / 4
+    assert taken("float32") > size, "in another precision it is made anew"
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

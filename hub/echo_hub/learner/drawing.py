@@ -1,0 +1,74 @@
+"""Co-located sampling and evaluation: all groups in one continuous batch, as wide as the device's memory allows.
+
+What a step's micro-batch may hold says nothing of that: training holds every layer's activations of a token, sampling
+its keys and values alone. So sampling has a budget of its own, `learner.kv_cache_bytes`. Where it is too much all the
+same, what is not finished is drawn again in a batch half as wide, and so is all that follows.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from echo_hub.learner.policy import Policy
+from echo_shared.out_of_memory import ran_out
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.torch_cache import kv_bytes_per_token, spare_bytes
+from echo_shared.torch_sampler import Choose, sample_groups
+
+log = logging.getLogger(__name__)
+
+LOGIT_BYTES: Final = 2**30
+"""Of one step's logits in float64, by which tokens are drawn."""
+MOST_ROWS: Final = 1_024
+
+
+class Drawing:
+    """Remembers how wide a batch may be."""
+
+    def __init__(self, policy: Policy, *, kv_cache_bytes: int) -> None:
+        """`kv_cache_bytes` 0: half of what a GPU has free, a quarter of a host's memory."""
+        self._policy = policy
+        self._kv_cache_bytes = kv_cache_bytes
+        self.rows = max(1, min(MOST_ROWS, LOGIT_BYTES // (8 * policy.vocab_size)))
+
+    def draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:
+        """Yields each rollout as soon as it is finished. Raises what the device says when it has too little memory for
+        a single one."""
+        model = self._policy.model
+        cells = max(1, (self._kv_cache_bytes or spare_bytes(model.device)) // kv_bytes_per_token(model))
+        waiting = list(groups)
+        while waiting:
+            done: set[tuple[int, int, int]] = set()
+            width = min(self.rows, sum(len(group.indices) for group in waiting))
+            try:
+                with self._policy.autocast():
+                    for rollout in sample_groups(model, waiting, choose, width=width, max_cells=cells):
+                        done.add((rollout.lease_id, rollout.group_id, rollout.index))
+                        yield rollout
+                return
+            except (MemoryError, RuntimeError) as error:
+                if width == 1 or not ran_out(error):
+                    raise
+                said = str(error) or type(error).__name__
+            # Only here, behind the handler, does nothing refer any more to what the attempt held.
+            gc.collect()
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.rows = width // 2
+            waiting = _without(waiting, done)
+            log.warning("out of memory, sampling goes on with at most %d rollouts at a time: %s", self.rows, said)
+
+
+def _without(groups: Sequence[GroupRequest], done: set[tuple[int, int, int]]) -> list[GroupRequest]:
+    rest = []
+    for group in groups:
+        indices = tuple(index for index in group.indices if (group.lease_id, group.group_id, index) not in done)
+        prefixes = tuple(prefix for prefix in group.prefixes if prefix.index in indices)
+        rest.append(replace(group, indices=indices, prefixes=prefixes))
+    return [group for group in rest if group.indices]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from echo_hub.learner.drawing import Drawing
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.torch_cache import columns_for, kv_bytes_per_token
+from echo_shared.torch_draws import draw
+
+LENGTH = 24
+
+
+@pytest.fixture
+def policy(settings: LearnerSettings) -> Policy:
+    return Policy.load(settings)
+
+
+def requests(*prompts: int) -> list[GroupRequest]:
+    """Groups of four; nothing ends before `LENGTH` tokens but by chance."""
+    rng = np.random.default_rng(0)
+    return [
+        GroupRequest(
+            lease_id=1,
+            group_id=number,
+            indices=(0, 1, 2, 3),
+            prompt_ids=rng.integers(2, 40, length).astype(np.int32),
+            seed=number,
+            policy_version=0,
+            temperature=1.0,
+            max_tokens=LENGTH,
+            stop_ids=(1,),
+        )
+        for number, length in enumerate(prompts)
+    ]
+
+
+@contextmanager
+def rows_in(policy: Policy, *, most: int = 10_000) -> Iterator[list[int]]:
+    """The rows of each forward pass; a device that has memory for `most`."""
+    seen: list[int] = []
+
+    def before(model: Any, args: Any, kwargs: Any) -> None:
+        seen.append(len(kwargs["input_ids"]))
+        if seen[-1] > most:
+            raise torch.OutOfMemoryError(f"{seen[-1]} rows")
+
+    hook = policy.model.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def drawn(rollouts: Iterator[FinishedRollout]) -> dict[tuple[int, int], list[int]]:
+    found = [((one.group_id, one.index), one.completion_ids.tolist()) for one in rollouts]
+    assert len(dict(found)) == len(found), "none twice"
+    return dict(found)
+
+
+def test_all_groups_are_drawn_in_one_batch_however_small_a_micro_batch_is(policy: Policy) -> None:
+    with rows_in(policy) as rows:
+        found = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
+    assert set(found) == {(group, index) for group in range(4) for index in range(4)}
+    assert max(rows) == 16 and len(rows) <= 1 + LENGTH
+
+
+def test_a_small_budget_of_keys_and_values_makes_the_batch_narrower_and_draws_the_same(policy: Policy) -> None:
+    whole = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
+    room = 3 * columns_for(6 + LENGTH) * kv_bytes_per_token(policy.model)
+    with rows_in(policy) as rows:
+        assert drawn(Drawing(policy, kv_cache_bytes=room).draw(requests(3, 5, 4, 6), draw)) == whole
+    assert max(rows) == 3 or max(rows) == 4, "a prefill of all four prompts"
+    assert len(rows) > 2 * LENGTH
+
+
+def test_what_does_not_fit_goes_on_in_halves_and_the_next_batch_begins_so(policy: Policy) -> None:
+    whole = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
+    drawing = Drawing(policy, kv_cache_bytes=0)
+    with rows_in(policy, most=5) as rows:
+        assert drawn(drawing.draw(requests(3, 5, 4, 6), draw)) == whole
+        assert drawing.rows == 4 and {8, 16} <= set(rows)
+        rows.clear()
+        assert drawn(drawing.draw(requests(3, 5, 4, 6), draw)) == whole
+        assert max(rows) <= 4
+
+
+def test_what_is_finished_before_memory_runs_out_is_not_drawn_again(policy: Policy) -> None:
+    """The second group's prompt is the one that does not fit."""
+    one, other = requests(3, 60)
+    drawing = Drawing(policy, kv_cache_bytes=0)
+    found: list[tuple[int, int]] = []
+
+    def too_long(model: Any, args: Any, kwargs: Any) -> None:
+        if kwargs["input_ids"].shape[1] == 60 and len(found) < 4:
+            raise torch.OutOfMemoryError("60 tokens")
+
+    drawing.rows = 4
+    hook = policy.model.register_forward_pre_hook(too_long, with_kwargs=True)
+    for rollout in drawing.draw([one, other], draw):
+        found.append((rollout.group_id, rollout.index))
+    hook.remove()
+    assert sorted(found) == [(group, index) for group in range(2) for index in range(4)]
+
+
+def test_too_little_memory_for_a_single_rollout_is_said_and_so_is_any_other_error(policy: Policy) -> None:
+    with rows_in(policy, most=0), pytest.raises(torch.OutOfMemoryError, match="1 rows"):
+        drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5), draw))
+
+    def broken(model: Any, args: Any, kwargs: Any) -> None:
+        raise RuntimeError("device-side assert")
+
+    hook = policy.model.register_forward_pre_hook(broken, with_kwargs=True)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3), draw))
+    hook.remove()
