@@ -317,14 +317,22 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched
             payload_bytes=row.payload_bytes,
             carrier=row.carrier,
             way=row.way,
-            dissemination_p50_s=quantile(fetched[row.policy_version].seconds, 0.5),
-            dissemination_p95_s=quantile(fetched[row.policy_version].seconds, 0.95),
-            dissemination_max_s=quantile(fetched[row.policy_version].seconds, 1.0),
+            **_arrived(row, fetched[row.policy_version].seconds),
             fetches_by_transport=dict(fetched[row.policy_version].counts),
             bytes_by_transport=dict(fetched[row.policy_version].sizes),
         )
         for row in published
     ]
+
+
+def _arrived(row: Row[Any], seconds: Sequence[float]) -> dict[str, float | None]:
+    """As written down when its rows went (`old_fetches`), or else from these."""
+    written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
+    shares = {"p50": 0.5, "p95": 0.95, "max": 1.0}
+    return {
+        f"dissemination_{name}_s": quantile(seconds, share) if written[name] is None else written[name]
+        for name, share in shares.items()
+    }
 
 
 def read_versions_by_transport(connection: Connection) -> dict[str, int]:

@@ -35,6 +35,7 @@ from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
 from echo_hub.store.node_records import read_node_record
+from echo_hub.store.old_fetches import forget_old_fetches, newest_forgotten
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
@@ -160,13 +161,14 @@ class Store:
 
     def prune(self, checkpoint_step: int) -> None:
         """Deletes the tokens of all steps that the oldest checkpoint kept already holds, but for copies as `keeping`
-        has it; receipts stay for ever."""
+        has it, and who fetched old versions; receipts stay for ever."""
         with open_to_write(self.engine) as connection:
             done = (steps.c.step <= checkpoint_step, steps.c.trained_at.is_not(None), steps.c.pruned.is_(False))
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
                 forget(connection, map(key_of, rollout_ids), self.keeping)
             connection.execute(update(steps).where(*done).values(pruned=True))
             trim(connection, self.keeping)  # The cap may be lower than when they were kept.
+            forget_old_fetches(connection)
 
     # --- nodes, fetches, evaluations
 
@@ -272,12 +274,13 @@ class Store:
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
         """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
         verified an artefact of this run: the caller checks that it is one. The first time counts: what a node says of
-        the same artefact later changes nothing."""
+        the same artefact later changes nothing; nor does it for a version whose fetches are forgotten."""
         with open_to_write(self.engine) as connection:
+            forgotten = newest_forgotten(connection)
             for one in news:
                 if isinstance(one, Release):
                     _write_release(connection, one)
-                else:
+                elif one.fetched.policy_version is None or one.fetched.policy_version > forgotten:
                     _write_arrival(connection, one, now)
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:

@@ -5,7 +5,8 @@
       step > steps                       one row a planned step: its exact batch, then its metrics
     kept                                 copies of final rollouts' tokens, for people to read, up to a number of bytes
     keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
-    nodes, versions, fetches, run_meta
+    nodes, versions, fetches, run_meta   one row a node and each of the newest versions that it has fetched; of older
+                                         versions, how long they took to arrive
     evaluations, set_evaluations         of each version: the run's own figures; those of each of several sets
     invites ─< nodes                     one row an invite: for whom, for how many keys, until when
     tallies, outcome_tallies             running totals of final rollouts, by node and outcome, and by outcome
@@ -223,6 +224,9 @@ versions = Table(
     Column("payload_bytes", BigInteger),
     Column("carrier", String(16)),
     Column("way", String(16)),
+    Column("arrived_p50_s", Double),
+    Column("arrived_p95_s", Double),
+    Column("arrived_max_s", Double),
 )
 
 fetches = Table(

@@ -25,6 +25,9 @@ NEWER_COLUMNS = (
     "steps.by_task",
     "groups.prompt",
     "groups.pass_rate",
+    "versions.arrived_p50_s",
+    "versions.arrived_p95_s",
+    "versions.arrived_max_s",
 )
 """Than the first books with credit."""
 
