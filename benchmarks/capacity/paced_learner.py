@@ -16,6 +16,7 @@ from typing import Final
 from torch.optim import Optimizer
 
 from echo_hub.learner import step, within_memory, worker
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.step_figures import TRAIN_S
@@ -31,11 +32,11 @@ def screened_step(
     settings: LearnerSettings,
     *,
     learner_version: int,
-    norms: Sequence[float] = (),
+    history: History = NO_HISTORY,
 ) -> step.Outcome:
     """As `echo_hub.learner.step.screened_step`."""
     began = time.perf_counter()
-    outcome = step.screened_step(policy, optimizer, groups, settings, learner_version=learner_version, norms=norms)
+    outcome = step.screened_step(policy, optimizer, groups, settings, learner_version=learner_version, history=history)
     time.sleep(max(0.0, began + float(os.environ[STEP_S]) - time.perf_counter()))
     return replace(outcome, metrics={**outcome.metrics, TRAIN_S.key: time.perf_counter() - began})
 

@@ -105,6 +105,12 @@ ENTROPY: Final = StepFigure(
     chart="entropy",
     column="Entropy",
 )
+ENTROPY_COEFFICIENT: Final = StepFigure(
+    key="entropy_weight",
+    label="weight of the entropy",
+    about="What a nat of entropy took from the newest step's loss; only where the objective holds the entropy up.",
+    prometheus="echo_learner_entropy_weight",
+)
 REWARD_STD: Final = StepFigure(
     key="reward_std",
     label="whole batch",
@@ -318,7 +324,7 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(TOKENS_PER_S, GRAD_NORM, MISMATCH_KL, LOSS, LEARNING_RATE, UPDATED, GROUPS_WITHOUT_ADVANTAGE, ROLLOUTS_MASKED),
     *(ROLLOUTS_UNSELECTED, ROLLOUTS_VETOED, CORRECTION_WEIGHT, CORRECTION_SHARE, COMPLETION_TOKENS, COMPUTED_TOKENS),
     *(SHARE_MIXED, TOKEN_STALENESS, HELD_BACK, GROUPS_LEFT_OUT, FITTED_TOKENS, OUT_OF_MEMORY),
-    *(ENTROPY, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),
+    *(ENTROPY, ENTROPY_COEFFICIENT, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),
     TRAIN_S,
 )
 """Every figure, in the order of lines and columns."""

@@ -57,6 +57,15 @@ class ObjectiveConfig(Section):
     than e^3 times likelier pulls no harder than one at that bound."""
     reference: Literal["base", "start"] = "base"
     """With kl_coefficient, what the policy is held to: the base model, or what model.start_from named."""
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """What each nat of a token's entropy takes from its loss, always; with entropy_target at first."""
+    entropy_target: Annotated[float, Field(ge=0)] = 0.0
+    """Nats per token, as the step figure `entropy` has them: each step that follows one below raises the coefficient by
+    entropy_delta, one above lowers it; it counts only up to the target. 0 = off: the coefficient stays."""
+    entropy_delta: Annotated[float, Field(gt=0)] = 0.005
+    """With entropy_target."""
+    entropy_max: Annotated[float, Field(gt=0)] = 0.1
+    """With entropy_target: the coefficient is never above."""
     overlong: Literal["keep", "mask", "penalty"] = "keep"
     """Completions (with an environment: any turn) that were cut off at sampling.max_tokens: trained on as they are; or
     left out of the loss and of its denominator; or, like all of nearly that length (of several turns the last one's),
@@ -69,6 +78,11 @@ class ObjectiveConfig(Section):
     """With selection = "shuffle_r1": the step's pairs are drawn anew in so many sub-batches, a pair at most once in
     each, by chances in proportion to its advantages: it counts as often as it is drawn, or not at all. 0 = every kept
     pair counts once."""
+
+    @property
+    def trains_entropy(self) -> bool:
+        """Whether the entropy is in the loss, of some steps at least."""
+        return self.entropy_coefficient > 0 or self.entropy_target > 0
 
     @property
     def chosen_aggregation(self) -> Aggregation:
@@ -113,6 +127,13 @@ class ObjectiveConfig(Section):
             default = type(self).model_fields[name].default
             if getattr(self, name) != default and name not in used[self.correction]:
                 raise ValueError(f'correction = "{self.correction}" does not use {name}: remove the line')
+        for name in ("entropy_delta", "entropy_max"):
+            if not self.entropy_target and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} needs entropy_target > 0: without a target the coefficient stays as it is")
+        if self.entropy_target and self.entropy_coefficient > self.entropy_max:
+            raise ValueError(
+                f"entropy_coefficient = {self.entropy_coefficient} is above entropy_max = {self.entropy_max}"
+            )
         if self.shuffle_batches and self.selection != "shuffle_r1":
             raise ValueError(f'shuffle_batches = {self.shuffle_batches} needs selection = "shuffle_r1": it draws pairs')
         if (self.overlong == "penalty") != (self.overlong_buffer_tokens > 0):

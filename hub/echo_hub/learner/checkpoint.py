@@ -2,8 +2,8 @@
 
     adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
-    checkpoint.json                                  the step, what it and the step before have told, the norms of the
-                                                     newest gradients, the other files' sizes; written last
+    checkpoint.json                                  the step, what it and the step before have told, the history,
+                                                     the other files' sizes; written last
 
 `take` copies what a checkpoint holds, so that `save` may write it while training goes on. Of a learner of several
 processes, rank 0 writes it. All in it is whole, so that any number of processes may go on.
@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 from torch import Tensor
 
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import StepTold
 from echo_shared.files import atomic_directory
@@ -45,8 +46,7 @@ class State:
     step: int
     told: Mapping[int, StepTold]
     """What the step and the one before it have told of themselves, by step: nobody may have heard either."""
-    norms: tuple[float, ...] = ()
-    """Of the gradients of the newest updates: `echo_hub.learner.norms`."""
+    history: History = NO_HISTORY
 
 
 NONE: Final = State(step=0, told={})
@@ -83,7 +83,7 @@ def save(root: Path, policy: Policy, tensors: Mapping[str, Tensor], state: State
                 {"step": step, "metrics": dict(told.metrics), "screen": dict(told.screen)}
                 for step, told in state.told.items()
             ],
-            "norms": state.norms,
+            **state.history.frame(),
             "files": {path.name: path.stat().st_size for path in directory.iterdir()},
         }
         (directory / MARKER).write_text(json.dumps(marker), encoding="utf-8")
@@ -154,7 +154,7 @@ def _read(directory: Path) -> Checkpoint | None:
             directory=directory,
             step=marker["step"],
             told={of["step"]: StepTold(metrics=of["metrics"], screen=of["screen"]) for of in _told(marker)},
-            norms=tuple(marker.get("norms", ())),
+            history=History.of_frame(marker),
         )
     except (OSError, ValueError, KeyError) as error:
         log.warning("checkpoint %s is not complete and is left out: %s", directory.name, error)

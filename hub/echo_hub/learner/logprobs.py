@@ -13,7 +13,10 @@ drawn with must be (`echo_shared.draws`). Of a large vocabulary whole blocks are
 is looked at in full: it costs one more look at each chunk, beside two products with the head.
 
 Of the same logits z the policy's entropy at each place is log Σ exp z - Σ z exp z / Σ exp z. Its second sum needs z
-beside exp z, so it is taken of a few rows at a time: no second chunk is ever held.
+beside exp z, so it is taken of a few rows at a time: no second chunk is ever held. Where it is trained, the pass notes
+its gradient as well, which takes a third product with the head:
+
+    d H / d hidden = -Σ_v p_v (log p_v + H) W_v / temperature
 
 Dimensions: N tokens, H hidden size, V vocabulary, B tokens in a block.
 """
@@ -41,7 +44,8 @@ _BLOCK: Final = 1_024
 
 
 class Screened(NamedTuple):
-    """What one pass says of given tokens, all [N] and of one dtype; only the first has a graph."""
+    """What one pass says of given tokens, all [N] and of one dtype; the first has a graph, and the last if its gradient
+    is asked for."""
 
     logprobs_N: Tensor
     """Nats."""
@@ -58,7 +62,7 @@ def selected_logprobs(
 
     `head` is the model's output layer; it gets no gradient.
     """
-    return _apply(hidden_NH, head, ids_N, None, temperature, chunk_elements)[0]
+    return _apply(hidden_NH, head, ids_N, None, temperature, chunk_elements, entropy_gradient=False)[0]
 
 
 def screened_logprobs(
@@ -68,10 +72,11 @@ def screened_logprobs(
     uniforms_N: Tensor,
     *,
     temperature: float,
+    entropy_gradient: bool = False,
     chunk_elements: int | None = None,
 ) -> Screened:
     """As `selected_logprobs`, and what the same logits say beside; `uniforms_N`: what each token was drawn with."""
-    return _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements)
+    return _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements, entropy_gradient=entropy_gradient)
 
 
 def _apply(
@@ -81,10 +86,12 @@ def _apply(
     uniforms_N: Tensor | None,
     temperature: float,
     chunk_elements: int | None,
+    *,
+    entropy_gradient: bool,
 ) -> Screened:
     chunk = max(1, (chunk_elements or CHUNK_ELEMENTS[hidden_NH.device.type]) // head.weight.shape[0])
     found: tuple[Tensor, Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, head.weight, head.bias, ids_N, uniforms_N, temperature, chunk
+        hidden_NH, head.weight, head.bias, ids_N, uniforms_N, temperature, chunk, entropy_gradient
     )
     return Screened(*found)
 
@@ -97,6 +104,14 @@ def _exponentiate(logits_NV: Tensor) -> Tensor:
         logits = logits_NV[part].clone()
         sums_N1[part, 0] = torch.linalg.vecdot(logits, logits_NV[part].exp_())
     return sums_N1
+
+
+def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
+    """Puts p (log p + H) in the place of the probabilities p; 0 where p is 0."""
+    rows = max(1, EXPONENT_ELEMENTS[p_NV.device.type] // p_NV.shape[1])
+    for part in _parts(len(p_NV), rows):
+        products = torch.xlogy(p_NV[part], p_NV[part])
+        p_NV[part].mul_(entropies_N1[part]).add_(products)
 
 
 def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: Tensor) -> Tensor:
@@ -198,11 +213,13 @@ class _SelectedLogprobs(Function):
         uniforms_N: Tensor | None,
         temperature: float,
         chunk: int,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         logprobs_N = torch.empty(len(ids_N), dtype=exact, device=hidden_NH.device)
         distances_N, entropies_N = (logprobs_N.new_empty(0 if uniforms_N is None else len(ids_N)) for _ in range(2))
-        gradient_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
+        wanted = 1 + entropy_gradient if ctx.needs_input_grad[0] else 0
+        gradients = [torch.empty_like(hidden_NH) for _ in range(wanted)]
         buffer = _buffer(hidden_NH, weight_VH, chunk)
         for part in _parts(len(ids_N), chunk):
             ids = ids_N[part, None]
@@ -215,18 +232,25 @@ class _SelectedLogprobs(Function):
             if uniforms_N is not None:
                 entropies_N[part] = (total.log() - sums / total).squeeze(1)
                 distances_N[part] = _outside(logits, total, ids, uniforms_N[part].to(exact))
-            if gradient_NH is not None:
-                # Subtracted before it is rounded to the head's type: near p = 1 the difference is all there is.
-                error = logits.div_(total).scatter_add_(1, ids, -torch.ones_like(total)).to(weight_VH.dtype)
-                gradient_NH[part] = torch.mm(error, weight_VH).div_(-temperature)
-        if gradient_NH is not None:
-            ctx.save_for_backward(gradient_NH)
-        ctx.mark_non_differentiable(distances_N, entropies_N)
+            if not gradients:
+                continue
+            own = logits.div_(total).gather(1, ids)
+            # Subtracted before it is rounded to the head's type: near p = 1 the difference is all there is.
+            error = logits.scatter_add_(1, ids, -torch.ones_like(total)).to(weight_VH.dtype)
+            gradients[0][part] = torch.mm(error, weight_VH).div_(-temperature)
+            if entropy_gradient:
+                _to_entropy_error(logits.scatter_(1, ids, own), entropies_N[part, None])
+                gradients[1][part] = torch.mm(logits.to(weight_VH.dtype), weight_VH).div_(-temperature)
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(distances_N, *([] if entropy_gradient else [entropies_N]))
         return logprobs_N, distances_N, entropies_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: _Context, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gradient_N, *_ = gradients
-        (gradient_NH,) = ctx.saved_tensors
-        return (gradient_NH * gradient_N[:, None]).to(gradient_NH.dtype), *[None] * 6
+        gradient_N, _, entropy_gradient_N = gradients
+        gradient_NH, *of_entropy = ctx.saved_tensors
+        total_NH = gradient_NH * gradient_N[:, None]
+        for entropy_gradient_NH in of_entropy:
+            total_NH = total_NH + entropy_gradient_NH * entropy_gradient_N[:, None]
+        return total_NH.to(gradient_NH.dtype), *[None] * 7

@@ -139,8 +139,8 @@ class Policy:
                 self._predicting_states(batch), self._head, batch.target_ids_N, temperature=self._temperature
             )
 
-    def screened(self, batch: MicroBatch) -> Screened:
-        """As `logprobs`, and what the same pass says beside."""
+    def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
+        """As `logprobs`, and what the same pass says beside; `entropy_gradient`: the entropies have a graph as well."""
         with self.autocast():
             return screened_logprobs(
                 self._predicting_states(batch),
@@ -148,6 +148,7 @@ class Policy:
                 batch.target_ids_N,
                 batch.uniforms_N,
                 temperature=self._temperature,
+                entropy_gradient=entropy_gradient,
             )
 
     @torch.no_grad()

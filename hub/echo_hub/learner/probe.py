@@ -111,7 +111,7 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: Meter | None = N
 def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: Meter, tokens: int) -> int | None:
     """None where there is too little memory; of several ranks, which cannot go on then, the error itself."""
     (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
-    loss = StepLoss(settings.objective)
+    loss = StepLoss(settings.objective, entropy_coefficient=float(settings.objective.trains_entropy))
     peak: int | None = None
     try:
         peak = meter.peak_bytes(lambda: _compute(policy, batch, loss))

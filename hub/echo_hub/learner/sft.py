@@ -25,6 +25,7 @@ from transformers.utils.logging import disable_progress_bar
 from echo_hub.learner import checkpoint, determinism
 from echo_hub.learner.batch import build_micro_batches, halved
 from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.history import History
 from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut, place
@@ -80,7 +81,7 @@ class SftProgress:
             nats=frame["nats"],
             tokens=int(frame["tokens"]),
             outliers=int(frame["outliers"]),
-            norms=state.norms,
+            norms=state.history.norms,
         )
 
 
@@ -213,7 +214,7 @@ class Finetuning:
         self._writer.wait()
         tensors = checkpoint.take(self.policy, self._optimizer)
         told: Mapping[int, StepTold] = {self.progress.update: StepTold(metrics=self.progress.frame())}
-        state = checkpoint.State(step=self.progress.update, told=told, norms=self.progress.norms)
+        state = checkpoint.State(step=self.progress.update, told=told, history=History(norms=self.progress.norms))
 
         def write() -> None:
             checkpoint.save(self._checkpoints, self.policy, tensors, state)

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.learner import determinism, screen
+from echo_hub.learner import determinism, entropy, screen
 from echo_hub.learner.batch import MicroBatch, build_micro_batches, halved
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.objectives.loss import STATISTICS, Statistics, StepLoss
 from echo_hub.learner.policy import Policy
@@ -53,8 +54,8 @@ class Outcome:
     metrics: dict[str, float]
     screen: Mapping[str, Any]
     """`screen.Findings.frame`; at rank 0 that of all ranks."""
-    norms: tuple[float, ...]
-    """Of the newest updates of the run, as the next step is to be given them."""
+    history: History
+    """As the next step is to be given it."""
 
 
 def train_step(
@@ -76,18 +77,19 @@ def screened_step(
     settings: LearnerSettings,
     *,
     learner_version: int = 0,
-    norms: Sequence[float] = (),
+    history: History = NO_HISTORY,
 ) -> Outcome:
-    """Trains version `learner_version` on `groups`, the same at every rank, as are the metrics. `norms`: of the updates
-    before it, as their outcomes had them.
+    """Trains version `learner_version` on `groups`, the same at every rank, as are the metrics. `history`: as the
+    outcome of the step before had it.
 
     The metrics are mean_reward (as the task gave it) and, by their keys, the figures of `echo_shared.step_figures` that
     a learner knows. One that is not finite is left out, with a warning: of a step whose gradient is not, the loss or
     the gradient's norm. Those over the trained tokens, with the weights that they were computed with, are there if
-    there are any; those of a correction or a KL term, if the objective has one.
+    there are any; those of a correction, a KL term or an entropy bonus, if the objective has one.
     """
     started = time.perf_counter()
-    loss = StepLoss(settings.objective)
+    history, entropy_coefficient = entropy.adapt(history, settings.objective)
+    loss = StepLoss(settings.objective, entropy_coefficient=entropy_coefficient)
     step = weigh(groups, settings, learner_version=learner_version)
     shares = _shares(policy.ranks, step, settings)
     # Of the first share, the pass that is differentiated is itself the one at the start of the step.
@@ -97,7 +99,7 @@ def screened_step(
     ]
     findings = Findings()
     statistics: list[Tensor] = []
-    recent = list(norms)
+    recent = list(history.norms)
     found: list[float] = []
     updated = held_back = 0
     for share, known in zip(shares, proximal, strict=True):
@@ -123,8 +125,16 @@ def screened_step(
         figures.TRAIN_S.key: time.perf_counter() - started,
     }
     findings.add_counts(policy.ranks.gather({"counts": findings.packed_counts()})[1:])
+    if settings.objective.trains_entropy:
+        metrics[figures.ENTROPY_COEFFICIENT.key] = entropy_coefficient
     turns = [max(1, len(rollout.draws)) for group in groups for rollout in group.rollouts]
-    return Outcome(metrics=_finite(metrics), screen=findings.frame(turns), norms=tuple(recent[-WINDOW:]))
+    metrics = _finite(metrics)
+    measured = metrics.get(figures.ENTROPY.key, history.newest_entropy)
+    return Outcome(
+        metrics=metrics,
+        screen=findings.frame(turns),
+        history=replace(history, norms=tuple(recent[-WINDOW:]), newest_entropy=measured),
+    )
 
 
 def smaller(
@@ -162,7 +172,7 @@ def accumulate_gradient(
     """
     batch = batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
-    logprobs_N, distances_N, entropies_N = policy.screened(batch)
+    logprobs_N, distances_N, entropies_N = policy.screened(batch, entropy_gradient=loss.needs_entropy_gradient)
     kept_N = keep(batch, logprobs_N.detach(), distances_N)
     if kept_N is not None:
         batch, logprobs_N, entropies_N = batch.of_tokens(kept_N), logprobs_N[kept_N], entropies_N[kept_N]

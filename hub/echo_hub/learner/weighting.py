@@ -18,8 +18,9 @@ not matter how the tokens are split into micro-batches, or over processes. In th
     constant        1 / (N sampling.max_tokens)
     training.tokens_per_step Φ > 0: 1 / Φ, whatever the aggregation (C3PO of Ring-lite, arXiv 2506.14731)
 
-What is left but has no advantage costs no computation, and counts in the denominators. With a KL weight it has a
-gradient and is computed.
+What is left but has no advantage costs no computation, and counts in the denominators. With a weight for KL or entropy
+it has a gradient and is computed; with a target for the entropy always, so that a step whose weight is 0 measures the
+entropy of the same tokens.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner
     kept = [often > 0 for often in times]
     lengths = [np.array([rollout.loss_mask.sum() for rollout in group.rollouts]) for group in groups]
     weights = _weights(lengths, times, settings)
-    computed = [there & (some | (objective.kl_coefficient > 0)) for there, some in zip(kept, present, strict=True)]
+    whole = objective.kl_coefficient > 0 or objective.trains_entropy
+    computed = [there & (some | whole) for there, some in zip(kept, present, strict=True)]
     first = np.cumsum([0, *(len(group.rollouts) for group in groups)])
     return WeightedStep(
         groups=tuple(

@@ -21,6 +21,7 @@ import torch
 
 from echo_hub.learner import checkpoint
 from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.step import Outcome, screened_step, smaller
@@ -42,7 +43,7 @@ def step_within_memory(
     *,
     cuts: Cuts,
     learner_version: int = 0,
-    norms: Sequence[float] = (),
+    history: History = NO_HISTORY,
 ) -> Outcome:
     """`screened_step`, cut as `cuts` has it for the step, or smaller, which they have then.
 
@@ -51,7 +52,7 @@ def step_within_memory(
 
     def compute(cut: Cut) -> Outcome:
         return screened_step(
-            policy, optimizer, groups, _cut(settings, cut), learner_version=learner_version, norms=norms
+            policy, optimizer, groups, _cut(settings, cut), learner_version=learner_version, history=history
         )
 
     def halve(cut: Cut) -> int | None:

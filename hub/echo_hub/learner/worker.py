@@ -40,6 +40,7 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner import checkpoint, determinism, frames
 from echo_hub.learner.cuts import Cuts
 from echo_hub.learner.drawing import Drawing
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.launch import end_with
 from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
@@ -93,8 +94,7 @@ class Worker:
         self.policy_version = 0
         self.told: Mapping[int, StepTold] = {}
         """Of the step that made the version and of the one before, by step, as far as they are known."""
-        self._norms: tuple[float, ...] = ()
-        """Of the gradients of the newest updates."""
+        self._history = NO_HISTORY
         self._cuts = Cuts(self._checkpoints)
         self._drawing = Drawing(policy, kv_cache_bytes=settings.learner.kv_cache_bytes)
 
@@ -126,13 +126,13 @@ class Worker:
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
         newest = found[0] if found else checkpoint.NONE
-        state = {"step": newest.step, "told": frames.pack_told(newest.told), "norms": list(newest.norms)}
+        state = {"step": newest.step, "told": frames.pack_told(newest.told), "history": newest.history.frame()}
         told = self._ranks.tell(state if self._ranks.rank == 0 else None)
         tensors = self._ranks.tell_tensors(tensors)
         if tensors:
             checkpoint.restore(tensors, self._policy, self._optimizer)
             self.policy_version, self.told = told["step"], frames.unpack_told(told["told"])
-            self._norms = tuple(told["norms"])
+            self._history = History.of_frame(told["history"])
 
     def _take_cuts(self) -> None:
         """Those that rank 0 has found in the run directory; else the first one is made now."""
@@ -246,7 +246,7 @@ class Worker:
             settings,
             cuts=self._cuts,
             learner_version=self.policy_version,
-            norms=self._norms,
+            history=self._history,
         )
         metrics = outcome.metrics
         metrics[LEARNING_RATE.key] = rate
@@ -255,7 +255,7 @@ class Worker:
             metrics[GAP_S.key] = began - self._ended
         self._ended = time.perf_counter()
         before = {number: of_step for number, of_step in self.told.items() if number == step - 1}
-        self.policy_version, self._norms = step, outcome.norms
+        self.policy_version, self._history = step, outcome.history
         self.told = {**before, step: StepTold(metrics=metrics, screen=outcome.screen)}
 
     def _keep(self, export_to: str | None, answer: Answer) -> None:
@@ -266,7 +266,7 @@ class Worker:
         self._writer.wait()
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
-        state = checkpoint.State(step=step, told=self.told, norms=self._norms)
+        state = checkpoint.State(step=step, told=self.told, history=self._history)
         self._writer.start(partial(self._finish, state, tensors, export_to, checkpointed=checkpointed, answer=answer))
 
     def _finish(

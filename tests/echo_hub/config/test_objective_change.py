@@ -17,9 +17,16 @@ def test_what_was_takes_a_change_back_and_what_is_not_named_stays() -> None:
     assert RULES(changed, was)[0] == BEFORE
 
 
+def test_a_target_for_the_entropy_comes_and_goes() -> None:
+    changed, was, _ = RULES(BEFORE, "entropy_target=0.3 entropy_delta=0.001")
+    assert ObjectiveConfig.model_validate_json(changed).entropy_target == 0.3
+    assert RULES(changed, was)[0] == BEFORE
+
+
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
+        ("entropy_delta=0.001", "entropy_delta needs entropy_target"),
         ("clip_high", "is no NAME=VALUE"),
         ("temperature=1", "which has name, clip_low"),
         ("clip_low=fast", "clip_low: Input should be a valid number"),

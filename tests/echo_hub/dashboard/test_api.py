@@ -68,7 +68,7 @@ SCHEMA = {
         *("seconds", "loss", "grad_norm", "mismatch_kl", "clip_fraction", "ratio_mean", "ratio_max", "base_kl"),
         *("share_without_advantage", "share_truncated", "tokens_per_s", "eval_s", "gap_s", "updated"),
         *("share_mixed", "token_staleness", "held_back", "groups_left_out", "learning_rate_used"),
-        *("entropy", "reward_std", "reward_std_within", "completion_length", "completion_length_max"),
+        *("entropy", "entropy_weight", "reward_std", "reward_std_within", "completion_length", "completion_length_max"),
         *("groups_without_advantage", "rollouts_masked", "rollouts_unselected", "rollouts_vetoed", "correction_weight"),
         *("correction_share", "completion_tokens", "computed_tokens", "train_s", "planned_at", "num_groups", "dropped"),
     },

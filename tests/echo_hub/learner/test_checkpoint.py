@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from echo_hub.learner import checkpoint
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_hub.learner.step import make_optimizer, train_step
@@ -19,6 +20,10 @@ def told_of(step: int) -> StepTold:
     return StepTold(metrics={"loss": step / 2}, screen={"left_out": [step]})
 
 
+def history_of(step: int) -> History:
+    return History(norms=(0.5, float(step)), newest_entropy=step / 3, entropy_coefficient=step / 7)
+
+
 def started(settings: LearnerSettings) -> tuple[Policy, torch.optim.Optimizer]:
     policy = Policy.load(settings)
     return policy, make_optimizer(policy, settings.training)
@@ -28,7 +33,7 @@ def write(root: Path, settings: LearnerSettings, steps: int, *, kept: int = 10, 
     policy, optimizer = started(settings)
     for step in range(1, steps + 1):
         told = {number: told_of(number) for number in (step - 1, step) if number}
-        state = checkpoint.State(step=step, told=told, norms=(0.5, float(step)))
+        state = checkpoint.State(step=step, told=told, history=history_of(step))
         checkpoint.save(root, policy, checkpoint.take(policy, optimizer), state)
         checkpoint.prune(root, kept=kept, milestones=milestones)
 
@@ -71,7 +76,7 @@ def test_the_newest_are_kept(settings: LearnerSettings, tmp_path: Path) -> None:
     write(tmp_path, settings, steps=5, kept=2)
     assert [item.step for item in checkpoint.complete(tmp_path)] == [5, 4]
     newest = checkpoint.complete(tmp_path)[0]
-    assert (newest.step, newest.told, newest.norms) == (5, {4: told_of(4), 5: told_of(5)}, (0.5, 5.0))
+    assert (newest.step, newest.told, newest.history) == (5, {4: told_of(4), 5: told_of(5)}, history_of(5))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000005"]
 
 
@@ -79,11 +84,12 @@ def test_one_that_was_written_without_screens_is_read(settings: LearnerSettings,
     write(tmp_path, settings, steps=2)
     marker = tmp_path / "step-000002" / checkpoint.MARKER
     said = json.loads(marker.read_bytes())
-    del said["told"], said["norms"]
+    for key in ("told", "norms", "newest_entropy", "entropy_coefficient"):
+        del said[key]
     marker.write_text(json.dumps({**said, "metrics": {"loss": 1.0}, "earlier": {"1": {"loss": 0.5}}}))
     newest = checkpoint.complete(tmp_path)[0]
     assert newest.told == {1: StepTold(metrics={"loss": 0.5}), 2: StepTold(metrics={"loss": 1.0})}
-    assert newest.norms == ()
+    assert newest.history == NO_HISTORY
 
 
 def test_milestones_stay_for_ever(settings: LearnerSettings, tmp_path: Path) -> None:

@@ -95,6 +95,56 @@ def test_the_entropy_is_that_of_the_whole_distribution(
         torch.testing.assert_close(found.entropies_N, expected, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("vocabulary", [2, 50, 3_000])
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_the_gradient_of_the_entropy_is_autograds_beside_that_of_the_tokens(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int
+) -> None:
+    """On random batches, however the chunks, and the rows within one, are cut."""
+    monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
+    generator = torch.Generator().manual_seed(vocabulary + rows)
+    head = torch.nn.Linear(H, vocabulary, bias=True, dtype=torch.float64).requires_grad_(False)
+    u, ids = torch.full((N,), torch.nan, dtype=torch.float64), IDS % vocabulary
+    for chunk_elements, scale in ((1, 1.0), (vocabulary * 7, 5.0), (10**6, 30.0)):
+        given = scale * torch.randn(N, H, generator=generator, dtype=torch.float64)
+        of_tokens, of_entropies = torch.randn(2, N, generator=generator, dtype=torch.float64)
+        plain = given.clone().requires_grad_()
+        logs = (head(plain) / 0.7).log_softmax(dim=-1)
+        entropies = -(logs.exp() * logs).sum(dim=-1)
+        (logs[torch.arange(N), ids] * of_tokens + entropies * of_entropies).sum().backward()
+        hidden = given.clone().requires_grad_()
+        found = screened_logprobs(
+            hidden, head, ids, u, temperature=0.7, entropy_gradient=True, chunk_elements=chunk_elements
+        )
+        (found.logprobs_N * of_tokens + found.entropies_N * of_entropies).sum().backward()
+        torch.testing.assert_close(found.entropies_N, entropies, atol=1e-11, rtol=1e-11)
+        torch.testing.assert_close(hidden.grad, plain.grad, atol=1e-11, rtol=1e-11)
+
+
+def test_the_gradient_of_the_tokens_is_the_same_to_the_bit_beside_that_of_the_entropy() -> None:
+    gradients = []
+    for entropy_gradient in (False, True):
+        hidden = HIDDEN.float().requires_grad_()
+        u = torch.full((N,), 0.5)
+        found = screened_logprobs(
+            hidden, make_head(torch.float32), IDS, u, temperature=0.7, entropy_gradient=entropy_gradient
+        )
+        assert found.entropies_N.requires_grad is entropy_gradient
+        (found.logprobs_N * WEIGHTS.float()).sum().backward()
+        gradients.append(hidden.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+def test_the_gradient_of_the_entropy_is_finite_where_probabilities_vanish() -> None:
+    u = torch.full((N,), 0.5)
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden = (1e4 * HIDDEN).to(dtype).requires_grad_()
+        found = screened_logprobs(hidden, make_head(dtype), IDS, u, temperature=0.1, entropy_gradient=True)
+        found.entropies_N.sum().backward()
+        assert hidden.grad is not None
+        assert hidden.grad.isfinite().all() and float(hidden.grad.abs().max()) < 1e-2, "they are certain"
+
+
 def test_the_entropy_of_a_float32_head_is_float32_and_finite_however_far_apart_logits_are() -> None:
     u = torch.full((N,), 0.5)
     for scale in (0.0, 1.0, 1e4):
@@ -175,14 +225,18 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tokens", [100, 1_000])
-def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int) -> None:
+@pytest.mark.parametrize("entropy", [False, True])
+def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy: bool) -> None:
     vocabulary, chunk_elements = 5_000, 5_000 * 20
     head = torch.nn.Linear(4, vocabulary, bias=False).requires_grad_(False)
     hidden = torch.randn(tokens, 4, requires_grad=True)
     ids = torch.zeros(tokens, dtype=torch.long)
+    u = torch.full((tokens,), 0.5)
     with _Largest() as largest:
-        logprobs = selected_logprobs(hidden, head, ids, temperature=1.0, chunk_elements=chunk_elements)
-        logprobs.sum().backward()
+        found = screened_logprobs(
+            hidden, head, ids, u, temperature=1.0, entropy_gradient=entropy, chunk_elements=chunk_elements
+        )
+        (found.logprobs_N + (found.entropies_N if entropy else 0)).sum().backward()
     assert largest.elements == chunk_elements
 
 

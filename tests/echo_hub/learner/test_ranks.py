@@ -56,6 +56,13 @@ def test_two_processes_train_as_one_does(
         "by sequence": case(steps, 1e-4, objective={"name": "gspo"}),
         # Groups are split over the ranks, and one rank alone finds out each.
         "left out": case([forged(groups) for groups in steps], 1e-4, learner={"micro_batch_tokens": 64}),
+        # From the second step on it counts.
+        "entropy": case(
+            steps,
+            1e-4,
+            objective={"entropy_coefficient": 0.05, "entropy_target": 5.0},
+            learner={"micro_batch_tokens": 64},
+        ),
         "without advantage": case([equal, steps[1]]),
     }
     (tmp_path / "cases").write_bytes(pack_frame(cases))

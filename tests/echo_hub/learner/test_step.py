@@ -14,6 +14,7 @@ import torch
 
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.batch import build_micro_batches
+from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.objectives.registry import OBJECTIVES
 from echo_hub.learner.policy import Policy
@@ -22,6 +23,7 @@ from echo_hub.learner.step import accumulate_gradient, make_optimizer, screened_
 from echo_hub.learner.weighting import weigh
 from echo_shared.draws import derive_seed
 from echo_shared.sampling import GroupRequest
+from echo_shared.step_figures import ENTROPY, ENTROPY_COEFFICIENT
 from echo_shared.torch_sampler import sample_groups
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
@@ -39,6 +41,8 @@ CORRECTED: list[dict[str, Any]] = [
     {"name": "gspo", "sequence_mask": 0.02, "kl_coefficient": 0.1},
     {"name": "dr_grpo", "selection": "shuffle_r1", "kl_coefficient": 0.1, "sequence_veto": 0.02},
     {"name": "two_sided", "selection": "shuffle_r1", "shuffle_batches": 3},
+    {"entropy_coefficient": 0.3, "sequence_veto": 0.02},
+    {"name": "gspo", "entropy_coefficient": 0.3, "kl_coefficient": 0.1},
 ]
 """Every objective, and the corrections in company."""
 
@@ -144,12 +148,12 @@ def plain_logprobs(
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["one turn", "turns"])
-@pytest.mark.parametrize("kl", [0.0, 0.1])
+@pytest.mark.parametrize(("kl", "bonus"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.1, 0.3)])
 def test_a_step_against_the_plain_formula(
-    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, turns: bool, kl: float
+    policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, turns: bool, kl: float, bonus: float
 ) -> None:
     """GRPO as its paper has it: the mean over rollouts of the means over their drawn tokens."""
-    settings = make_settings(objective={"name": "grpo", "kl_coefficient": kl})
+    settings = make_settings(objective={"name": "grpo", "kl_coefficient": kl, "entropy_coefficient": bonus})
     groups = with_turns(make_groups(2)) if turns else make_groups(2)
     policy.model.zero_grad(set_to_none=True)
     losses, tokens = [], 0
@@ -166,7 +170,9 @@ def test_a_step_against_the_plain_formula(
             log_ratio = reference - logprobs
             line = math.exp(3) - 4 + (math.exp(3) - 1) * (log_ratio - 3)
             k3 = torch.where(log_ratio > 3, line, log_ratio.clamp(max=3).exp() - 1 - log_ratio)
-            losses.append((kl * k3 - surrogate).mean())
+            logs = plain_logits(policy, group, rollout, settings)[drawn].log_softmax(-1)
+            entropy = -(logs.exp() * logs).sum(-1)
+            losses.append((kl * k3 - surrogate - bonus * entropy).mean())
             tokens += int(drawn.sum())
     total = torch.stack(losses).mean()
     total.backward()
@@ -183,6 +189,7 @@ def test_a_step_against_the_plain_formula(
     assert metrics["share_without_advantage"] == pytest.approx(1 / 6)
     assert metrics["updated"] == 1
     assert ("base_kl" in metrics) == bool(kl)
+    assert metrics.get(ENTROPY_COEFFICIENT.key, 0.0) == bonus
 
 
 @pytest.mark.parametrize("tokens", [64, 10_000])
@@ -353,13 +360,13 @@ def test_only_finite_metrics_leave_a_step(
     assert all(torch.equal(before[other], policy.parameters[other]) for other in before.keys() - {name})
 
 
-def test_it_learns(make_settings: Callable[..., LearnerSettings]) -> None:
-    """Reward for tokens below 10: the share of such tokens rises well above a random policy's quarter."""
-    settings = make_settings(training={"learning_rate": 2e-2}).model_copy(update={"temperature": 1.0})
+def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, float]]:
+    """The metrics of steps on what the policy itself samples, with a reward for tokens below 10."""
+    settings = settings.model_copy(update={"temperature": 1.0})
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
-    rewards, kls = [], []
-    for step in range(1, 13):
+    history, curve = NO_HISTORY, []
+    for step in range(1, steps + 1):
         requests = [
             GroupRequest(
                 lease_id=number,
@@ -389,12 +396,30 @@ def test_it_learns(make_settings: Callable[..., LearnerSettings]) -> None:
             TrainingGroup(prompt_ids=request.prompt_ids, rollouts=tuple(by_group[request.group_id]))
             for request in requests
         ]
-        metrics = train_step(policy, optimizer, groups, settings)
-        rewards.append(metrics["mean_reward"])
-        kls.append(metrics["mismatch_kl"])
+        outcome = screened_step(policy, optimizer, groups, settings, learner_version=step - 1, history=history)
+        history = outcome.history
+        curve.append(outcome.metrics)
+    return curve
+
+
+def test_it_learns(make_settings: MakeSettings) -> None:
+    """The share of tokens below 10 rises well above a random policy's quarter."""
+    curve = run_below_ten(make_settings(training={"learning_rate": 2e-2}), steps=12)
+    rewards = [metrics["mean_reward"] for metrics in curve]
     assert np.mean(rewards[:2]) < 0.45
     assert np.mean(rewards[-2:]) > 0.75
+    kls = [metrics["mismatch_kl"] for metrics in curve]
     assert max(kls) < 1e-6, "sampler and learner agree on the probabilities of a fresh rollout"
+
+
+def test_an_entropy_that_collapses_stays_near_a_target(make_settings: MakeSettings) -> None:
+    def newest(**objective: float) -> list[float]:
+        settings = make_settings(training={"learning_rate": 1e-2}, objective=objective)
+        return [metrics[ENTROPY.key] for metrics in run_below_ten(settings, steps=40)][-15:]
+
+    assert max(newest()) < 0.6
+    held = newest(entropy_target=2.0, entropy_delta=0.03, entropy_max=0.3)
+    assert min(held) > 1.0 and abs(np.mean(held) - 2.0) < 0.5
 
 
 def forged(groups: list[TrainingGroup], number: int, index: int, claim: float) -> list[TrainingGroup]:
@@ -458,7 +483,7 @@ def test_a_step_of_which_all_is_left_out_changes_nothing(
     outcome = screened_step(policy, make_optimizer(policy, settings.training), groups, settings)
     assert torch.equal(weights_of(policy), before)
     assert (outcome.metrics["updated"], outcome.metrics["held_back"], outcome.metrics["computed_tokens"]) == (0, 0, 0)
-    assert outcome.norms == ()
+    assert outcome.history.norms == ()
 
 
 @pytest.mark.parametrize("objective", ["grpo", "two_sided", "sapo"])
@@ -475,16 +500,16 @@ def test_an_outlying_gradient_is_held_back_and_who_dominates_it_is_named(
     rollouts[worst] = replace(rollout, behavior_logprobs=claims)
     groups[3] = replace(groups[3], rollouts=tuple(rollouts))
     start = weights_of(policy)
-    honest = screened_step(policy, make_optimizer(policy, settings.training), make_groups(0), settings).norms
+    honest = screened_step(policy, make_optimizer(policy, settings.training), make_groups(0), settings).history.norms
     torch.nn.utils.vector_to_parameters(start.clone(), policy.parameters.values())
     optimizer = make_optimizer(policy, settings.training)
-    outcome = screened_step(policy, optimizer, groups, settings, norms=honest * 8)
+    outcome = screened_step(policy, optimizer, groups, settings, history=History(norms=honest * 8))
     bounded = objective != "grpo"
     assert (outcome.metrics["updated"], outcome.metrics["held_back"]) == ((1, 0) if bounded else (0, 1))
     assert torch.equal(weights_of(policy), start) is not bounded
     assert bool(optimizer.state) is bounded, "Adam's momentum stays as it is, too"
     assert outcome.screen["suspects"] == ([] if bounded else [3 * 4 + worst])
-    assert len(outcome.norms) == 9, "the history goes on, so that a lasting change is followed"
+    assert len(outcome.history.norms) == 9, "the history goes on, so that a lasting change is followed"
 
 
 def test_a_step_says_how_what_it_computed_looks(

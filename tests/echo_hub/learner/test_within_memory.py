@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from echo_hub.learner.cuts import Cut, Cuts
+from echo_hub.learner.history import NO_HISTORY
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import Ranks
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
@@ -39,9 +40,9 @@ def trained(
     outcomes = []
     with memory.holds():
         for step in range(steps):
-            norms = outcomes[-1].norms if outcomes else ()
+            history = outcomes[-1].history if outcomes else NO_HISTORY
             outcome = step_within_memory(
-                policy, optimizer, groups, settings, cuts=cuts, learner_version=step, norms=norms
+                policy, optimizer, groups, settings, cuts=cuts, learner_version=step, history=history
             )
             outcomes.append(outcome)
     weights = torch.cat([weight.detach().flatten() for weight in policy.parameters.values()])
@@ -67,7 +68,7 @@ def test_a_step_that_does_not_fit_is_begun_anew_in_halves_and_comes_to_the_same(
     for ours, theirs in zip(outcomes, expected, strict=True):
         for key in {*ours.metrics} - {"train_s", "fitted_tokens", "out_of_memory"}:
             assert ours.metrics[key] == pytest.approx(theirs.metrics[key], rel=1e-3, abs=1e-5), key
-        assert ours.norms == pytest.approx(theirs.norms, rel=1e-3)
+        assert ours.history.norms == pytest.approx(theirs.history.norms, rel=1e-3)
         assert ours.screen == theirs.screen
     for known in (cuts, Cuts.read(tmp_path / "halves" / "checkpoints", place="here")):
         assert [cut and cut.micro_batch_tokens for cut in (known.at(1), known.at(2))] == [first["fitted_tokens"]] * 2
@@ -93,7 +94,7 @@ def test_other_errors_are_not_taken_for_it(
 ) -> None:
     settings = make_settings()
     policy = Policy.load(settings)
-    monkeypatch.setattr(policy, "screened", lambda batch: torch.empty(2) @ torch.empty(3))
+    monkeypatch.setattr(policy, "screened", lambda batch, **_: torch.empty(2) @ torch.empty(3))
     with pytest.raises(RuntimeError, match=r"size mismatch|inconsistent tensor size"):
         step_within_memory(
             policy, make_optimizer(policy, settings.training), make_groups(0), settings, cuts=cuts_in(tmp_path)

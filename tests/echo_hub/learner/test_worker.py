@@ -27,6 +27,7 @@ from echo_shared.adapter import WEIGHTS_FILE
 from echo_shared.child import ChildExited, Frame
 from echo_shared.errors import LearnerError, StorageError
 from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.step_figures import ENTROPY_COEFFICIENT
 from echo_shared.torch_sampler import greedy, sample_groups
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
@@ -104,11 +105,20 @@ async def test_a_step_minimises_what_comes_with_it(
     assert len({digest(tmp_path / name / "v2") for name in sent}) == 3, "the second goes on from the first, as set"
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("precision", "objective"),
+    [("float32", {}), ("bfloat16", {}), ("float32", {"entropy_coefficient": 0.02, "entropy_target": 5.0})],
+)
 async def test_a_killed_learner_repeats_its_step_to_the_bit(
-    make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path, precision: str
+    make_settings: Callable[..., LearnerSettings],
+    make_groups: MakeGroups,
+    tmp_path: Path,
+    precision: str,
+    objective: dict[str, float],
 ) -> None:
-    settings = make_settings(publish_precision=precision, training={"steps": 100}, learner={"checkpoint_every": 2})
+    settings = make_settings(
+        publish_precision=precision, training={"steps": 100}, objective=objective, learner={"checkpoint_every": 2}
+    )
     async with learner_in(settings, tmp_path) as learner:
         assert (learner.policy_version, learner.resumed) == (0, {})
         told: dict[int, StepTold] = {}
@@ -135,6 +145,9 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     )
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
+    used = {step: of_step.metrics.get(ENTROPY_COEFFICIENT.key) for step, of_step in {**told, **successor.told}.items()}
+    # A coefficient that follows a target has been raised twice, and the second time nobody was killed yet.
+    assert used == ({1: 0.0, 2: 0.02 + 0.005, 3: 0.02 + 0.005 + 0.005} if objective else dict.fromkeys((1, 2, 3)))
     assert digest(tmp_path / "v2") != before
 
 

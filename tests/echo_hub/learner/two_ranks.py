@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from echo_hub.learner import frames
+from echo_hub.learner.history import NO_HISTORY
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
-from echo_hub.learner.step import make_optimizer, train_step
+from echo_hub.learner.step import make_optimizer, screened_step
 from echo_hub.learner.weighting import weigh
 from echo_shared.child import HEADER_BYTES, unpack_frame
 from echo_shared.errors import LearnerError, StorageError
@@ -32,7 +33,12 @@ def trained(
 ) -> tuple[Policy, list[dict[str, float]]]:
     policy = Policy.load(settings, ranks)
     optimizer = make_optimizer(policy, settings.training)
-    return policy, [train_step(policy, optimizer, groups, settings) for groups in steps]
+    history, curve = NO_HISTORY, []
+    for groups in steps:
+        outcome = screened_step(policy, optimizer, groups, settings, history=history)
+        history = outcome.history
+        curve.append(outcome.metrics)
+    return policy, curve
 
 
 def check_training(

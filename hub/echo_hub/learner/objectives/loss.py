@@ -1,11 +1,15 @@
-"""What a step minimises: an objective, corrected, with a KL term.
+"""What a step minimises: an objective, corrected, with a KL term and an entropy bonus.
 
-    Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1))
+    Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1) - α H_t)
 
 π_ref is the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq. 4). As there, it is not
 corrected for tokens that another policy than π_θ drew. Its value estimates KL(π_θ ‖ π_ref); its gradient, of each token
 (1 - π_ref / π_θ) ∇ log π_θ, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards all that the base holds for likely.
 Departure: from log(π_ref / π_θ) = MAX_KL_LOG_RATIO on the term is a straight line.
+
+H_t is the entropy of the whole distribution of π_θ, at the sampling temperature, at the place where the token was
+drawn. Another policy than π_θ came to these places, which is not corrected for either. `echo_hub.learner.entropy` says
+what α is. Source of the bonus: A3C (arXiv 1602.01783, section 4).
 """
 
 from __future__ import annotations
@@ -47,10 +51,12 @@ token that the base finds far likelier than the learner does outweighs no advant
 
 
 class StepLoss:
-    """The loss of one run's steps; it holds no state."""
+    """The loss of one step; it holds no state. `entropy_coefficient`: its α; None = as the settings have it."""
 
-    def __init__(self, settings: ObjectiveConfig) -> None:
+    def __init__(self, settings: ObjectiveConfig, *, entropy_coefficient: float | None = None) -> None:
         self._settings = settings
+        self._entropy_coefficient = settings.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
+        self.needs_entropy_gradient = self._entropy_coefficient > 0
         self._objective = make_objective(settings)
         self.needs_proximal = (
             settings.old_policy == "proximal" or settings.name == "decoupled_ppo" or settings.sequence_veto > 0
@@ -71,7 +77,7 @@ class StepLoss:
         hold no token.
 
         `proximal_logprobs_N` None: the learner is where it was at the start of the step. `entropies_N`: of the
-        learner's distributions at the tokens, nats; None = they count as 0.
+        learner's distributions at the tokens, nats, with a graph if `needs_entropy_gradient`; None = they count as 0.
         """
         proximal_N = learner_logprobs_N.detach() if proximal_logprobs_N is None else proximal_logprobs_N
         tokens = Tokens(
@@ -90,6 +96,8 @@ class StepLoss:
         if reference_logprobs_N is not None:
             base_kl_N = k3(reference_logprobs_N - learner_logprobs_N, bound=MAX_KL_LOG_RATIO)
             losses_N = losses_N + self._settings.kl_coefficient * base_kl_N
+        if self.needs_entropy_gradient and entropies_N is not None:
+            losses_N = losses_N - self._entropy_coefficient * entropies_N
         # Filled, not multiplied: nothing times 0 may be anything but 0.
         loss = (losses_N.masked_fill(correction.vetoed_R[tokens.rollouts_N], 0) * batch.weights_N).sum()
         with torch.no_grad():

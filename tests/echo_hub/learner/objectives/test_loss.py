@@ -127,6 +127,31 @@ def test_the_kl_term_by_hand_and_by_finite_differences() -> None:
     assert gradient == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_entropy_bonus_is_weighted_as_the_loss_is_and_leaves_with_a_veto(name: str) -> None:
+    """A mask leaves it, as the KL term: it is not corrected."""
+    entropies = torch.arange(5.0).requires_grad_()
+    now = logs(0.5, 5e-5, 0.5, 0.9, 0.8)
+    for settings, expected in (
+        ({}, [-0.025] * 3 + [-0.0125] * 2),
+        ({"sequence_mask": 0.1}, [-0.025] * 3 + [-0.0125] * 2),
+        ({"sequence_veto": 1e-4}, [0.0] * 3 + [-0.0125] * 2),
+    ):
+        objective = ObjectiveConfig(name=name, **settings)  # type: ignore[arg-type]
+        plain, _ = StepLoss(objective)(one_batch(), now, entropies_N=entropies)
+        loss, _ = StepLoss(objective, entropy_coefficient=0.1)(one_batch(), now, entropies_N=entropies)
+        (gradient,) = torch.autograd.grad(loss, entropies)
+        assert gradient.tolist() == pytest.approx(expected) and not plain.requires_grad
+        assert float(loss.detach() - plain) == pytest.approx(float((gradient * torch.arange(5.0)).sum()), abs=1e-6)
+
+
+def test_the_entropy_bonus_is_that_of_the_settings_unless_the_step_has_its_own() -> None:
+    objective = ObjectiveConfig(entropy_coefficient=0.1)
+    assert StepLoss(objective).needs_entropy_gradient
+    assert not StepLoss(objective, entropy_coefficient=0.0).needs_entropy_gradient
+    assert not StepLoss(ObjectiveConfig()).needs_entropy_gradient
+
+
 @pytest.mark.parametrize("veto", [0.0, 1e-4])
 def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float) -> None:
     """The second token is impossible for the base, the fourth for the learner."""
