@@ -26,7 +26,6 @@ from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared import torch_sampler
-from echo_shared.adapter import PROJECTIONS
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
@@ -114,7 +113,8 @@ def train(curve: Curve, *, continuous: bool = False) -> None:
             peft_config=LoraConfig(
                 r=config.training.lora_rank,
                 lora_alpha=config.training.lora_alpha,
-                target_modules=sorted(PROJECTIONS),
+                target_modules=sorted(config.training.lora_projections),
+                use_rslora=config.training.rslora,
                 lora_dropout=0.0,
                 bias="none",
                 task_type="CAUSAL_LM",

@@ -42,7 +42,10 @@ from echo_hub.views.live import with_stored
 from echo_shared.errors import ConfigError
 from echo_shared.files import atomic_directory, disk_errors
 
-KEPT: Final = ("model.base", "model.start_from", "training.lora_rank", "training.lora_alpha")
+KEPT: Final = (
+    *("model.base", "model.start_from", "training.lora_rank", "training.lora_alpha"),
+    *("training.lora_targets", "training.rslora"),
+)
 """What an adapter and an optimizer's state are of."""
 OWN: Final[Mapping[str, Any]] = {"server.public_url": "", "server.swarm_port": 0, "store.url": ""}
 """What two runs cannot share, and what a fork has instead, unless it is given another."""

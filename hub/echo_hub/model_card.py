@@ -21,7 +21,8 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
         "",
         f"# {name}, version {policy_version}",
         "",
-        f"A LoRA adapter of rank {config.training.lora_rank}, trained by reinforcement learning with Echo on the task "
+        f"A LoRA adapter of rank {config.training.lora_rank}{_layers(config.training.lora_targets)}, "
+        "trained by reinforcement learning with Echo on the task "
         f"`{_one_line(config.task.name)}`: version {policy_version} of the run {name}.",
         "",
     ]
@@ -30,6 +31,11 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
         lines += [f"  - which began with {_one_line(one)}" for one in lineage[1:]]
         lines.append("")
     return "\n".join(lines)
+
+
+def _layers(targets: str) -> str:
+    """Which layers it is on, unless on all."""
+    return "" if targets == "all" else f" on {targets.replace(',', ', ')} layers"
 
 
 def _one_line(text: str) -> str:

@@ -200,12 +200,15 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "training.group_size": config.training.group_size,
         "training.lora_rank": config.training.lora_rank,
         "training.lora_alpha": config.training.lora_alpha,
+        "training.lora_targets": config.training.lora_targets,
+        "training.rslora": config.training.rslora,
         "sampling.temperature": config.sampling.temperature,
         "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
     }
     began_with = json.loads((await store.run_meta()).get("fixed_settings", "{}"))
     if began_with:
-        began_with.setdefault("model.start_from", "")
+        # What a run does not say was so before there was a setting for it.
+        began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
     if began_with and content_hash:
         # A run that does not say so is from before there was any other way.
         began_with.setdefault("task.draws", "replacement")

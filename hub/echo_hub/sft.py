@@ -53,7 +53,8 @@ from echo_shared.files import atomic_directory, disk_errors, write_private
 FIGURES: Final = "sft.json"
 _FROM: Final = "from"
 _IDENTITY: Final = (
-    *("model.base", "run.seed", "training.lora_rank", "training.lora_alpha", "training.max_grad_norm"),
+    *("model.base", "run.seed", "training.lora_rank", "training.lora_alpha", "training.rslora"),
+    *("training.lora_targets", "training.max_grad_norm"),
     *("learner.precision", "learner.base_bits"),
 )
 """Settings that the adapter follows from, beside the command's own."""

@@ -23,7 +23,10 @@ from echo_shared.tensors import TensorFile
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"
-PROJECTIONS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+ATTENTION: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+FEED_FORWARD: Final = frozenset({"gate_proj", "up_proj", "down_proj"})
+PROJECTIONS: Final = ATTENTION | FEED_FORWARD
+"""The linear layers that an adapter may change, by the last part of their names."""
 MAX_RANK: Final = 1_024
 
 _TENSOR_NAME: Final = re.compile(r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])\.weight")
@@ -76,6 +79,11 @@ class Adapter:
         return max(len(module.a) for module in self.modules)
 
 
+def lora_scaling(rank: int, alpha: float, *, rslora: bool) -> float:
+    """What B·A is multiplied by: alpha / r (arXiv 2106.09685, section 4.1) or alpha / √r (rsLoRA, 2312.03732)."""
+    return alpha / math.sqrt(rank) if rslora else alpha / rank
+
+
 def load_adapter(directory: Path) -> Adapter:
     """The adapter in `directory`. Raises CodecError when it is damaged, not finite, or more than plain LoRA."""
     config = _read_config(directory / CONFIG_FILE)
@@ -109,7 +117,7 @@ def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[
             "An adapter's tensors do not have the rank that its configuration says.",
             got=f"{path}: A {a.shape}, B {b.shape}, r = {rank}",
         )
-    scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+    scaling = lora_scaling(rank, alpha, rslora=bool(config.get("use_rslora")))
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = b * np.float32(scaling)
     if not (np.isfinite(a).all() and np.isfinite(scaled).all()):

@@ -100,6 +100,8 @@ def test_what_operators_have_changed_is_taken_along(parent: RunDirectory) -> Non
     ("changes", "said"),
     [
         (["training.lora_rank=4"], r"(?s)keeps what its adapter.*training\.lora_rank = 4, was 2"),
+        (["training.lora_targets=mlp"], r"(?s)keeps what its adapter.*training\.lora_targets = 'mlp', was 'all'"),
+        (["training.rslora=true"], r"(?s)keeps what its adapter.*training\.rslora = True, was False"),
         (["model.base=x/y"], r"(?s)keeps what its adapter.*model\.base"),
         (["model.start_from="], "keeps what its adapter"),
         (["training.steps=3"], r"training\.steps to 4"),

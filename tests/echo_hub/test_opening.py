@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import EvaluationConfig
+from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.opening import check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
@@ -34,6 +36,18 @@ async def test_a_setting_that_was_not_noted_down_at_first_is_fixed_from_then_on(
     await check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
     with pytest.raises(ConfigError, match=r"evaluation\.problems = 256, was 64"):
         await check_unchanged(store, HubConfig(), "")
+    await store.close()
+
+
+@pytest.mark.parametrize("shape", [{"rslora": True}, {"lora_targets": "mlp"}], ids=str)
+async def test_a_run_that_does_not_say_how_its_adapter_is_made_has_a_plain_one(
+    tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
+    await store.set_run_meta("fixed_settings", json.dumps({"run.seed": 0}))
+    with pytest.raises(ConfigError, match=r"training\.(rslora = True, was False|lora_targets = 'mlp', was 'all')"):
+        await check_unchanged(store, HubConfig(training=TrainingConfig(**shape)), "")
+    await check_unchanged(store, HubConfig(), "")
     await store.close()
 
 

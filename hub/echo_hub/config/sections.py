@@ -39,9 +39,10 @@ class ModelConfig(Section):
     base: str = "builtin:tiny"
     """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, or an id on a model hub."""
     start_from: str = ""
-    """A LoRA adapter that the run starts with, of this base and of training.lora_rank: a directory in PEFT's layout, or
-    RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as version 1: step 2 is the
-    first that is trained. Empty: the run starts with the base. `echo-hub sft` sets it to what it has trained."""
+    """A LoRA adapter that the run starts with, of this base, training.lora_rank and training.lora_targets: a directory
+    in PEFT's layout, or RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as
+    version 1: step 2 is the first that is trained. Empty: the run starts with the base. `echo-hub sft` sets it to what
+    it has trained."""
 
 
 class LeaseConfig(Section):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from echo_hub.config.section import Precision, Section
+from echo_shared.adapter import ATTENTION, FEED_FORWARD, PROJECTIONS, lora_scaling
 
 LEAST_TOKENS: Final = 64
 PLAIN_TOKENS: Final = 16_384
 """Of a micro-batch on a device whose memory is not measured."""
+
+_TARGETS: Final[Mapping[str, frozenset[str]]] = {"all": PROJECTIONS, "attention": ATTENTION, "mlp": FEED_FORWARD}
 
 
 class TrainingConfig(Section):
@@ -67,9 +71,38 @@ class TrainingConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Of the adapter on every linear layer."""
+    """Of the adapter on each linear layer that has one."""
     lora_alpha: Annotated[int, Field(ge=1)] = 32
     """The adapter is scaled by lora_alpha / lora_rank."""
+    rslora: bool = False
+    """The adapter is scaled by lora_alpha / sqrt(lora_rank) instead (rsLoRA): a high rank does not learn slower."""
+    lora_targets: str = "all"
+    """The linear layers that have an adapter: all, attention, mlp, or names with commas between them, of q_proj,
+    k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
+
+    @property
+    def lora_scaling(self) -> float:
+        """What the adapter's B·A is multiplied by."""
+        return lora_scaling(self.lora_rank, self.lora_alpha, rslora=self.rslora)
+
+    @property
+    def lora_projections(self) -> frozenset[str]:
+        """`lora_targets` by the layers' names."""
+        return _TARGETS.get(self.lora_targets) or frozenset(self.lora_targets.split(","))
+
+    @field_validator("lora_targets")
+    @classmethod
+    def _check_targets(cls, targets: str) -> str:
+        if targets in _TARGETS:
+            return targets
+        names = {name.strip() for name in targets.split(",")}
+        if unknown := sorted(names - PROJECTIONS):
+            raise ValueError(
+                f"{', '.join(map(repr, unknown))} is no layer that an adapter may change: use "
+                f"{', '.join(_TARGETS)}, or some of {', '.join(sorted(PROJECTIONS))}"
+            )
+        same = [name for name, layers in _TARGETS.items() if layers == names]
+        return same[0] if same else ",".join(sorted(names))
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingConfig:

@@ -35,7 +35,7 @@ from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.logprobs import Screened, distances, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
+from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
 from echo_shared.errors import LearnerError
 from echo_shared.installation import how_to_install
@@ -235,7 +235,7 @@ class Policy:
             raise LearnerError(
                 "An adapter does not fit the base model and LoRA settings of this run.",
                 got=f"{directory}: {len(weights)} tensors, {len(shapes)} expected",
-                do="Use the base model and training.lora_rank that it was trained with.",
+                do="Use the base model, training.lora_rank and training.lora_targets that it was trained with.",
             )
         return weights
 
@@ -263,7 +263,8 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
     config = LoraConfig(
         r=settings.training.lora_rank,
         lora_alpha=settings.training.lora_alpha,
-        target_modules=sorted(PROJECTIONS),
+        target_modules=sorted(settings.training.lora_projections),
+        use_rslora=settings.training.rslora,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
@@ -274,7 +275,14 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
     with warnings.catch_warnings():
         # PEFT reads an attribute that transformers has renamed.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        model = get_peft_model(base, config)
+        try:
+            model = get_peft_model(base, config)
+        except ValueError as error:
+            raise LearnerError(
+                "The base model has no layer for the adapter.",
+                got=f"training.lora_targets = {settings.training.lora_targets}: {error}",
+                do="Set training.lora_targets to layers that it has, or choose another base model.",
+            ) from error
     model.peft_config["default"].base_model_name_or_path = settings.base_name
     return model.eval()
 

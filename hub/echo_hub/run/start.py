@@ -29,7 +29,7 @@ from safetensors.numpy import save
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter
+from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter, lora_scaling
 from echo_shared.errors import CodecError, ConfigError, StorageError
 from echo_shared.files import atomic_directory, disk_errors
 from echo_shared.tensors import TensorFile
@@ -104,8 +104,8 @@ def read_start(directory: RunDirectory) -> Start | None:
 def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weights:
     """The adapter's weights as a run of these settings has them. Raises ConfigError unless they fit it.
 
-    The scaling of an adapter that was trained with another lora_alpha is taken into its B, so that it computes what it
-    did.
+    The scaling of an adapter that was trained with another lora_alpha or rslora is taken into its B, so that it
+    computes what it did.
     """
     if not (adapter_dir / WEIGHTS_FILE).is_file() and any(adapter_dir.glob("adapter_model.*")):
         raise ConfigError(
@@ -118,8 +118,8 @@ def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weight
     except CodecError as error:
         raise ConfigError(error.what, got=f"{adapter_dir}: {error.got}", do=error.do) from error
     _check_fits(adapter, adapter_dir, config, base_dir)
-    scaling = np.float32(config.training.lora_alpha / config.training.lora_rank)
-    plain = _scaling_of(adapter_dir) == config.training.lora_alpha / config.training.lora_rank
+    scaling = np.float32(config.training.lora_scaling)
+    plain = _scaling_of(adapter_dir) == config.training.lora_scaling
     unscaled = _unscaled(adapter_dir) if plain else {}
     weights: dict[str, NDArray[np.float32]] = {}
     for module in adapter.modules:
@@ -139,6 +139,7 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
         "base_model_name_or_path": Path(base).name if Path(base).is_dir() else base,
         "r": config.training.lora_rank,
         "lora_alpha": config.training.lora_alpha,
+        "use_rslora": config.training.rslora,
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
@@ -207,7 +208,15 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
             got=f"rank {', '.join(map(str, ranks))} in {adapter_dir}, training.lora_rank = {rank}",
             do=f"Set training.lora_rank to {ranks[0]}." if len(ranks) == 1 else "Use an adapter of one rank.",
         )
-    base = _base_shapes(base_dir)
+    layers = config.training.lora_projections
+    adapted = {module.path.rpartition(".")[2] for module in adapter.modules}
+    if more := sorted(adapted - layers):
+        raise ConfigError(
+            "An adapter adapts layers that the run does not train.",
+            got=f"{', '.join(more)} in {adapter_dir}, training.lora_targets = {config.training.lora_targets}",
+            do=f"Set training.lora_targets to {','.join(sorted(adapted))}, or use another adapter.",
+        )
+    base = {path: shape for path, shape in _base_shapes(base_dir).items() if path.rpartition(".")[2] in layers}
     of_adapter = {module.path.removeprefix("model."): (len(module.b), module.a.shape[1]) for module in adapter.modules}
     wrong = [path for path, shape in of_adapter.items() if path in base and base[path] != shape]
     strange = [path for path in of_adapter if base and path.startswith("layers.") and path not in base]
@@ -223,7 +232,7 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
         raise ConfigError(
             "An adapter does not adapt all layers that the run trains.",
             got=f"{adapter_dir} lacks {', '.join(names)} ({len(missing)} layers, such as {missing[0]})",
-            do="Use an adapter of all of them.",
+            do=f"Set training.lora_targets to {','.join(sorted(adapted))}, or use an adapter of all of them.",
         )
 
 
@@ -248,11 +257,11 @@ def _config_of(adapter_dir: Path) -> dict[str, Any]:
 
 
 def _scaling_of(adapter_dir: Path) -> float | None:
-    """Its one scaling; None: layers have several, or it is no plain quotient."""
+    """Its one scaling; None: layers have several."""
     config = _config_of(adapter_dir)
-    if config.get("use_rslora") or config.get("rank_pattern") or config.get("alpha_pattern"):
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
         return None
-    return float(config["lora_alpha"] / config["r"])
+    return lora_scaling(config["r"], config["lora_alpha"], rslora=bool(config.get("use_rslora")))
 
 
 def _unscaled(adapter_dir: Path) -> Weights:

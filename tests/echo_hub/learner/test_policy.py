@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
+from echo_hub.learner import lora
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
@@ -420,12 +422,31 @@ def test_holding_puts_the_own_adapter_back(policy: Policy, settings: LearnerSett
     assert all(torch.equal(policy.parameters[name], before[name]) for name in before)
 
 
-def test_an_adapter_of_another_rank_is_refused(
-    policy: Policy, make_settings: Callable[..., LearnerSettings], tmp_path: Path
+@pytest.mark.parametrize("training", [{"lora_rank": 2}, {"lora_targets": "mlp"}], ids=str)
+def test_an_adapter_of_another_shape_is_refused(
+    policy: Policy, make_settings: Callable[..., LearnerSettings], tmp_path: Path, training: dict[str, Any]
 ) -> None:
-    Policy.load(make_settings(training={"lora_rank": 2})).save_adapter(tmp_path)
-    with pytest.raises(LearnerError, match="does not fit"):
+    Policy.load(make_settings(training=training)).save_adapter(tmp_path)
+    with pytest.raises(LearnerError, match=r"(?s)does not fit.*lora_targets"):
         policy.read_adapter(tmp_path)
+
+
+def test_the_adapter_is_on_the_layers_that_are_named_and_scaled_as_named(
+    make_settings: Callable[..., LearnerSettings],
+) -> None:
+    policy = Policy.load(make_settings(training={"lora_targets": "attention", "rslora": True}))
+    assert {name.split(".")[-3] for name in policy.parameters} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {layer.scaling["default"] for layer in lora.layers(policy.model).values()} == {8 / 4**0.5}
+
+
+def test_a_base_without_such_layers_is_a_clear_error(
+    make_settings: Callable[..., LearnerSettings], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(LearnerError, match="no layer for the adapter"):
+        Policy.load(make_settings().model_copy(update={"base_dir": tmp_path}))
 
 
 def test_a_missing_base_is_a_clear_error(settings: LearnerSettings, tmp_path: Path) -> None:

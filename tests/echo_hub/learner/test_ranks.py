@@ -49,11 +49,11 @@ def test_two_processes_train_as_one_does(
         "uneven": case(steps, 1e-4, learner={"micro_batch_tokens": 72}),
         "several updates": case(
             steps,
-            training={"updates_per_step": 2},
+            training={"updates_per_step": 2, "lora_targets": "mlp", "rslora": True},
             objective={"name": "decoupled_ppo", "kl_coefficient": 0.1},
             learner={"micro_batch_tokens": 64, "gradient_checkpointing": True},
         ),
-        "by sequence": case(steps, 1e-4, objective={"name": "gspo"}),
+        "by sequence": case(steps, 1e-4, training={"lora_targets": "attention"}, objective={"name": "gspo"}),
         # Groups are split over the ranks, and one rank alone finds out each.
         "left out": case([forged(groups) for groups in steps], 1e-4, learner={"micro_batch_tokens": 64}),
         # From the second step on it counts.

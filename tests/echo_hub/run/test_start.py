@@ -64,10 +64,19 @@ def test_what_fits_is_taken_as_it_lies(tmp_path: Path, weights: dict[str, Any]) 
     assert all((read[name] == weights[name]).all() for name in weights)
 
 
-@pytest.mark.parametrize("about", [{"lora_alpha": 3}, {"use_rslora": True}])
-def test_another_scaling_computes_what_it_did(tmp_path: Path, weights: dict[str, Any], about: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("about", "config"),
+    [
+        ({"lora_alpha": 3}, CONFIG),
+        ({"use_rslora": True}, CONFIG),
+        ({}, HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, rslora=True))),
+    ],
+)
+def test_another_scaling_computes_what_it_did(
+    tmp_path: Path, weights: dict[str, Any], about: dict[str, Any], config: HubConfig
+) -> None:
     source = write(tmp_path / "adapter", weights, **about)
-    files = adapter_files(read_weights(source, CONFIG, BASE), CONFIG)
+    files = adapter_files(read_weights(source, config, BASE), config)
     (tmp_path / "taken").mkdir()
     for name, content in files.items():
         (tmp_path / "taken" / name).write_bytes(content)
@@ -96,6 +105,25 @@ def test_another_rank_names_the_setting(tmp_path: Path, weights: dict[str, Any])
     config = HubConfig(training=TrainingConfig(lora_rank=8))
     with pytest.raises(ConfigError, match=r"(?s)another rank.*Set training\.lora_rank to 2"):
         read_weights(write(tmp_path / "adapter", weights), config, BASE)
+
+
+def test_the_same_rank_stabilised_scaling_is_taken_as_it_lies(tmp_path: Path, weights: dict[str, Any]) -> None:
+    config = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, rslora=True))
+    read = read_weights(write(tmp_path / "adapter", weights, use_rslora=True), config, BASE)
+    assert all((read[name] == weights[name]).all() for name in weights)
+
+
+def test_other_layers_name_the_setting_by_which_they_fit(tmp_path: Path, weights: dict[str, Any]) -> None:
+    few = {name: weight for name, weight in weights.items() if ".q_proj." in name or ".v_proj." in name}
+    source = write(tmp_path / "adapter", few)
+    attention = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, lora_targets="attention"))
+    with pytest.raises(ConfigError, match=r"(?s)all layers.*lacks k_proj, o_proj.*lora_targets to q_proj,v_proj"):
+        read_weights(source, attention, BASE)
+    mlp = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, lora_targets="mlp"))
+    with pytest.raises(ConfigError, match=r"(?s)does not train.*q_proj, v_proj in.*lora_targets to q_proj,v_proj"):
+        read_weights(source, mlp, BASE)
+    fitting = HubConfig(training=TrainingConfig(lora_rank=2, lora_alpha=4, lora_targets="q_proj,v_proj"))
+    assert read_weights(source, fitting, BASE).keys() == few.keys()
 
 
 def test_pickles_and_rubbish_are_never_read(tmp_path: Path, weights: dict[str, Any]) -> None:

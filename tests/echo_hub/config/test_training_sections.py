@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.config.training_sections import TrainingConfig
+from echo_shared.adapter import PROJECTIONS
+
+
+@pytest.mark.parametrize(
+    ("targets", "kept", "layers"),
+    [
+        ("all", "all", PROJECTIONS),
+        ("attention", "attention", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("mlp", "mlp", {"gate_proj", "up_proj", "down_proj"}),
+        ("v_proj, q_proj", "q_proj,v_proj", {"q_proj", "v_proj"}),
+        ("up_proj,down_proj,gate_proj", "mlp", {"gate_proj", "up_proj", "down_proj"}),
+    ],
+)
+def test_the_same_layers_are_written_in_one_way(targets: str, kept: str, layers: set[str]) -> None:
+    training = TrainingConfig(lora_targets=targets)
+    assert (training.lora_targets, training.lora_projections) == (kept, layers)
+
+
+@pytest.mark.parametrize("targets", ["", "q_proj,", "lm_head", "all,q_proj", "attention, mlp"])
+def test_other_layers_are_refused(targets: str) -> None:
+    with pytest.raises(ValueError, match="no layer that an adapter may change: use all, attention, mlp, or some of"):
+        TrainingConfig(lora_targets=targets)
+
+
+def test_the_scaling() -> None:
+    assert TrainingConfig(lora_rank=16, lora_alpha=32).lora_scaling == 2
+    assert TrainingConfig(lora_rank=16, lora_alpha=32, rslora=True).lora_scaling == 8
