@@ -16,7 +16,10 @@ from typing import Final, Literal
 
 Aggregation = Literal["token_mean", "sequence_mean", "group_mean", "constant"]
 Advantage = Literal["mean", "mean_std", "batch_std", "leave_one_out"]
-NUMBERS: Final = ("clip_low", "clip_high", "cap", "temperature_positive", "temperature_negative")
+NUMBERS: Final = (
+    *("clip_low", "clip_high", "cap", "temperature_positive", "temperature_negative"),
+    *("shape_positive", "rate_positive", "shape_negative", "rate_negative"),
+)
 """Settings that some objectives take; 0 = the paper's own."""
 
 
@@ -49,6 +52,11 @@ PUBLISHED: Final[Mapping[str, Published]] = {
         aggregation="sequence_mean",
         advantage="mean_std",
         numbers={"temperature_positive": 1.0, "temperature_negative": 1.05},
+    ),
+    "vespo": Published(
+        aggregation="token_mean",
+        advantage="mean_std",
+        numbers={"shape_positive": 2.0, "rate_positive": 3.0, "shape_negative": 3.0, "rate_negative": 2.0},
     ),
 }
 """By the objective's name in the configuration."""

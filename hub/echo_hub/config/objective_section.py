@@ -14,15 +14,15 @@ class ObjectiveConfig(Section):
     """What a step minimises (docs/learner.md). Where a number is 0 or a choice is "published", the objective's own
     paper decides."""
 
-    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided", "sapo"] = (
+    name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided", "sapo", "vespo"] = (
         "two_sided"
     )
     """The loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo a single
     token may outweigh a whole step, if who drew it claims that it was nearly impossible."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The ratio is clipped at 1 - clip_low below. Not for cispo, aipo and sapo."""
+    """The ratio is clipped at 1 - clip_low below. Not for cispo, aipo, sapo and vespo."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
-    """The ratio is clipped at 1 + clip_high above. Not for cispo, aipo and sapo."""
+    """The ratio is clipped at 1 + clip_high above. Not for cispo, aipo, sapo and vespo."""
     cap: Annotated[float, Field(ge=0)] = 0.0
     """Largest ratio, at least 1: cispo's and aipo's weight of a token; decoupled_ppo's between the proximal and the
     behaviour policy, more than 1, beyond which a token is left out; two_sided's delta, more than 1 + clip_high."""
@@ -30,6 +30,14 @@ class ObjectiveConfig(Section):
     """sapo's gate for tokens of positive advantage: the higher, the sooner it closes away from a ratio of 1."""
     temperature_negative: Annotated[float, Field(ge=0)] = 0.0
     """The same for tokens of negative advantage."""
+    shape_positive: Annotated[float, Field(ge=0)] = 0.0
+    """vespo's weight of a rollout of ratio W with positive advantage, W^shape exp(rate (1 - W))."""
+    rate_positive: Annotated[float, Field(ge=0)] = 0.0
+    """The rate in it: the higher, the less a rollout counts that has become likelier."""
+    shape_negative: Annotated[float, Field(ge=0)] = 0.0
+    """As shape_positive, with negative advantage: the higher, the less a rollout counts that has become unlikelier."""
+    rate_negative: Annotated[float, Field(ge=0)] = 0.0
+    """As rate_positive, with negative advantage."""
     aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
     """How the losses of a step's tokens become one: mean over all tokens, over rollouts of their means, over groups of
     their token means, or the sum over a constant (rollouts times sampling.max_tokens)."""

@@ -10,6 +10,7 @@ Dimensions: N trained tokens of one micro-batch, of whole rollouts.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -58,9 +59,18 @@ def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tenso
 
 def rollout_means(values_N: Tensor, tokens: Tokens) -> Tensor:
     """At each token, the mean over its rollout's tokens [N]."""
+    return _of_rollouts(Tensor.mean, values_N, tokens)
+
+
+def rollout_sums(values_N: Tensor, tokens: Tokens) -> Tensor:
+    """At each token, the sum over its rollout's tokens [N]."""
+    return _of_rollouts(Tensor.sum, values_N, tokens)
+
+
+def _of_rollouts(reduce: Callable[[Tensor], Tensor], values_N: Tensor, tokens: Tokens) -> Tensor:
     lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
     # Rollout by rollout: adding up by index has no fixed order on CUDA, and what is clipped hangs on rounding.
-    return torch.cat([part.mean().expand_as(part) for part in values_N.split(lengths)])
+    return torch.cat([reduce(part).expand_as(part) for part in values_N.split(lengths)])
 
 
 def truncated_losses(tokens: Tokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:

@@ -17,6 +17,7 @@ from echo_hub.learner.objectives.grpo import Grpo
 from echo_hub.learner.objectives.gspo import Gspo
 from echo_hub.learner.objectives.sapo import Sapo
 from echo_hub.learner.objectives.two_sided import TwoSided
+from echo_hub.learner.objectives.vespo import Vespo
 
 OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {
     "grpo": Grpo,
@@ -28,6 +29,7 @@ OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {
     "decoupled_ppo": DecoupledPpo,
     "two_sided": TwoSided,
     "sapo": Sapo,
+    "vespo": Vespo,
 }
 
 

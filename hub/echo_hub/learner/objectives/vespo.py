@@ -1,0 +1,44 @@
+"""VESPO: one soft weight a rollout, by the ratio of the whole rollout.
+
+    W   = Π_t r_t, the ratio of all T tokens that the policy drew
+    φ   = W^k exp(λ (1 - W)), with one k and λ where A > 0 and another where A <= 0
+    l_t = -sg(φ) A log π_θ(o_t), sg = no gradient
+
+φ is 1 at W = 1 and falls to 0 on either side, the less steeply the nearer W lies to its peak at k / λ, where it is
+(k / λ)^k exp(λ - k): 1.2 with the published numbers, so no claim makes a rollout outweigh a step. Nothing is normalised
+by length: of a long rollout, W is soon far from 1 and φ near 0.
+
+Published: k = 2, λ = 3 where A > 0, k = 3, λ = 2 else, the mean over tokens, A = (R - mean) / std. Nothing is ever
+clipped. As in the authors' code, log W is within -20 .. 20.
+
+Source: Variational Sequence-level Soft Policy Optimization (arXiv 2602.10693).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from echo_hub.learner.objectives.base import MAX_LOG_RATIO, TokenLosses, Tokens, rollout_sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vespo:
+    shape_positive: float
+    rate_positive: float
+    shape_negative: float
+    rate_negative: float
+
+    def losses(self, tokens: Tokens) -> TokenLosses:
+        log_ratio_N = tokens.learner_logprobs_N.detach() - tokens.old_logprobs_N
+        bounded_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        log_w_N = rollout_sums(bounded_N, tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        is_positive_N = tokens.advantages_N > 0
+        shape_N = torch.full_like(log_w_N, self.shape_negative).masked_fill(is_positive_N, self.shape_positive)
+        rate_N = torch.full_like(log_w_N, self.rate_negative).masked_fill(is_positive_N, self.rate_positive)
+        weight_N = (shape_N * log_w_N - rate_N * log_w_N.expm1()).exp()
+        return TokenLosses(
+            losses_N=-weight_N * tokens.advantages_N * tokens.learner_logprobs_N,
+            clipped_N=torch.zeros_like(is_positive_N),
+        )
