@@ -14,15 +14,17 @@ import os
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.learner import frames
+from echo_hub.learner import frames, unquantized
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_shared.child import ChildExited, Frame
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import Command, SupervisedChild
+
+WORKER: Final = "echo_hub.learner.worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +231,6 @@ class StepUnderWay:
 
 def _command(learner: LearnerConfig) -> Sequence[str]:
     if learner.processes * learner.hosts == 1:
-        return ("echo_hub.learner.worker",)
+        return (WORKER,) if learner.base_bits else unquantized.command(WORKER)
     launch = Launch(processes=learner.processes, hosts=learner.hosts, address=learner.address, parent_pid=os.getpid())
     return ("echo_hub.learner.launch", launch.model_dump_json())

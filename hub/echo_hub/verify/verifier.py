@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.learner import frames
+from echo_hub.learner import frames, unquantized
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence
 from echo_shared.backoff import Restarts
@@ -261,9 +261,11 @@ class Verifier:
                 await report(rollout_id, unpack_evidence(answer["spans"]), answer["seconds"])
 
     async def _start(self) -> SupervisedChild:
+        module, *arguments = unquantized.command(self._module)
         child = await SupervisedChild.start(
             Command(
-                module=self._module,
+                module=module,
+                arguments=tuple(arguments),
                 name="verifying",
                 log=self._run_dir / "logs" / "verifier.log",
                 env={

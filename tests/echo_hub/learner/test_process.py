@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from echo_hub.learner.process import Learner
+from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.learner import unquantized
+from echo_hub.learner.process import WORKER, Learner, _command
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.sampling import GroupRequest
 
@@ -21,6 +23,11 @@ def test_the_hubs_side_loads_no_torch() -> None:
     script = "import echo_hub.learner.process, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert {"torch", "transformers", "peft", "safetensors"}.isdisjoint(run.stdout.split())
+
+
+@pytest.mark.parametrize(("base_bits", "module"), [(0, unquantized.__name__), (4, WORKER), (8, WORKER)])
+def test_only_a_quantised_base_has_bitsandbytes(base_bits: int, module: str) -> None:
+    assert _command(LearnerConfig(base_bits=base_bits))[0] == module
 
 
 async def test_a_cancelled_command_leaves_the_stream_whole(

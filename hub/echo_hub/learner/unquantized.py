@@ -1,0 +1,25 @@
+"""Runs a module as a program without bitsandbytes: `python -m echo_hub.learner.unquantized MODULE [ARGUMENT...]`.
+
+PEFT loads bitsandbytes wherever it is installed, which has PyTorch load its compiler: two of the eight seconds of
+processor time until a learner is there, for what only a quantised base has a use for.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+BLOCKED: Final = "bitsandbytes"
+
+
+def command(module: str) -> Sequence[str]:
+    """The module to run, and its arguments, so that `module` runs without bitsandbytes."""
+    return (__name__, module)
+
+
+if __name__ == "__main__":
+    sys.modules[BLOCKED] = None  # type: ignore[assignment]  # To the import system it is not there.
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,33 @@
+"""Programs that look for bitsandbytes, run as the learner's process is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_hub.learner import unquantized
+
+PROGRAM = """
+import importlib.util, json, sys
+
+print(json.dumps([__name__, sys.argv[1:], importlib.util.find_spec("bitsandbytes") is None]))
+try:
+    import bitsandbytes
+except ModuleNotFoundError:
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("name", ["looks_for_it", "package_of.looks_for_it"])
+def test_a_module_runs_as_a_program_without_it(tmp_path: Path, name: str) -> None:
+    file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(PROGRAM)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", *unquantized.command(name), "one", "--two"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.returncode) == ('["__main__", ["one", "--two"], true]\n', 7), done.stderr
