@@ -6,6 +6,7 @@ The programs here have a few lines, so that what is tested is the installer; tes
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -123,47 +124,60 @@ def test_a_node_that_runs_is_left_to_its_hub_and_its_owner_is_told_how_it_has_an
         assert "usage: echo-node join" not in done.stdout, "nothing is joined"
 
 
-@pytest.mark.parametrize("page", ["", "/", "/leaderboard"])
-def test_a_node_that_works_for_this_hub_goes_on(bare_home: Any, small_wheelhouse: Any, page: str) -> None:
+def test_a_node_that_works_for_this_hub_goes_on(bare_home: Any, small_wheelhouse: Any) -> None:
     wheelhouse = small_wheelhouse("1.0", RUNS)
-    done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}")
-    assert done.returncode == 0 and "it works for https://old.example. See it with" in done.stdout
-    assert "has not joined" not in done.stdout and "service install" not in done.stdout
-    done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}", "--service")
+    for page in ("", "/", "/leaderboard"):
+        done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}")
+        assert done.returncode == 0 and "it works for https://old.example. See it with" in done.stdout
+        assert "has not joined" not in done.stdout and "service install" not in done.stdout
+    done = bare_home.try_to_install("--from", wheelhouse, "--join", "https://old.example/leaderboard", "--service")
     assert done.returncode == 0 and "and when it has stopped: echo-node service install" in done.stdout
     done = bare_home.try_to_install("--from", wheelhouse, "--join", "https://old.example.org")
     assert done.returncode == 0 and "It has not joined https://old.example.org by this." in done.stdout
 
 
-@pytest.mark.parametrize("mine", [None, "", "# mine", "# mine\n", "# mine\n\n\nalias a=b\n"], ids=repr)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_no_completion_of_a_shell_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, mine: str | None) -> None:
-    file = bare_home.root / f".{shell}rc"
-    if mine is not None and shell != "fish":
-        file.write_text(mine)
-    before = bare_home.tree()
+def test_no_completion_of_a_shell_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
+    """Whatever its owner has told that shell; fish has a file for each program's."""
+    before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
-    complete = bare_home.run(
+    shutil.copytree(bare_home.root, kept, symlinks=True)
+    owners = (None,) if shell == "fish" else (None, "", "# mine", "# mine\n", "# mine\n\n\nalias a=b\n")
+    for mine in owners:
+        shutil.rmtree(bare_home.root)
+        shutil.copytree(kept, bare_home.root, symlinks=True)
+        removed_with_completion(bare_home, shell, mine)
+        file = bare_home.root / f".{shell}rc"
+        if mine is not None:
+            assert file.read_text() == mine, "what it was"
+            file.unlink()
+        assert bare_home.tree() == before, repr(mine)
+
+
+def removed_with_completion(home: Any, shell: str, mine: str | None) -> None:
+    """Uninstalls once typer has completed for `shell`, whose file has `mine`; what zsh was told is put back."""
+    file = home.root / f".{shell}rc"
+    if mine is not None:
+        file.write_text(mine)
+    complete = home.run(
         *("env", "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION=1"),
         *(Path(sys.executable).with_name("echo-node"), "--install-completion", shell),
     )
     assert complete.returncode == 0, complete.stdout
-    written = [path for path in bare_home.root.rglob("*echo-node*") if shell in str(path) or ".zfunc" in str(path)]
+    written = [path for path in home.root.rglob("*echo-node*") if shell in str(path) or ".zfunc" in str(path)]
     assert len(written) == 1, "typer has put it where the uninstaller looks"
     if mine is not None and shell == "bash":
         file.write_text(f"{file.read_text()}source '{written[0]}2'\n")
-    bare_home.uninstall()
+    home.uninstall()
     if shell == "zsh" and mine:
         assert file.read_text().startswith(mine), "what zsh was told is of use to others"
         file.write_text(mine)
     elif shell == "bash" and mine is not None:
-        assert (
-            file.read_text() == f"{mine}{'' if mine.endswith(chr(10)) or not mine else chr(10)}source '{written[0]}2'\n"
-        )
+        end = "" if mine.endswith("\n") or not mine else "\n"
+        assert file.read_text() == f"{mine}{end}source '{written[0]}2'\n"
         file.write_text(mine)
     if mine == "" and shell == "zsh":
         file.touch()
-    assert bare_home.tree() == before
 
 
 def test_a_damaged_wheel_is_not_installed(bare_home: Any, small_wheelhouse: Any) -> None:
