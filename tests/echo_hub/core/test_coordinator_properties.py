@@ -1228,7 +1228,7 @@ def test_long_walks_meet_every_end() -> None:
     ends, gone_on, mixed = set(), set(), set()
     all_ends = {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     all_ways = {("", False), (DropReason.RETURNED, False), ("", True)}  # Held, given back, sent again.
-    for seed in range(20, 52):
+    for seed in (26, 21, 33, 30, *range(20, 52)):  # The first four alone meet all.
         world = walk(seed, moves=60)
         ends |= {row.end for row in world.rows.values()} - {DropReason.RUN_ENDED}
         gone_on |= set(world.gone_on)
@@ -1242,7 +1242,7 @@ def test_walks_meet_all_that_may_come_of_what_the_operator_asks() -> None:
     met: set[tuple[str, Outcome]] = set()
     never = {("learning_rate", Outcome.REFUSED), ("spend_cap_per_hour", Outcome.REFUSED)}
     all_outcomes = {(what, outcome) for what, _ in ASKED for outcome in (Outcome.DONE, Outcome.REFUSED)} - never
-    for seed in range(60, 92):
+    for seed in (76, 62, 77, *range(60, 92)):  # The first three alone meet all.
         met |= walk(seed, moves=40, operating=8).met_outcomes
         if met == all_outcomes:
             return
