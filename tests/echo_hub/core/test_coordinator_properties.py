@@ -1265,7 +1265,7 @@ def test_walks_with_a_curriculum_leave_problems_out() -> None:
 
 def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> None:
     met: set[int] = set()
-    for number in range(24, 0, -1):
+    for number in (9, 11, 10, *range(24, 0, -1)):  # The first three alone meet all.
         met.add(walk(4 * number, moves=60, fast_nodes=True).most_unseen)
         if met == {0, 1, 2}:
             return

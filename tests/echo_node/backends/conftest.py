@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,13 @@ def base(base_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Saves a random adapter for a base with PEFT; options go to LoraConfig."""
+    """Saves a random adapter for a base with PEFT; options go to LoraConfig. The same is made once."""
+    made: dict[str, Path] = {}
 
     def make(base: Path, seed: int, **options: Any) -> Path:
+        what = repr((base, seed, options))
+        if what in made:
+            return made[what]
         torch.manual_seed(seed)
         config = LoraConfig(**{"r": 8, "lora_alpha": 16, "target_modules": PROJECTIONS, **options})
         bare = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -99,6 +104,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
                 parameter.data.normal_(std=0.05)
         directory = tmp_path_factory.mktemp("adapter")
         model.save_pretrained(str(directory))
+        made[what] = directory
         return directory
 
     return make
@@ -112,6 +118,7 @@ def quiet_peft() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def load_reference(base: Path, adapter: Path | None = None) -> Any:
     """The model as transformers and PEFT compute it, in float32."""
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -129,13 +136,22 @@ def reference_logits(model: Any, ids: Sequence[int]) -> np.ndarray[Any, np.dtype
 
 
 def reference_rollout(model: Any, request: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """One token after the other by `draws.draw` on the whole sequence's logits: the definition itself."""
-    u = draws.uniforms(request.seed, index, request.max_tokens)
+    """One token after the other by `draws.draw` on the whole sequence's logits: the definition itself. Engines that
+    are asked for the same are compared with the same: it is drawn once."""
+    prompt, stop_ids = tuple(request.prompt_ids.tolist()), frozenset(request.stop_ids)
+    return _drawn(model, prompt, request.seed, index, request.max_tokens, stop_ids, request.temperature)
+
+
+@functools.cache
+def _drawn(
+    model: Any, prompt: tuple[int, ...], seed: int, index: int, max_tokens: int, stop_ids: Set[int], temperature: float
+) -> tuple[list[int], list[float]]:
+    u = draws.uniforms(seed, index, max_tokens)
     ids: list[int] = []
     logprobs: list[float] = []
-    while len(ids) < request.max_tokens and (not ids or ids[-1] not in request.stop_ids):
-        logits = reference_logits(model, [*request.prompt_ids.tolist(), *ids])[-1:]
-        token, logprob = draws.draw(logits, u[len(ids) : len(ids) + 1], request.temperature)
+    while len(ids) < max_tokens and (not ids or ids[-1] not in stop_ids):
+        logits = reference_logits(model, [*prompt, *ids])[-1:]
+        token, logprob = draws.draw(logits, u[len(ids) : len(ids) + 1], temperature)
         ids.append(int(token[0]))
         logprobs.append(float(logprob[0]))
     return ids, logprobs
