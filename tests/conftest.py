@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import json
 import os
 import re
@@ -53,6 +55,23 @@ def pytest_unconfigure() -> None:
     if opened is not None:
         opened.outnull_file.close()
         opened.errnull_file.close()
+
+
+_NUM_UNFROZEN = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_garbage() -> Iterator[None]:
+    """A test's garbage is looked for among what is its own: millions of objects of imported modules and of other tests
+    stand behind it, and hub, simulator and learner look through all there is.
+
+    Where one of them has given all of that back to the collector, only what is young is looked through here; what such
+    tests leave of the old is looked for once for many of them.
+    """
+    gc.freeze()
+    yield
+    is_own = gc.get_freeze_count() > 0
+    gc.collect(2 if is_own or next(_NUM_UNFROZEN) % 50 == 0 else 1)
 
 
 class Running:

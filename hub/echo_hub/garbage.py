@@ -64,7 +64,7 @@ class Garbage:
         grown = self._grown_bytes
         is_soon_done = self._took_s <= SOON_S and grown >= SMALL_GROWTH
         if is_soon_done or (grown >= LEAST_GROWTH and grown >= min(left_bytes(), MOST_GROWTH)):
-            self._look_through()
+            self._look_through_all()
         else:
             gc.collect(1)
             gc.freeze()
@@ -72,15 +72,19 @@ class Garbage:
     def quiet(self) -> None:
         """Nothing has happened for a while."""
         if self._grown_bytes >= LEAST_GROWTH:
-            self._look_through()
+            self._look_through_all()
 
     @property
     def _grown_bytes(self) -> int:
         return own_bytes(os.getpid()) - self._bytes
 
+    def _look_through_all(self) -> None:
+        """Also at what was taken from the collector."""
+        gc.unfreeze()
+        self._look_through()
+
     def _look_through(self) -> None:
         began_at = time.thread_time()
-        gc.unfreeze()
         gc.collect()
         gc.freeze()
         self._took_s = time.thread_time() - began_at
