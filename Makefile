@@ -18,8 +18,10 @@ DEMO_ARGS ?=
 DOCS_ARGS ?=
 WHEELHOUSE_ARGS ?=
 
-# llama.cpp joins several machines only if it is compiled with RPC.
-override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(CMAKE_ARGS))
+# llama.cpp joins several machines only if it is compiled with RPC. What its own programs share, and what sees pictures,
+# take longer to compile than the library, and no engine loads them.
+LIBRARY_ALONE := -DLLAVA_BUILD=OFF '-DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/installers/llama_library.cmake'
+override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(LIBRARY_ALONE) $(CMAKE_ARGS))
 export CMAKE_ARGS
 
 # Every process that the tests start would compile the source anew.
