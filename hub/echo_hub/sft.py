@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from echo_hub.beside_hub import store_of
 from echo_hub.config.file import set_in_file
 from echo_hub.config.sections import HubConfig
+from echo_hub.forking import KEPT
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.sft import Finetuning, SftProgress
 from echo_hub.learner.sft_plan import SftPlan, SftSettings, make_plan
@@ -34,11 +35,14 @@ from echo_hub.run.demonstrations import Demonstration, Demonstrations, read_demo
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import (
     CHECKPOINT,
+    FINETUNED,
+    Origin,
     Start,
     Weights,
     adapter_files,
     hash_of,
     published_files,
+    read_origin,
     read_start,
     read_weights,
     write_files,
@@ -50,12 +54,10 @@ from echo_hub.store.beginnings import LINEAGE
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import atomic_directory, disk_errors, write_private
 
-FIGURES: Final = "sft.json"
 _FROM: Final = "from"
 _IDENTITY: Final = (
-    *("model.base", "run.seed", "training.lora_rank", "training.lora_alpha", "training.rslora"),
-    *("training.lora_targets", "training.max_grad_norm"),
-    *("learner.precision", "learner.base_bits"),
+    *(name for name in KEPT if name != "model.start_from"),
+    *("run.seed", "training.max_grad_norm", "learner.precision", "learner.base_bits"),
 )
 """Settings that the adapter follows from, beside the command's own."""
 
@@ -67,6 +69,7 @@ class Work(BaseModel):
 
     identity: Annotated[dict[str, Any], Field(min_length=1)]
     """All that the adapter follows from, by names for people."""
+    origin: Origin = Origin()
     placed_sha256: str = ""
     """Of a fork: its RUN/start has the adapter of these weights, as nodes get them."""
 
@@ -85,6 +88,7 @@ class Prepared:
     options: SftSettings
     start: Weights | None
     """None: the bare base."""
+    origin: Origin
     settings: LearnerSettings
 
     @property
@@ -124,6 +128,7 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
     codecs = {key: task.codec for key, task in problems.tasks.items()}
     found = read_demonstrations(file, codecs, max_tokens=config.sampling.max_tokens)
     plan = make_plan(found.examples, options)
+    start, origin = _begins_with(directory, config, base_dir)
     settings = LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=problems.codec.stop_ids)
     alone = {"processes": 1, "hosts": 1}
     return Prepared(
@@ -134,7 +139,8 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
         found=found,
         plan=plan,
         options=options,
-        start=_begins_with(directory, config, base_dir),
+        start=start,
+        origin=origin.model_copy(update={"demonstrations": file.name}),
         settings=settings.model_copy(
             update={
                 "temperature": 1.0,
@@ -163,8 +169,9 @@ def finetune(
     result = result_of(prepared.directory)
     with disk_errors("The adapter cannot be written.", prepared.directory.root), atomic_directory(result) as folder:
         training.policy.save_adapter(folder)
-        text = json.dumps({**_identity(prepared), **figures(training.progress)}, indent=2)
-        (folder / FIGURES).write_text(text + "\n", encoding="utf-8")
+        origin = {"origin": prepared.origin.model_dump(mode="json")}
+        text = json.dumps({**origin, **_identity(prepared), **figures(training.progress)}, indent=2)
+        (folder / FINETUNED).write_text(text + "\n", encoding="utf-8")
     _make_start(prepared)
     return Finetuned(adapter=result, began_with=began_with, progress=training.progress)
 
@@ -199,21 +206,24 @@ def _check_not_begun(directory: RunDirectory) -> None:
     )
 
 
-def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> Weights | None:
-    """What the run would start with, had it never been fine-tuned here."""
-    start, reference = read_start(directory), config.model.start_from
+def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, Origin]:
+    """What the run would start with, had it never been fine-tuned here, and where that is from."""
+    work, start, reference = work_of(directory), read_start(directory), config.model.start_from
+    is_own = False
+    if work.is_dir():
+        placed = bool(reference) and Path(reference).expanduser().resolve() == result_of(directory).resolve()
+        is_own = placed if start is None else _read_work(directory).placed_sha256 == start.sha256
+    if is_own:
+        origin = _read_work(directory).origin
+        return (read_weights(work / _FROM, config, base_dir) if (work / _FROM).is_dir() else None), origin
     if start is not None:
-        is_own = _read_work(directory).placed_sha256 == start.sha256 if work_of(directory).is_dir() else False
-        source = work_of(directory) / _FROM if is_own else directory.start / CHECKPOINT
-    elif not reference:
-        return None
-    elif Path(reference).expanduser().resolve() == result_of(directory).resolve():
-        source = work_of(directory) / _FROM
-        if not source.is_dir():
-            return None
-    else:
-        source, _ = adapter_to_start_from(config)
-    return read_weights(source, config, base_dir)
+        weights = read_weights(directory.start / CHECKPOINT, config, base_dir)
+        return weights, Origin(source=start.source, ancestors=start.ancestors)
+    if not reference:
+        return None, Origin()
+    adapter_dir, ancestors = adapter_to_start_from(config)
+    origin = read_origin(adapter_dir) or Origin(source=adapter_dir.resolve().name, ancestors=ancestors)
+    return read_weights(adapter_dir, config, base_dir), origin
 
 
 def _identity(prepared: Prepared) -> dict[str, Any]:
@@ -242,7 +252,7 @@ def _hash_of_all(examples: tuple[Demonstration, ...]) -> str:
 
 
 def _read_work(directory: RunDirectory) -> Work:
-    path = work_of(directory) / FIGURES
+    path = work_of(directory) / FINETUNED
     try:
         return Work.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
@@ -275,7 +285,7 @@ def _open_work(prepared: Prepared, *, anew: bool) -> None:
     with disk_errors("Fine-tuning cannot be begun.", prepared.directory.root), atomic_directory(work) as folder:
         if prepared.start is not None:
             write_files(folder / _FROM, adapter_files(prepared.start, prepared.config))
-        _write_work(folder, Work(identity=identity, placed_sha256=placed))
+        _write_work(folder, Work(identity=identity, origin=prepared.origin, placed_sha256=placed))
 
 
 def _make_start(prepared: Prepared) -> None:
@@ -295,8 +305,9 @@ def _replace_start(prepared: Prepared, start: Start) -> None:
     placed = _read_work(directory).model_copy(update={"placed_sha256": hash_of(published_files(weights, config))})
     # Before RUN/start: behind it, a kill in between would make the work's own result look like another start.
     _write_work(work_of(directory), placed)
-    write_start(directory, config, weights, start)
+    finetuned = start.model_copy(update={"demonstrations": prepared.origin.demonstrations})
+    write_start(directory, config, weights, finetuned)
 
 
 def _write_work(folder: Path, work: Work) -> None:
-    write_private(folder / FIGURES, (work.model_dump_json(indent=2) + "\n").encode())
+    write_private(folder / FINETUNED, (work.model_dump_json(indent=2) + "\n").encode())

@@ -22,7 +22,9 @@ from echo_hub.run.start import (
     ADAPTER,
     CHECKPOINT,
     Ancestor,
+    Origin,
     Start,
+    read_origin,
     read_start,
     read_weights,
     write_start,
@@ -59,7 +61,15 @@ def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> St
     """Makes RUN/start of what model.start_from names, and checks it. Raises ConfigError, StorageError."""
     adapter_dir, ancestors = adapter_to_start_from(config)
     weights = read_weights(adapter_dir, config, base_dir)
-    start = Start(kind="adapter", policy_version=1, source=adapter_dir.resolve().name, sha256="", ancestors=ancestors)
+    origin = read_origin(adapter_dir) or Origin(source=adapter_dir.resolve().name, ancestors=ancestors)
+    start = Start(
+        kind="adapter",
+        policy_version=1,
+        source=origin.source,
+        sha256="",
+        ancestors=origin.ancestors,
+        demonstrations=origin.demonstrations,
+    )
     return write_start(directory, config, weights, start)
 
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from echo_hub import sft, starting
-from echo_hub.config.file import load_config
+from echo_hub.config.file import load_config, set_in_file
 from echo_hub.forking import fork
 from echo_hub.learner.sft import SftProgress
 from echo_hub.learner.sft_plan import SftSettings
@@ -69,7 +69,7 @@ async def test_the_run_starts_with_it(tmp_path: Path, file: Path) -> None:
     store = AsyncStore(Store.open(directory.database_url))
     start = await starting.begin(store, directory, config, BASE)
     await store.close()
-    assert start is not None and start.lineage == ("the adapter sft",)
+    assert start is not None and start.lineage == ("the base, fine-tuned on sums.jsonl",)
     assert weights(directory.adapter(1)) == weights(done.adapter)
     with pytest.raises(ConfigError, match="begun already") as error:
         sft.prepare(directory, config, file, OPTIONS)
@@ -89,7 +89,7 @@ def test_the_same_again_changes_nothing(tmp_path: Path, file: Path) -> None:
     assert weights(other.root / "sft") == first, "a seed has one result"
 
 
-def test_other_options_need_a_word(tmp_path: Path, file: Path) -> None:
+def test_other_options_need_a_word(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, _ = made(tmp_path / "run")
     trained(directory, file)
     first = weights(directory.root / "sft")
@@ -101,6 +101,8 @@ def test_other_options_need_a_word(tmp_path: Path, file: Path) -> None:
     with pytest.raises(ConfigError, match="other options, or other demonstrations"):
         trained(directory, file)
     assert weights(directory.root / "sft") == first
+    monkeypatch.chdir(tmp_path)
+    set_in_file(directory.config, "model", "start_from", "run/sft")
     done = trained(directory, file, other, anew=True)
     assert done is not None and done.began_with is None, "it begins with what the run began with, not with its own"
     assert weights(directory.root / "sft") != first
@@ -114,6 +116,16 @@ def test_it_begins_with_the_adapter_that_the_run_would_start_with(tmp_path: Path
         assert done is not None and done.began_with is not None
         assert weights(done.began_with) == weights(adapter)
         assert weights(done.adapter) != weights(adapter)
+    start = starting.take_start(directory, load_config(directory.config, {}), BASE)
+    assert start.lineage == ("the adapter mine, fine-tuned on sums.jsonl",)
+
+
+def test_a_version_of_another_run_stays_the_ancestor(parent: RunDirectory, tmp_path: Path, file: Path) -> None:
+    directory, _ = made(tmp_path / "run", model={"start_from": f"{parent.root}@2"})
+    trained(directory, file)
+    trained(directory, file)
+    start = starting.take_start(directory, load_config(directory.config, {}), BASE)
+    assert start.lineage == ("version 2 of first (id-of-first), fine-tuned on sums.jsonl",)
 
 
 def test_a_fork_goes_on_from_it_at_its_step(parent: RunDirectory, tmp_path: Path, file: Path) -> None:
@@ -127,6 +139,7 @@ def test_a_fork_goes_on_from_it_at_its_step(parent: RunDirectory, tmp_path: Path
         assert start is not None and (start.policy_version, start.kind) == (3, "fork")
         assert not start.has_optimizer and start.ancestors == made_fork.start.ancestors
         assert start.sha256 != made_fork.start.sha256
+        assert start.lineage == ("version 3 of first (id-of-first), fine-tuned on sums.jsonl",)
         assert weights(target.start / CHECKPOINT) == weights(done.adapter) != before
     assert load_config(target.config, {}).model.start_from == f"{parent.root.resolve()}@3"
 
@@ -157,6 +170,15 @@ def test_work_that_cannot_be_read_says_so(tmp_path: Path, file: Path) -> None:
     (sft.work_of(directory) / "sft.json").write_text("{}")
     with pytest.raises(StorageError, match="how far fine-tuning has come"):
         trained(directory, file)
+
+
+def test_what_is_beside_an_adapter_has_to_say_where_it_is_from(tmp_path: Path) -> None:
+    config = made(tmp_path / "other")[1]
+    adapter = adapter_of(config, tmp_path / "mine")
+    (adapter / "sft.json").write_text("[]")
+    directory, config = made(tmp_path / "run", model={"start_from": str(adapter)})
+    with pytest.raises(ConfigError, match="where an adapter is from"):
+        starting.take_start(directory, config, BASE)
 
 
 def test_a_run_without_a_version_is_not_to_be_forked(tmp_path: Path, file: Path) -> None:

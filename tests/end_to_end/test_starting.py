@@ -80,6 +80,6 @@ async def test_a_run_goes_on_from_what_demonstrations_have_taught(site: Any, unt
     options = ("--epochs", "1", "--batch-tokens", "1024", "--learning-rate", "0.003")
     assert (await site.command("echo_hub.main", "sft", run, file, *options))[0] == 0
     view = await serve(site, until, run)
-    assert view["lineage"] == ["the adapter sft"]
+    assert view["lineage"] == ["the base, fine-tuned on sums.jsonl"]
     accuracies = {one["policy_version"]: one["accuracy"] for one in view["evaluations"] if one["kind"] == "greedy"}
     assert accuracies[0] < 0.6 and min(accuracies[1], accuracies[3]) > 0.75, "the base forgets to carry"

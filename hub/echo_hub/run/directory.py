@@ -120,9 +120,9 @@ class RunDirectory:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise StorageError(
-                "Another hub is working in this run directory.",
+                "Another hub is working in this run directory, or `echo-hub sft`.",
                 got=str(self.root),
-                do="Stop that hub first, or make a new run: echo-hub init OTHER_DIRECTORY",
+                do="Stop that hub, or that training, first, or make a new run: echo-hub init OTHER_DIRECTORY",
             ) from error
         except OSError as error:
             raise StorageError(

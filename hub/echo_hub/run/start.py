@@ -37,6 +37,8 @@ from echo_shared.tensors import TensorFile
 RECORD: Final = "start.json"
 ADAPTER: Final = "adapter"
 CHECKPOINT: Final = "checkpoint"
+FINETUNED: Final = "sft.json"
+"""Beside the adapter that `echo-hub sft` has trained: where it is from, and its figures."""
 
 Weights = Mapping[str, NDArray[np.float32]]
 """A [R, I] and B [O, R] by PEFT's names."""
@@ -58,6 +60,19 @@ class Ancestor(BaseModel):
         return f"version {self.policy_version} of {self.run_name}" + (f" ({self.run_id})" if self.run_id else "")
 
 
+class Origin(BaseModel):
+    """Where an adapter is from that was trained for this run: `origin` in the FINETUNED of its directory."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    source: str = ""
+    """What was trained, as in `Start.source`."""
+    ancestors: tuple[Ancestor, ...] = ()
+    """The runs that this is from, the nearest first."""
+    demonstrations: str = ""
+    """The file that it was trained on."""
+
+
 class Start(BaseModel):
     """start.json."""
 
@@ -67,7 +82,7 @@ class Start(BaseModel):
     policy_version: Annotated[int, Field(ge=1)]
     """What it is in this run."""
     source: str
-    """What it was called where it was taken from; no path."""
+    """What it was called where it was taken from, or what was trained on demonstrations: no path; empty: the base."""
     sha256: str
     """Of the weights as nodes get them."""
     has_optimizer: bool = False
@@ -76,11 +91,15 @@ class Start(BaseModel):
     """The first problem that the run samples: those before it, the run that it forked from has trained on."""
     ancestors: tuple[Ancestor, ...] = ()
     """The run that it is from, the run that this one was from, and so on."""
+    demonstrations: str = ""
+    """The file that it was trained on afterwards, by `echo-hub sft`; empty: it was not."""
 
     @property
     def lineage(self) -> tuple[str, ...]:
         """Where it comes from, in words, the nearest first."""
-        return tuple(map(str, self.ancestors)) or (f"the adapter {self.source}",)
+        alone = f"the adapter {self.source}" if self.source else "the base"
+        nearest, *others = map(str, self.ancestors or (alone,))
+        return (f"{nearest}, fine-tuned on {self.demonstrations}" if self.demonstrations else nearest, *others)
 
     @property
     def steps_before(self) -> int:
@@ -98,6 +117,19 @@ def read_start(directory: RunDirectory) -> Start | None:
     except (OSError, ValidationError) as error:
         raise StorageError(
             "It cannot be read what this run starts with.", got=f"{path}: {error}", do="Restore it from a backup."
+        ) from error
+
+
+def read_origin(adapter_dir: Path) -> Origin | None:
+    """Where an adapter of `echo-hub sft` is from; None: it is no such. Raises ConfigError when it cannot be read."""
+    path = adapter_dir / FINETUNED
+    try:
+        return Origin.model_validate(json.loads(path.read_bytes())["origin"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "It cannot be read where an adapter is from.", got=f"{path}: {error!r}", do="Delete that file."
         ) from error
 
 
