@@ -30,7 +30,7 @@ KNIGHTS: Final = Case(
             "options": {"n_people": 2, "depth_constraint": 2, "width_constraint": 2},
         },
         "sampling": {"max_tokens": 160},
-        "training": {"steps": 20, "groups_per_step": 12},
+        "training": {"steps": 20, "groups_per_step": 12, "learning_rate": 1e-4},
         "evaluation": {"problems": 256},
     },
     seconds=90,
