@@ -263,9 +263,7 @@ class ScriptedSource:
             capacity=self._capacity() if newest else None,
             work=WORK if newest else WorkView(),
             cost=self._cost(trained) if newest else None,
-            curriculum=CurriculumView(by="problem", solved=7, hopeless=3, between=20, passed_over=41)
-            if newest
-            else None,
+            curriculum=CurriculumView(by="problem", solved=7, hopeless=3, between=20, passed_over=41),
             trust=TRUST if newest else TrustView(),
         )
 
