@@ -33,7 +33,7 @@ KNIGHTS: Final = Case(
         "training": {"steps": 20, "groups_per_step": 12, "learning_rate": 1e-4},
         "evaluation": {"problems": 256},
     },
-    seconds=90,
+    seconds=200,
 )
 BOARDS: Final[dict[str, Any]] = {"size": 4, "inner_walls": 2, "boxes": 1}
 SOKOBAN: Final = Case(
@@ -46,5 +46,5 @@ SOKOBAN: Final = Case(
         "evaluation": {"problems": 256},
     },
     runner="episodes",
-    seconds=60,
+    seconds=480,
 )

@@ -32,7 +32,7 @@ from echo_shared.draws import derive_seed
 
 TASK_GROUPS: Final = 32
 REMEMBERED: Final = 2**17
-"""Results in memory, and read at a restart: the newest."""
+"""Groups: the newest that are counted, in memory as at a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,10 @@ class Curriculum:
         self._of_task: list[list[tuple[int, float]]] = [[] for _ in tasks]
         self._num_problems = Counter[str]()
         """Of those in `_of_prompt`, by their difficulty."""
-        self._uncounted: list[GroupResult] = []
+        self._remembered: list[tuple[int, int]] = []
+        """Groups that are counted, ascending, and their prompts."""
+        self._uncounted = list(results)
         self._num_passed_over = 0
-        self._uncounted.extend(results)
         self.count(counted_to)
 
     @property
@@ -125,6 +126,10 @@ class Curriculum:
             else:
                 waiting.append(result)
         self._uncounted = waiting
+        forgotten, self._remembered = self._remembered[:-REMEMBERED], self._remembered[-REMEMBERED:]
+        for group_id, prompt in forgotten:
+            if self._of_prompt[prompt].group_id == group_id:
+                self._forget(prompt)
 
     def passes_over(self, prepared: GroupPrepared) -> bool:
         """Whether this id is left out."""
@@ -162,18 +167,17 @@ class Curriculum:
         del of_task[:-TASK_GROUPS]
         if result.prompt is None:
             return
-        known = self._forget(result.prompt)
-        newest = result if known is None else max(known, result, key=lambda one: one.group_id)
-        self._of_prompt[result.prompt] = newest
-        self._num_problems[_difficulty(newest.pass_rate)] += 1
-        if len(self._of_prompt) > REMEMBERED:
-            self._forget(next(iter(self._of_prompt)))
-
-    def _forget(self, prompt: int) -> GroupResult | None:
-        known = self._of_prompt.pop(prompt, None)
+        insort(self._remembered, (result.group_id, result.prompt))
+        known = self._of_prompt.get(result.prompt)
+        if known is not None and known.group_id > result.group_id:
+            return
         if known is not None:
-            self._num_problems[_difficulty(known.pass_rate)] -= 1
-        return known
+            self._forget(result.prompt)
+        self._of_prompt[result.prompt] = result
+        self._num_problems[_difficulty(result.pass_rate)] += 1
+
+    def _forget(self, prompt: int) -> None:
+        self._num_problems[_difficulty(self._of_prompt.pop(prompt).pass_rate)] -= 1
 
 
 def _difficulty(rate: float) -> str:

@@ -54,7 +54,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         scorer_failures=scorer_failures(connection, [row.group_id for row in open_groups]),
         newest_planned_group=newest_planned,
         flat_groups=tuple(flat_groups),
-        results=_results(connection),
+        results=_results(connection, newest_planned),
         trained_steps=trained,
         planned=tuple(
             StepRow(step=row.step, group_ids=tuple(row.group_ids), rollout_ids=tuple(row.rollout_ids))
@@ -68,15 +68,15 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     )
 
 
-def _results(connection: Connection) -> tuple[GroupResult, ...]:
-    newest = connection.execute(
-        select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate)
-        .where(groups.c.pass_rate.is_not(None))
-        .order_by(groups.c.group_id.desc())
-        .limit(REMEMBERED)
-    ).all()
+def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, ...]:
+    """What counts by now, as much as is remembered, and what does not yet."""
+    rated = select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate).where(groups.c.pass_rate.is_not(None))
+    newest_first = rated.order_by(groups.c.group_id.desc())
+    uncounted = connection.execute(newest_first.where(groups.c.group_id > newest_planned)).all()
+    counted = connection.execute(newest_first.where(groups.c.group_id <= newest_planned).limit(REMEMBERED)).all()
     return tuple(
-        GroupResult(group_id=row.group_id, prompt=row.prompt, pass_rate=row.pass_rate) for row in reversed(newest)
+        GroupResult(group_id=row.group_id, prompt=row.prompt, pass_rate=row.pass_rate)
+        for row in reversed([*uncounted, *counted])
     )
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -82,16 +84,28 @@ def test_by_task_a_solved_task_comes_at_the_floor_once_enough_is_known() -> None
     assert (curriculum.status.num_solved, curriculum.status.num_between) == (1, 1)
 
 
-def test_what_is_known_of_problems_is_counted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 3)
+def test_what_is_known_of_problems_is_counted() -> None:
     curriculum = of(results=[result(0, 10, 1.0), result(1, 11, 0.0), result(2, 12, 0.5), result(3, 11, 0.5)])
     curriculum.count(3)
     status = curriculum.status
     assert (status.num_solved, status.num_hopeless, status.num_between, status.num_passed_over) == (1, 0, 2, 0)
-    curriculum.result(4, 13, [0.0])
-    curriculum.count(4)
-    status = curriculum.status
-    assert (status.num_solved, status.num_hopeless, status.num_between) == (0, 1, 2), "the oldest is forgotten"
+
+
+def test_what_is_forgotten_is_the_same_for_a_hub_that_was_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five remembered groups, whatever order they were counted in."""
+    monkeypatch.setattr(module, "REMEMBERED", 5)
+    chance = Random(1)
+    curriculum, known = of(), []
+    for step in range(40):
+        ids = [3 * step + 2, 3 * step, 3 * step + 1]
+        known += [curriculum.result(group_id, chance.randrange(7), [chance.choice([0.0, 1.0])] * 2) for group_id in ids]
+        curriculum.count(3 * step + 1)
+        counted = sorted((one for one in known if one.group_id <= 3 * step + 1), key=lambda one: one.group_id)[-5:]
+        uncounted = [one for one in known if one.group_id > 3 * step + 1]
+        again = of(results=[*counted, *uncounted], counted_to=3 * step + 1)
+        assert again.status == replace(curriculum.status, num_passed_over=0)
+        for prompt in range(7):
+            assert taken(again, prompt, range(50)) == taken(curriculum, prompt, range(50))
 
 
 def prepared(group_id: int) -> GroupPrepared:
