@@ -80,10 +80,6 @@ def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
     return derive_seed(group_seed, turn) if turn else group_seed
 
 
-def _shortness(group: RolloutGroup) -> float:
-    return -group.expected_tokens
-
-
 class _Share:
     """What an owner beside training is due: it grows by one with each rollout leased to another owner while this one
     wants leases too."""
@@ -277,7 +273,7 @@ class Leasing:
         """Whether anyone who has room may be slow enough to be asked for these groups already. As for the others: when
         the next of them will be; until then, only who is slower than those needs to be noticed."""
         groups = self._ledger.groups
-        longest = max([groups[group_id].expected_tokens for group_id in group_ids]) or self._ledger.lengths.mean_tokens
+        longest = max(self._ledger.expected_tokens(groups[group_id]) for group_id in group_ids)
         if not longest:
             self._notice_from = -inf
             return True
@@ -293,9 +289,10 @@ class Leasing:
         """Leases these groups, one at least: first those that are likely to become the longest, each to a node whose
         pace suits it; then what is left to anybody who has it back in time, the shortest first. How many of them still
         want leases, from nodes that they have not failed on; None: no node is left that may take any."""
-        groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=_shortness)
+        expected_tokens = self._ledger.expected_tokens
+        groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=expected_tokens, reverse=True)
         suited, left = terms, list[RolloutGroup]()
-        longest, shortest = groups[0].expected_tokens, groups[-1].expected_tokens
+        longest, shortest = expected_tokens(groups[0]), expected_tokens(groups[-1])
         if not terms.not_before_s and length_class(longest) > length_class(shortest):
             suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
         left.extend(group for group in groups if not self._lease_all(group, suited, now))

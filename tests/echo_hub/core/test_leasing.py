@@ -62,6 +62,15 @@ def test_groups_are_shared_out_over_the_fleet(bench: BenchOf) -> None:
     assert [lease.node_id for lease in b.leases.values()] == ["a", "b", "c", "a", "b", "c"]
 
 
+def test_groups_opened_before_any_length_was_known_are_not_passed_by_those_opened_after(bench: BenchOf) -> None:
+    b = bench(groups_per_step=3, group_size=2, steps=1, prepare=False)
+    b.node("a", capacity=2)
+    b.tell(GroupPrepared(group_id=0, seed=1), GroupPrepared(group_id=1, seed=1))
+    b.tell(b.arrival(b.leases[1], 0))
+    b.tell(GroupPrepared(group_id=2, seed=1), b.arrival(b.leases[1], 1))
+    assert [lease.group_id for lease in b.leases.values()] == [0, 1, 1]
+
+
 def test_capacity_is_never_exceeded_and_a_finished_rollout_frees_it(bench: BenchOf) -> None:
     b = bench(groups_per_step=3)
     b.node("a", capacity=3)
