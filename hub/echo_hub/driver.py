@@ -10,7 +10,9 @@ is committed with the next turn, or alone where there is none; it is not worth a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -19,14 +21,19 @@ from echo_hub.core.effects import (
     ACTIONS,
     RECORDS,
     Action,
+    AnnounceVersion,
     BeginStep,
     Effect,
+    FinishRun,
+    PublishVersion,
     Record,
     RolloutReceived,
+    TrainStep,
     TrustDecided,
 )
 from echo_hub.core.events import Event, RolloutArrived, Tick
 from echo_hub.garbage import Garbage
+from echo_hub.inbox import Inbox
 from echo_hub.operation.events import decision_line
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.books import RunEvent
@@ -34,11 +41,15 @@ from echo_shared.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-INBOX_EVENTS: Final = 8_192
-"""When full, those who report events wait, down to the nodes' sockets."""
-
-MOST_EFFECTS: Final = 32_768
+MOST_EFFECTS: Final = 4_096
 """While so many wait for a commit, nothing more is handled."""
+
+HANDLING_S: Final = 0.01
+TOGETHER: Final = 64
+"""Events of a kind that comes by the thousand, in one turn of the coordinator's."""
+COMMIT_S: Final = 0.02
+_AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
+"""What is not held back for others."""
 
 MOST_NOTED: Final = 1_000
 """What has happened and cannot be committed; above it the oldest are let go."""
@@ -75,17 +86,17 @@ class Driver:
         """What was noted and is not committed."""
         self._writing: asyncio.Future[None] | None = None
         """The newest commit, which may be under way."""
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue(INBOX_EVENTS)
+        self._inbox = Inbox()
         self._effects: list[Effect] = []
         """Of all that was handled since the last commit began."""
         self._there_are_effects = asyncio.Event()
+        self._there_is_haste = asyncio.Event()
+        """Somebody waits for what is among them."""
         self._committed = asyncio.Event()
-        self._ended = False
 
     async def report(self, event: Event) -> None:
         """Waits while the inbox is full. Once `run` has ended, nobody listens and nobody waits."""
-        if not self._ended:
-            await self._inbox.put(self._arrived(event) if isinstance(event, RolloutArrived) else event)
+        await self._inbox.put(self._arrived(event) if isinstance(event, RolloutArrived) else event)
 
     def note(self, event: RunEvent) -> None:
         """Has it written down with the next turn."""
@@ -108,18 +119,21 @@ class Driver:
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         finally:
-            self._ended = True
-            self._waiting()  # Makes room for those who wait to report, so that they can end.
+            self._inbox.end()
 
     async def _handle_all(self, act: Callable[[Action], None]) -> None:
         with Garbage() as garbage:
             while True:
-                events = [await self._next(garbage), *self._waiting()]
-                garbage.handled(len(events))
-                now = self._clock()
-                for event in events:
-                    if self._take(self.coordinator.handle(event, now), act):
-                        await asyncio.sleep(0)  # Nor does it wait for the events behind.
+                events = await self._next(garbage)
+                now, until, number = self._clock(), time.perf_counter() + HANDLING_S, 0
+                while events:
+                    number += len(events)
+                    has_begun = self._take(self.coordinator.handle_all(events, now), act)
+                    if has_begun or time.perf_counter() > until or len(self._effects) >= MOST_EFFECTS:
+                        break
+                    events = self._inbox.take(self._most_together)
+                garbage.handled(number)
+                await asyncio.sleep(0)  # A step that was begun does not wait for the events behind it, either.
                 while len(self._effects) >= MOST_EFFECTS:
                     self._committed.clear()
                     await self._committed.wait()
@@ -132,12 +146,21 @@ class Driver:
         if effects:
             self._effects += effects
             self._there_are_effects.set()
+            if not _AT_ONCE.isdisjoint(map(type, effects)) or len(self._effects) >= MOST_EFFECTS:
+                self._there_is_haste.set()
         return bool(begun)
 
     async def _commit_all(self, act: Callable[[Action], None]) -> None:
+        loop, next_at = asyncio.get_running_loop(), 0.0
         while True:
             await self._there_are_effects.wait()
+            if loop.time() < next_at and any(isinstance(effect, RECORDS) for effect in self._effects):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(next_at):
+                        await self._there_is_haste.wait()
+            next_at = loop.time() + COMMIT_S
             self._there_are_effects.clear()
+            self._there_is_haste.clear()
             effects, self._effects = self._effects, []
             records = [effect for effect in effects if isinstance(effect, RECORDS)]
             await self._commit(records)
@@ -168,17 +191,22 @@ class Driver:
             if events:
                 self._noted()
 
-    def _waiting(self) -> list[Event]:
-        return [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
+    @property
+    def _most_together(self) -> int:
+        """Events. In lock-step modes each has a turn of its own, so that what a step takes does not depend on what
+        happened to come at once."""
+        return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
-    async def _next(self, garbage: Garbage) -> Event:
-        """The next event, or the time when the coordinator asks to be told it."""
+    async def _next(self, garbage: Garbage) -> list[Event]:
+        """The next events, or the time when the coordinator asks to be told it."""
+        if events := self._inbox.take(self._most_together):
+            return events
         due = self.coordinator.due_at()
         wait_s = None if due is None else min(TICK_S, max(SOONEST_S, due - self._clock()))
         try:
             async with asyncio.timeout(wait_s):
-                return await self._inbox.get()
+                await self._inbox.wait()
         except TimeoutError:
             if wait_s == TICK_S:  # Nor was there anything due.
                 garbage.quiet()
-            return Tick()
+        return self._inbox.take(self._most_together) or [Tick()]

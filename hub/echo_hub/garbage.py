@@ -10,7 +10,7 @@ costs nothing). Cycles that were old when they were let go of, as of a connectio
 on it, stay until everything is looked through. It is done
 
     where it is soon done      whenever memory has grown by `SMALL_GROWTH` since the last time: of a hub that knows few
-                               nodes, so that strangers cannot have it keep much
+                               nodes, so that strangers cannot have it keep much; for a share of all work at most
     at a quiet moment          if memory has grown by `LEAST_GROWTH`: nobody waits for an answer
     while there is work        only when memory has grown by more than the machine has left, or by `MOST_GROWTH`: that a
                                hub has grown is no reason by itself, for it has come to know more nodes
@@ -32,6 +32,8 @@ SOON_S: Final = 0.2
 """Of processor."""
 SMALL_GROWTH: Final = 2**25
 """Bytes."""
+SHARE: Final = 0.05
+"""Of the processor's time that the thread takes for all else, since the last time."""
 LEAST_GROWTH: Final = 2**28
 """Bytes: for less it is not worth holding anybody up."""
 MOST_GROWTH: Final = 2**32
@@ -47,6 +49,8 @@ class Garbage:
         """The process's memory when everything was last looked through."""
         self._took_s = 0.0
         """Processor seconds that this took."""
+        self._ended_at = 0.0
+        """By the thread's processor time."""
 
     def __enter__(self) -> Self:
         self._look_through()
@@ -62,7 +66,8 @@ class Garbage:
             return
         self._num_handled = 0
         grown = self._grown_bytes
-        is_soon_done = self._took_s <= SOON_S and grown >= SMALL_GROWTH
+        is_cheap = self._took_s <= SOON_S and self._took_s <= SHARE * (time.thread_time() - self._ended_at)
+        is_soon_done = is_cheap and grown >= SMALL_GROWTH
         if is_soon_done or (grown >= LEAST_GROWTH and grown >= min(left_bytes(), MOST_GROWTH)):
             self._look_through_all()
         else:
@@ -87,5 +92,6 @@ class Garbage:
         began_at = time.thread_time()
         gc.collect()
         gc.freeze()
-        self._took_s = time.thread_time() - began_at
+        self._ended_at = time.thread_time()
+        self._took_s = self._ended_at - began_at
         self._bytes = own_bytes(os.getpid())

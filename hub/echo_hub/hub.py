@@ -417,7 +417,7 @@ class Hub:
             case LookUpReceipt():
                 self._look_ups.submit(action)
             case ScoreRollout():
-                self._scorer.submit(action.rollout_id)
+                self._scorer.submit(action.rollout_id, action.first_turn)
             case CheckRollout():
                 self._verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
             case HastenChecks():

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from echo_shared.errors import CodecError
 from echo_shared.messages import MAX_FRAME_BYTES, FromHub, FromNode, Message
-from echo_shared.messages.fields import printable_line
+from echo_shared.messages.fields import pack_array, printable_line
 
 _T = TypeVar("_T")
 
@@ -40,8 +40,17 @@ _BY_TYPE: Final[Mapping[str, type[Message]]] = {
 
 def encode(message: FromHub | FromNode) -> bytes:
     """The message as one frame."""
-    frame: bytes = msgpack.packb(message.model_dump(mode="python"), use_bin_type=True)
+    frame: bytes = msgpack.packb(message.__dict__, default=_plain)
     return frame
+
+
+def _plain(value: object) -> dict[str, Any]:
+    """What of a message MessagePack has no type for: the messages within it, and arrays."""
+    if isinstance(value, Message):
+        return value.__dict__
+    if isinstance(value, np.ndarray):
+        return pack_array(value)
+    raise TypeError(f"no message has a {type(value).__name__}")
 
 
 def decode_from_hub(frame: bytes) -> FromHub:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from echo_hub import driver as driver_module
+from echo_hub import inbox
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -26,7 +27,13 @@ from echo_hub.core.effects import (
     TrainStep,
     TrustDecided,
 )
-from echo_hub.core.events import GroupPrepared, LearnerReady, NodeConnected, NodeReported, RolloutScored
+from echo_hub.core.events import (
+    GroupPrepared,
+    LearnerReady,
+    NodeConnected,
+    NodeReported,
+    RolloutScored,
+)
 from echo_hub.core.trust.standing import Decision
 from echo_hub.driver import Driver
 from echo_hub.operation.event_log import EventLog
@@ -85,7 +92,10 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
     assert seen == {"SendLease", "SendReceipts", "ScoreRollout", "TrainStep", "AnnounceVersion"}
 
 
-async def test_what_waits_is_handled_in_order_and_committed_at_once(drive: Drive) -> None:
+async def test_what_waits_is_handled_in_order_and_committed_at_once(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "HANDLING_S", 60.0)
     driven = await drive(running=False)
     commits: list[str] = []
     event.listen(driven.store.engine, "commit", lambda connection: commits.append(threading.current_thread().name))
@@ -140,6 +150,28 @@ async def test_the_learner_may_begin_a_step_while_its_plan_is_committed_and_wait
         (tuple(f"{lease.lease_id}-{index}" for index in lease.indices), (1.0, 1.0))
         for lease in driven.of(SendLease)[:2]
     ]
+
+
+async def test_commits_are_apart_but_for_what_the_learner_waits_for(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = await drive()
+    scores = await about_to_plan(driven)
+    monkeypatch.setattr(driver_module, "COMMIT_S", 1e6)
+
+    def told() -> set[str]:
+        receipts = [receipt for sent in driven.of(SendReceipts) for receipt in sent.receipts]
+        return {receipt.rollout_id for receipt in receipts if receipt.state is ReceiptState.SCORED}
+
+    await driven.driver.report(scores[0])
+    await driven.until(lambda: scores[0].rollout_id in told())
+    await driven.driver.report(scores[1])
+    await driven.async_store.run_meta()  # A commit would have been made by now.
+    assert told() == {scores[0].rollout_id}
+    for each in scores[2:]:
+        await driven.driver.report(each)
+    await driven.until(lambda: bool(driven.of(TrainStep)))
+    assert told() == {each.rollout_id for each in scores}
 
 
 async def test_a_step_that_was_begun_and_could_not_be_committed_is_planned_again(
@@ -226,7 +258,7 @@ async def test_the_coordinator_is_told_the_time_when_it_is_due(drive: Drive, mon
 
 
 async def test_reporters_wait_while_the_inbox_is_full(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "INBOX_EVENTS", 2)
+    monkeypatch.setattr(inbox, "INBOX_EVENTS", 2)
     driven = await drive(running=False)
     for node_id in ("a", "b"):
         await driven.driver.report(NodeConnected(node_id=node_id))
@@ -252,7 +284,7 @@ async def test_an_impossible_event_ends_the_driver(drive: Drive) -> None:
 
 
 async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "INBOX_EVENTS", 1)
+    monkeypatch.setattr(inbox, "INBOX_EVENTS", 1)
     driven = await drive(running=False)
     driver: Driver = driven.driver
     await driver.report(LearnerReady(policy_version=9))

@@ -56,6 +56,7 @@ class Memory:
 
     def is_soon_looked_through(self, is_soon: bool) -> None:
         self._monkeypatch.setattr(garbage, "SOON_S", inf if is_soon else -1.0)
+        self._monkeypatch.setattr(garbage, "SHARE", inf)
 
 
 @pytest.fixture
@@ -115,6 +116,27 @@ def test_a_small_hub_lets_go_of_what_strangers_have_left_behind_while_it_works(m
         assert dead() is None
         dead = old_knot(collector)
         assert dead() is not None, "since then it has not grown"
+
+
+def test_looking_through_takes_a_share_of_the_work_at_most(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.is_soon_looked_through(True)
+    monkeypatch.setattr(garbage, "SHARE", 0.05)
+    monkeypatch.setattr(garbage.time, "thread_time", iter([0.0, 0.1, 2.0, 2.2, 2.3, 2.4]).__next__)
+    with Garbage() as collector:  # From 0.0 to 0.1.
+        dead = old_knot_of(collector)
+        memory.own += SMALL_GROWTH
+        collector.handled(EVERY)  # At 2.0.
+        assert dead() is not None, "for 0.1 s, 2 s have to pass"
+        collector.handled(EVERY)  # At 2.2.
+        assert dead() is None
+
+
+def old_knot_of(collector: Garbage) -> weakref.ref[Knot]:
+    """As `old_knot`, where nothing has grown: the clock is not looked at."""
+    knot = Knot()
+    gc.collect(1)
+    gc.freeze()
+    return weakref.ref(knot)
 
 
 def test_a_process_in_a_container_is_not_let_grow_without_end(memory: Memory) -> None:

@@ -11,7 +11,7 @@ activation, trust, and this.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Final
@@ -136,7 +136,12 @@ class Coordinator:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """`now`: seconds since the epoch, never going back by much."""
-        HANDLERS[type(event)](self, event, now)
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Sequence[Event], now: float) -> list[Effect]:
+        """As `handle`, of what has come together: who works on what is asked once, after all of it."""
+        for event in events:
+            HANDLERS[type(event)](self, event, now)
         if self._leasing.begin_turn(now):
             self._stood = -1
         return self._turn(now)

@@ -304,11 +304,20 @@ class LookUpReceipt:
     rollout_id: str
 
 
+class FirstTurn(NamedTuple):
+    """What an episode has begun with, before the environment has answered anything."""
+
+    group_id: int
+    payload: RolloutPayload
+
+
 @_effect
 class ScoreRollout:
     """Action: check and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
 
     rollout_id: str
+    first_turn: FirstTurn | None = field(default=None, compare=False)
+    """All that is to be scored, while it is at hand, so that it need not be read again; None: the store has it."""
 
 
 @_effect

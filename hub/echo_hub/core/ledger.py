@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import (
+    FirstTurn,
     GroupDropped,
     GroupOpened,
     HandOver,
@@ -241,7 +242,8 @@ class Ledger:
         self.wants.settle(group, rollout.index)
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
-        self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
+        first = None if rollout.turn else FirstTurn(group.group_id, payload)
+        self._out.act(ScoreRollout(rollout_id=rollout.rollout_id, first_turn=first))
         if not self._episodes_go_on and group.has_come_in:
             self._hand_over(group)
 

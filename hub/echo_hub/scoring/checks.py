@@ -69,7 +69,7 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
             "No fair draw gives tokens that are as improbable as these log-probabilities say.",
             got=f"{len(ids)} tokens, the lowest: {lowest}",
         )
-    stops = np.isin(ids, list(bounds.stop_ids))
+    stops = _stops(bounds.stop_ids, bounds.vocabulary_size)[ids]
     if stops[:-1].any():
         raise RemoteProtocolError("A completion goes on after its stop token.", got=f"{int(stops.sum())} stop tokens")
     at_string = bounds.stop_strings.end(ids) == len(ids)
@@ -77,6 +77,14 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError("A completion claims to have stopped, without a stop token.", got=str(int(ids[-1])))
     if payload.finish_reason is FinishReason.LENGTH and (stops[-1] or len(ids) != bounds.max_tokens):
         raise RemoteProtocolError("A completion claims to be cut at its length.", got=f"{len(ids)} tokens")
+
+
+@lru_cache(maxsize=4)
+def _stops(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
+    """Of each token, whether it ends a completion."""
+    table = np.zeros(vocabulary_size, np.bool_)
+    table[[stop for stop in stop_ids if stop < vocabulary_size]] = True
+    return table
 
 
 def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:

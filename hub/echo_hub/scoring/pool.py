@@ -20,6 +20,7 @@ import os
 import random
 import signal
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 PART_CALLS: Final = 64
 """Calls in one message."""
+MOST_SENT: Final = 8
+"""Messages that a process is given before it has answered the first."""
 GRACE_S: Final = 5.0
 """Seconds beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
 _LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
@@ -76,6 +79,15 @@ class _Part:
     def fail(self, error: ScorerError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+class _Sent:
+    """Calls of a part, by their places, on their way to a process; `open`: those without an answer."""
+
+    def __init__(self, part: _Part, places: list[int]) -> None:
+        self.part = part
+        self.places = places
+        self.open = list(places)
 
 
 class ScoringPool:
@@ -234,28 +246,44 @@ class ScoringPool:
 
         The part that the next process must begin with, if earlier calls may have taken the memory for its call.
         """
-        is_new = True
+        under_way: deque[_Sent] = deque()
+        is_new = is_open = True
         while True:
-            part = part or await self._waiting.get()
-            places = part.left[: part.width]
-            sent = list(places)
-            try:
-                await child.send({"method": part.method, "arguments": [part.arguments[place] for place in places]})
-            except ChildExited:
-                self._waiting.put_nowait(part)  # Nobody has begun it.
+            while is_open and (part is not None or not under_way or self._may_send_ahead(len(under_way))):
+                part = part or await self._waiting.get()
+                sent = _Sent(part, part.left[: part.width])
+                try:
+                    await child.send({"method": part.method, "arguments": [part.arguments[at] for at in sent.places]})
+                    under_way.append(sent)
+                except ChildExited:
+                    self._waiting.put_nowait(part)  # Nobody has begun it.
+                    is_open = False
+                part = None
+            if not under_way:
                 return None
-            while sent:
-                at, result = await self._answer(child)
+            first = under_way[0]
+            at, result = await self._answer(child)
+            if isinstance(result, ScorerDeath):
+                under_way.popleft()
+                for other in under_way:
+                    self._waiting.put_nowait(other.part)
                 if isinstance(result, _OutOfMemory) and not is_new:
-                    return part
-                is_new = False
-                if isinstance(result, ScorerDeath):
-                    self._blame(part, sent, result)
-                    return None
-                place = sent[0] if at is None else places[at]
-                sent.remove(place)
-                part.answer(place, result)
-            part = part if part.left else None
+                    return first.part
+                self._blame(first.part, first.open, result)
+                return None
+            is_new = False
+            place = first.open[0] if at is None else first.places[at]
+            first.open.remove(place)
+            first.part.answer(place, result)
+            if not first.open:
+                under_way.popleft()
+                part = first.part if first.part.left else None
+
+    def _may_send_ahead(self, num_sent: int) -> bool:
+        """Whether a process that has so much to do is given more, so that it need not wait for this one: not what
+        another could begin with."""
+        enough = self._waiting.qsize() >= self._config.task.scorer_processes
+        return self._width == 1 and num_sent < MOST_SENT and enough
 
     def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
         """A process has died of one of the calls of `part` that were sent: of the first, where one runs at a time. Of

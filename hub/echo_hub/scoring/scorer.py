@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import SamplingBounds, check_payload
@@ -22,6 +23,9 @@ from echo_shared.messages.fields import printable_line
 from echo_shared.rewards import components_of
 
 log = logging.getLogger(__name__)
+
+SOON_TOKENS: Final = 16_384
+"""Checked within a millisecond."""
 
 Verdict = RolloutScored | RolloutContinued | RolloutRejected
 
@@ -52,29 +56,39 @@ class Scorer:
         self._pool = pool
         self._bounds = bounds
         self._load = load
-        self._waiting: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting: asyncio.Queue[ScoringJob | str] = asyncio.Queue()
         self._num_failed = 0
 
-    def submit(self, rollout_id: str) -> None:
-        self._waiting.put_nowait(rollout_id)
+    def submit(self, rollout_id: str, first_turn: FirstTurn | None = None) -> None:
+        """Without its `first_turn` it is loaded."""
+        if first_turn is None:
+            self._waiting.put_nowait(rollout_id)
+        else:
+            job = ScoringJob(rollout_id=rollout_id, group_id=first_turn.group_id, payload=first_turn.payload)
+            self._waiting.put_nowait(job)
 
     async def run(self, report: Callable[[Verdict], Awaitable[None]]) -> None:
-        """Scores for ever; whatever waits is loaded in one go. Raises ScorerError when nothing can be scored.
+        """Scores for ever; what is to be loaded of all that waits is loaded in one go. Raises ScorerError when nothing
+        can be scored.
 
         A slow scorer holds up the verdicts of at most `PART_CALLS` rollouts, a judge of one.
         """
         size = 1 if self._pool.has_judges else PART_CALLS
         async with asyncio.TaskGroup() as parts:
             while True:
-                ids = [await self._waiting.get()]
+                waiting = [await self._waiting.get()]
                 while not self._waiting.empty():
-                    ids.append(self._waiting.get_nowait())
-                jobs = await self._load(ids)
+                    waiting.append(self._waiting.get_nowait())
+                jobs = [one for one in waiting if isinstance(one, ScoringJob)]
+                if len(jobs) < len(waiting):
+                    jobs += await self._load([one for one in waiting if isinstance(one, str)])
                 for start in range(0, len(jobs), size):
                     parts.create_task(self._judge(jobs[start : start + size], report))
 
     async def _judge(self, jobs: Sequence[ScoringJob], report: Callable[[Verdict], Awaitable[None]]) -> None:
-        refused = await asyncio.to_thread(self._check_all, jobs)
+        num_tokens = sum(len(job.payload.completion_ids) for job in jobs)
+        # What is soon checked waits for no thread.
+        refused = await asyncio.to_thread(self._check_all, jobs) if num_tokens > SOON_TOKENS else self._check_all(jobs)
         possible = [job for job in jobs if job.rollout_id not in refused]
         turns = [
             (job.group_id, [*job.earlier_turns, job.payload.completion_ids], job.observed_tokens) for job in possible

@@ -67,6 +67,21 @@ def test_what_nobody_can_be_named_for_is_drawn_anew_and_its_node_not_at_fault(be
     assert [lease.indices for lease in again] == [(0,)]
 
 
+def test_what_comes_together_is_acked_together_and_leased_for_once(bench: BenchOf) -> None:
+    b, apart = bench(), bench()
+    for each in (b, apart):
+        each.node("a", capacity=2)
+    lease = b.leases[1]
+    arrivals = [b.arrival(lease, index) for index in lease.indices]
+    together = b.coordinator.handle_all(arrivals, b.now)
+    one_by_one = apart.tell(*arrivals)
+    (told,) = [effect for effect in together if isinstance(effect, SendReceipts)]
+    assert [receipt.rollout_id for receipt in told.receipts] == [each.rollout_id for each in arrivals]
+    for kind in (RolloutReceived, ScoreRollout):
+        assert [e for e in together if isinstance(e, kind)] == [e for e in one_by_one if isinstance(e, kind)]
+    assert len([e for e in one_by_one if isinstance(e, SendReceipts)]) == len(arrivals) > 1
+
+
 def test_a_valid_rollout_is_received_acked_and_scored(bench: BenchOf) -> None:
     b = bench()
     b.node("a")

@@ -133,6 +133,16 @@ async def test_a_failure_is_that_calls_alone(numbers_pool: Opens, number: int, w
         assert await rewards(pool, 53) == [0.53]
 
 
+async def test_what_was_sent_ahead_of_a_death_is_scored_by_the_next_process(numbers_pool: Opens) -> None:
+    numbers = [*range(22, 22 + PART_CALLS)] * 4
+    numbers[PART_CALLS + 5] = 20
+    async with numbers_pool(scorer_processes=1) as pool:
+        found = await rewards(pool, *numbers)
+    assert isinstance(found.pop(PART_CALLS + 5), ScorerDeath)
+    numbers.pop(PART_CALLS + 5)
+    assert found == [number / 100 for number in numbers]
+
+
 posix = pytest.mark.skipif(os.name == "nt", reason="signals")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="no memory limit")
 

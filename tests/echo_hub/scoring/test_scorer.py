@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
+from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -219,3 +220,12 @@ async def test_scoring_ends_when_no_process_can_be_started(tmp_path: Path) -> No
             async with asyncio.timeout(60):
                 await bench.scorer.run(bench.verdicts.append)  # type: ignore[arg-type]
         assert caught.group_contains(ScorerError)
+
+
+async def test_what_is_at_hand_is_not_loaded(bench: Bench) -> None:
+    bench.commit("1-0", "1 + 1 = 2")
+    at_hand = bench.committed.pop("1-0")
+    bench.scorer.submit("2-0", FirstTurn(at_hand.group_id, at_hand.payload))
+    verdicts = await bench.judge(1)
+    assert [verdict.rollout_id for verdict in verdicts] == ["2-0"]
+    assert bench.loaded == [["1-0"]], "which is gone"

@@ -1,0 +1,74 @@
+"""Events on their way to the coordinator: what nodes say in the order in which it came, all else before it.
+
+What the hub has found out itself completes work that is under way, and there is never more of it than was leased: it
+goes first, or verdicts would wait behind all that a full house of nodes sends. Among its own kind, each stays in order.
+A verdict cannot overtake its rollout, for it is of one that the coordinator has received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from echo_hub.core.events import (
+    Event,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutArrived,
+    RolloutScored,
+)
+
+INBOX_EVENTS: Final = 8_192
+"""When so many of what nodes say wait, those who report more wait, down to the nodes' sockets."""
+_OF_NODES: Final = frozenset({LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived})
+_TOGETHER: Final = frozenset({NodeReported, RolloutArrived, RolloutScored})
+"""What comes by the thousand."""
+
+
+class Inbox:
+    """Belongs to one event loop; one task takes, all others put."""
+
+    def __init__(self) -> None:
+        self._first: deque[Event] = deque()
+        self._of_nodes: deque[Event] = deque()
+        self._there_are = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_ended = False
+
+    async def put(self, event: Event) -> None:
+        """Waits while there are too many. Once nobody takes any more, nothing is kept and nobody waits."""
+        if type(event) in _OF_NODES:
+            while len(self._of_nodes) >= INBOX_EVENTS and not self._has_ended:
+                self._has_room.clear()
+                await self._has_room.wait()
+        if not self._has_ended:
+            (self._of_nodes if type(event) in _OF_NODES else self._first).append(event)
+            self._there_are.set()
+
+    def take(self, most: int = 1) -> list[Event]:
+        """The next one, or as many in a row as may be handled together; none where there is none."""
+        queue = self._first or self._of_nodes
+        if not queue:
+            self._there_are.clear()
+            return []
+        taken = [queue.popleft()]
+        if type(taken[0]) in _TOGETHER:
+            while queue and len(taken) < most and type(queue[0]) in _TOGETHER:
+                taken.append(queue.popleft())
+        if len(self._of_nodes) < INBOX_EVENTS:
+            self._has_room.set()
+        return taken
+
+    async def wait(self) -> None:
+        """Until there is one."""
+        await self._there_are.wait()
+
+    def end(self) -> None:
+        """Nobody takes any more."""
+        self._has_ended = True
+        self._first.clear()
+        self._of_nodes.clear()
+        self._has_room.set()
