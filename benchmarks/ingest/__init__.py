@@ -1,0 +1,78 @@
+"""What does a rollout cost the hub from a node's frame to its receipts, and how many nodes does one hub hold?
+
+A real hub with its store, scorers and admission, in a process of its own; nodes by hand, which draw nothing, in others;
+and in the same run a bare echo of the very frames, as the yardstick: what a frame costs the event loop and the
+websocket library alone. Costs are processor time by process, so that a busy machine changes them little. At the end of
+each case the hub is killed, and every rollout that it has acked is looked for in its store.
+
+Nothing heavy is imported with the package: its processes are modules of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.ingest.cases import CASES, FRAMES, Case
+from benchmarks.measurement import Measurement
+from benchmarks.progress import Planned, Progress
+
+DESCRIPTION: Final = (
+    "Rollouts that many nodes send one hub: processor time of the hub beside that of a bare websocket echo of the same "
+    "frames, rollouts acked and scored a second when all send what they can, the time to the ack at half of that, "
+    "memory a connection, and what a killed hub has lost of what it had acked"
+)
+SHOWN: Final = (
+    "case",
+    "frame_bytes",
+    "acked_per_s",
+    "scored_over_acked",
+    "hub_us",
+    "scorers_us",
+    "echo_us",
+    "cpu_ratio_to_echo",
+    "half_load_p50_ms",
+    "half_load_p99_ms",
+    "lost",
+)
+RATIO_NODES: Final = 1_000
+"""The headline's ratio is of the case with so many."""
+
+
+def plan() -> list[Planned]:
+    return [Planned(name=case.name, seconds=case.seconds) for case in CASES]
+
+
+def measure(seed: int, progress: Progress) -> Measurement:
+    """`cpu_ratio_to_echo_1000`: processor time of the echo's process for a frame over that of the hub's for a rollout,
+    by 1,000 nodes with frames of 2 KB. The others are the worst of all cases: `scored_over_acked` when all nodes send
+    what they can, `p99_ack_ms_half_load` at half of the rate that was acked then; `lost` of all."""
+    from benchmarks.ingest.running import run
+
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        if not progress.wants(case.name):
+            continue
+        with tempfile.TemporaryDirectory(prefix="echo-ingest-") as directory:
+            rows += run(case, Path(directory), seed=seed)
+        progress.so_far = Measurement(headline=headline(rows), rows=rows, shown=SHOWN)
+        told = rows[-len(FRAMES)]
+        progress.done(case.name, {key: told[key] for key in SHOWN[2:]})
+    return Measurement(headline=headline(rows), rows=rows, shown=SHOWN)
+
+
+def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures that matter, of those cases that were measured."""
+    of_ratio = [row for row in rows if row["nodes"] == RATIO_NODES and row["frame_bytes"] == FRAMES[0]]
+    of_connections = [row["bytes_per_connection"] for row in rows if row["nodes"] >= RATIO_NODES]
+    return {
+        f"cpu_ratio_to_echo_{RATIO_NODES}": next((row["cpu_ratio_to_echo"] for row in of_ratio), None),
+        "scored_over_acked": min((row["scored_over_acked"] for row in rows), default=None),
+        "p99_ack_ms_half_load": max((row["half_load_p99_ms"] for row in rows), default=None),
+        "lost": sum(row["lost"] for row in rows if row["frame_bytes"] == FRAMES[0]),
+        "bytes_per_connection": max(of_connections, default=None),
+    }
+
+
+__all__ = ["DESCRIPTION", "Case", "measure", "plan"]

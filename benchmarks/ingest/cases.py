@@ -1,0 +1,67 @@
+"""How many nodes, and what they send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+FRAMES: Final = (2_000, 16_000)
+"""Bytes of a rollout's frame, about: completions of 210 and 1,960 tokens."""
+NODES: Final = (10, 100, 1_000, 3_000)
+MOST_TOKENS: Final = 2_048
+IN_FLIGHT: Final = 1_000
+"""Rollouts that all nodes together hold at least."""
+LEAST_HELD: Final = 1
+"""Rollouts that each of them holds."""
+STEP_GROUPS: Final = 1_024
+GROUP_SIZE: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One hub, in one process, with its store in SQLite."""
+
+    nodes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.nodes:,} nodes, one process, SQLite"
+
+    @property
+    def seconds(self) -> float:
+        return 50 + self.nodes / 40
+
+    @property
+    def capacity(self) -> int:
+        """Rollouts that a node says it can hold."""
+        return max(LEAST_HELD, IN_FLIGHT // self.nodes)
+
+    def settings(self, base: Path, *, seed: int) -> Mapping[str, Mapping[str, Any]]:
+        """The hub's. Nothing of what nodes send was drawn by any model, so nobody computes it again."""
+        most = 1_000_000
+        return {
+            "run": {"name": "ingest", "seed": seed},
+            "model": {"base": str(base)},
+            "task": {"name": "arithmetic", "scorer_processes": 1},
+            "sampling": {"max_tokens": MOST_TOKENS},
+            "training": {"steps": 100_000, "groups_per_step": STEP_GROUPS, "group_size": GROUP_SIZE},
+            "learner": {"threads": 1, "checkpoint_every": 1_000},
+            "trust": {"verifier": "off"},
+            "evaluation": {"problems": 1, "every": 0},
+            "dissemination": {"way": "web_seed"},
+            "server": {
+                "port": 0,
+                "shared_memory": False,
+                "joins_per_s": 10_000,
+                "connections_per_s": most,
+                "connections_per_s_per_address": most,
+                "requests_per_s": most,
+                "requests_per_s_per_address": most,
+                "max_nodes_per_address": most,
+            },
+        }
+
+
+CASES: Final = tuple(Case(nodes=nodes) for nodes in NODES)

@@ -1,0 +1,32 @@
+"""A bare websocket echo by the hub's own library, in a process of its own: the yardstick. Prints its URL."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import WSMsgType, web
+
+
+async def echo(request: web.Request) -> web.WebSocketResponse:
+    """Says everything back."""
+    socket = web.WebSocketResponse(compress=False)
+    await socket.prepare(request)
+    async for message in socket:
+        if message.type is WSMsgType.BINARY:
+            await socket.send_bytes(message.data)
+    return socket
+
+
+async def serve() -> None:
+    """For ever."""
+    app = web.Application()
+    app.add_routes([web.get("/echo", echo)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4_096).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve())
