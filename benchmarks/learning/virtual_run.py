@@ -76,10 +76,10 @@ def run(case: Case, seed: int) -> list[Point]:
     return learning.points
 
 
-def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
+def go_through(learning: Learning, scenario: Scenario | None = None, *, base_accuracy: float | None = None) -> World:
     """Carries a run out, to its last step; `learning` has its curve then. `scenario`: where its nodes are not as fast
-    as can be."""
-    learning.note(reward=None, staleness=0.0)
+    as can be. `base_accuracy`: what the base comes to as it is, where that is known."""
+    learning.note(reward=None, staleness=0.0, accuracy=base_accuracy)
     scenario = scenario or scenario_of(learning.config)
     world = World(scenario, make=partial(hubs_own, learning), work=learning)
     world.agenda.now = STEP_S
@@ -260,7 +260,13 @@ class Learning:
             for group_id, of_group in rollouts.items()
         ]
 
-    def note(self, *, reward: float | None, staleness: float) -> None:
+    def note(self, *, reward: float | None, staleness: float, accuracy: float | None = None) -> None:
+        """Adds a point to the curve; `accuracy`: where it is known already."""
+        accuracy = self.accuracy() if accuracy is None else accuracy
+        self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
+
+    def accuracy(self) -> float:
+        """Greedy, held out, of the policy as it is."""
         with self.policy.holding(self.policy.published()):
             completions = torch_sampler.greedy(
                 self.policy.model,
@@ -269,5 +275,4 @@ class Learning:
                 stop_ids=self.settings.stop_ids,
             )
         rewards = [score_of(self.problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
-        accuracy = sum(map(self.problems.rewards_of(self.problems.sets[0]).is_solved, rewards)) / len(rewards)
-        self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
+        return sum(map(self.problems.rewards_of(self.problems.sets[0]).is_solved, rewards)) / len(rewards)

@@ -46,7 +46,7 @@ def plan() -> list[Planned]:
     for table in TABLES:
         new = [case for case in table.cases if case not in seen]
         seen.update(new)
-        planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds for case in new) * SEEDS / 2))
+        planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds * case.runs for case in new) / 2))
     return [*planned, time_to.planned()]
 
 

@@ -38,6 +38,11 @@ class Case:
     seconds: float = 20.0
     """About, of one seed's run, on one core of a server."""
 
+    @property
+    def runs(self) -> int:
+        """What is not trained is the same by every seed."""
+        return 1 if self.runner == "untrained" else SEEDS
+
     def config(self, seed: int) -> HubConfig:
         """Raises ValueError for settings that do not fit."""
         sections: dict[str, dict[str, Any]] = {

@@ -10,12 +10,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.learning.virtual_run import Point, score_of
+from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.leasing import turn_seed
@@ -30,6 +31,10 @@ from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_draws import draw, most_likely
+from echo_shared.torch_prefix_cache import PrefixCache
+
+KEPT_TOKENS: Final = 2**17
+"""Of unfinished episodes: those of a step or of an evaluation, half a gigabyte by `builtin:small`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -89,10 +94,10 @@ class Play:
         training = self.config.training
         group_ids = range(step * training.groups_per_step, (step + 1) * training.groups_per_step)
         episodes = [Episode(group_id=group, index=index) for group in group_ids for index in range(training.group_size)]
-        playing, turn = episodes, 0
+        playing, turn, prefixes = episodes, 0, PrefixCache(KEPT_TOKENS)
         with self.policy.holding(self.policy.published()):
             while playing:
-                self._turn(playing, turn)
+                self._turn(playing, turn, prefixes)
                 playing, turn = [one for one in playing if one.reward is None], turn + 1
         return [
             TrainingGroup(
@@ -102,10 +107,10 @@ class Play:
             for group in group_ids
         ]
 
-    def _turn(self, playing: Sequence[Episode], turn: int) -> None:
+    def _turn(self, playing: Sequence[Episode], turn: int, prefixes: PrefixCache) -> None:
         by_place = {(one.group_id, one.index): one for one in playing}
         requests = [self._request(one, turn) for one in playing] if turn else self._first_requests(playing)
-        for rollout in torch_sampler.sample_groups(self.policy.model, requests):
+        for rollout in torch_sampler.sample_groups(self.policy.model, requests, prefixes=prefixes):
             episode = by_place[rollout.group_id, rollout.index]
             episode.says(rollout, turn_seed(self.problems.seed(rollout.group_id), turn))
             answer = self.problems.respond(episode.group_id, episode.turns, episode.observed_tokens)
@@ -144,10 +149,12 @@ class Play:
     def accuracy(self) -> float:
         """Greedy, held out, as the hub evaluates a version."""
         (heldout,) = HeldOut.of_run(self.config, self.problems, stop_ids=self.settings.stop_ids)
+        prefixes = PrefixCache(KEPT_TOKENS)
 
         async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
             choose = most_likely if greedy else draw
-            return Generated(rollouts=list(torch_sampler.sample_groups(self.policy.model, requests, choose)), seconds=0)
+            drawn = torch_sampler.sample_groups(self.policy.model, requests, choose, prefixes=prefixes)
+            return Generated(rollouts=list(drawn), seconds=0)
 
         async def judge(played: Sequence[Played]) -> Sequence[Any]:
             return [self.problems.heldout_respond(*one) for one in played]
@@ -163,7 +170,8 @@ def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, 
     training = play.config.training
     optimizer = make_optimizer(play.policy, training)
     steps: list[Mapping[str, float]] = []
-    points = [Point(trained_rollouts=0, reward=None, accuracy=play.accuracy(), staleness=0.0)]
+    base = accuracy_of_base(play.config, play.accuracy)
+    points = [Point(trained_rollouts=0, reward=None, accuracy=base, staleness=0.0)]
     for step in range(1, training.steps + 1):
         steps.append(train_step(play.policy, optimizer, play.groups(step - 1), play.settings))
         if step % case.evaluate_every == 0 or step == training.steps:

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.engines import Draw, NodeEngine, by_policy
 from benchmarks.learning.virtual_run import Learning, Point, go_through, scenario_of
+from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
 from echo_hub.run.base_model import resolve_base
 from echo_hub.simulator.report import report_of
@@ -68,7 +69,7 @@ def carry_out(case: Case, seed: int) -> Ran:
             points, steps = run_episodes(case, seed)
         case "untrained":
             learning = Learning(case.config(seed))
-            learning.note(reward=None, staleness=0.0)
+            learning.note(reward=None, staleness=0.0, accuracy=accuracy_of_base(learning.config, learning.accuracy))
             points, steps = learning.points, []
         case "virtual":
             return _in_virtual_time(case, seed)
@@ -80,7 +81,11 @@ def _in_virtual_time(case: Case, seed: int) -> Ran:
     config = case.config(seed)
     with _drawing(case, resolve_base(config.model.base)) as draw:
         learning = Learning(config, lambda node_id: draw, evaluate_every=case.evaluate_every)
-        world = go_through(learning, scenario_of(config) if case.delay_s is None else _far_away(case, seed))
+        world = go_through(
+            learning,
+            scenario_of(config) if case.delay_s is None else _far_away(case, seed),
+            base_accuracy=accuracy_of_base(config, learning.accuracy),
+        )
     return Ran(
         points=learning.points,
         steps=learning.metrics,

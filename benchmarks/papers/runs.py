@@ -11,16 +11,21 @@ from benchmarks.papers.cases import SEEDS, Case
 from benchmarks.papers.ran import Ran, carry_out
 
 Found = Mapping[Case, Sequence[Ran]]
-"""One run a seed."""
+"""A run for each seed."""
 
 
 def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[int, Found], object]) -> None:
     """`done` is told of each table, by its number, once all of its runs are there."""
-    wanted = list(dict.fromkeys((case, number) for cases in tables for number in range(SEEDS) for case in cases))
+    wanted = list(
+        dict.fromkeys((case, number % case.runs) for cases in tables for number in range(SEEDS) for case in cases)
+    )
     if not wanted:
         return
     ran: dict[tuple[Case, int], Ran] = {}
-    waiting = {number: {(case, one) for case in cases for one in range(SEEDS)} for number, cases in enumerate(tables)}
+    waiting = {
+        number: {(case, one % case.runs) for case in cases for one in range(SEEDS)}
+        for number, cases in enumerate(tables)
+    }
     context = multiprocessing.get_context("spawn")
     workers = max(1, min(len(wanted), os.cpu_count() or 1))
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -35,7 +40,10 @@ def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[i
                     missing.discard(one)
                     if not missing:
                         del waiting[number]
-                        done(number, {case: [ran[case, of] for of in range(SEEDS)] for case in tables[number]})
+                        done(
+                            number,
+                            {case: [ran[case, of % case.runs] for of in range(SEEDS)] for case in tables[number]},
+                        )
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

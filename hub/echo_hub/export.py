@@ -69,7 +69,9 @@ async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | Non
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
     sets = HeldOut.of_run(config, problems, stop_ids=codec.stop_ids)
-    settings = LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids)
+    settings = LearnerSettings.of_run(
+        config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+    )
     alone = settings.learner.model_copy(update={"processes": 1, "hosts": 1})
     results: list[Evaluation] = []
     async with contextlib.AsyncExitStack() as stack:

@@ -112,7 +112,9 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             codec=codec,
             scoring=scoring,
             bounds=bounds,
-            learner=LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=codec.stop_ids),
+            learner=LearnerSettings.of_run(
+                config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+            ),
             coordinator=Coordinator(
                 restored(
                     coordinator_settings(

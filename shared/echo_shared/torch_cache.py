@@ -124,6 +124,15 @@ class SlotCache:
             self._mask[rows_J] = self._mask[sources_J]
         window.count = count
 
+    def states(self, row: int) -> list[tuple[Tensor, Tensor]] | None:
+        """Copies of a row's keys and values, layer by layer, both [heads, tokens, head size]; None for a model whose
+        layers do not all hold every token's."""
+        layers = self._slot_layers()
+        if len(layers) < len(self.cache.layers) or any(layer.is_sliding for layer in layers):
+            return None
+        used = slice(int(self._starts[row]), self._window.high)
+        return [(layer.held[0][row, :, used].clone(), layer.held[1][row, :, used].clone()) for layer in layers]
+
     def before_step(self) -> Tensor | None:
         """Makes room for one token a row; the mask [rows, tokens] for it, or None where all of it is attended to."""
         window = self._window

@@ -35,6 +35,7 @@ from echo_shared.rollout_table import Rollout, RolloutTable
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.torch_cache import SlotCache, columns_for
 from echo_shared.torch_draws import draw, most_likely
+from echo_shared.torch_prefix_cache import PrefixCache, as_past, length_of
 
 PREFILL_TOKENS: Final = 2_048
 """Prompt tokens computed at once, padding included; a longer prompt goes alone."""
@@ -50,15 +51,17 @@ def sample_groups(
     *,
     width: int | None = None,
     max_cells: int | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> Iterator[FinishedRollout]:
     """Draws all rollouts of `groups` in one batch and yields each as soon as it is finished.
 
     `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. With `torch_draws.most_likely` for
     `choose` the completions are greedy. `width`: the most rollouts in progress, None = all; `max_cells`: the most
-    tokens to hold keys and values for. Raises BackendError when its logits are not finite.
+    tokens to hold keys and values for; `prefixes`: what this very policy has sampled, of which prompts may go on, and
+    which takes what is sampled. Raises BackendError when its logits are not finite.
     """
     width = sum(len(group.indices) for group in groups) if width is None else width
-    batch = Batch(model, width=width, max_cells=max_cells, choose=choose)
+    batch = Batch(model, width=width, max_cells=max_cells, choose=choose, prefixes=prefixes)
     for finished in batch.sample(iter(groups)):
         yield from finished
 
@@ -131,9 +134,19 @@ class _Prefill:
 class Batch:
     """Rollouts in progress, of as many groups as fit."""
 
-    def __init__(self, model: Any, *, width: int, max_cells: int | None = None, choose: Choose = draw) -> None:
-        """`width`: the most rollouts in progress; `max_cells`: the most tokens to hold keys and values for."""
+    def __init__(
+        self,
+        model: Any,
+        *,
+        width: int,
+        max_cells: int | None = None,
+        choose: Choose = draw,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
+        """`width`: the most rollouts in progress; `max_cells`: the most tokens to hold keys and values for;
+        `prefixes`: see `sample_groups`."""
         self._model = model
+        self._prefixes = prefixes
         self._width = width
         self._max_cells = max_cells
         self._choose = choose
@@ -246,10 +259,22 @@ class Batch:
         positions = np.arange(longest) - (longest - lengths_P)[:, None]
         # Without padding there is no mask, which lets attention take its fastest path.
         mask = _on(self._model.device, positions >= 0) if lengths_P.min() < longest else None
-        logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)]), mask, None)
+        past, columns = self._past(prompts_P)
+        logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)])[:, :, columns:], mask, past)
         for waiting, place in zip(fresh, places, strict=True):
             waiting.started, waiting.cache, waiting.place = started, cache, place
             waiting.logits = logits[place : place + 1]
+
+    def _past(self, prompts_P: Sequence[NDArray[np.int32]]) -> tuple[Any, int]:
+        """The keys and values of the first columns, padding included, that need not be computed, and how many those
+        are. What is computed is as long for all prompts: of those of which more is known, some is computed again."""
+        if self._prefixes is None:
+            return None, 0
+        known_P = [self._prefixes.longest(prompt) for prompt in prompts_P]
+        computed = max(len(prompt) - length_of(known) for prompt, known in zip(prompts_P, known_P, strict=True))
+        lengths_P = [max(0, len(prompt) - computed) for prompt in prompts_P]
+        columns = max(lengths_P)
+        return (as_past(known_P, lengths_P, columns), columns) if columns else (None, 0)
 
     def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
         """Draws the first tokens, and gives rows to the rollouts that need more."""
@@ -322,7 +347,16 @@ class Batch:
         logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
         self._slots.after_step()
         tokens, logprobs = self._draw(logits, np.stack(self._table.next_draws(rows)))
-        return list(self._table.record(rows, tokens, logprobs, time.perf_counter()).values())
+        running = list(self._table.rollouts) if self._prefixes is not None else []
+        finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
+        if self._prefixes is not None:
+            for row, rollout in finished.items():
+                states, begun = self._slots.states(row), running[row]
+                if states is not None and begun is not None:
+                    # The last token was drawn and not fed.
+                    fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
+                    self._prefixes.keep(fed, states)
+        return list(finished.values())
 
     def _forward(self, inputs: NDArray[np.int64], mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """`inputs`: token ids and their positions [2, R, T]. Returns the last tokens' logits [R, V], and the cache."""

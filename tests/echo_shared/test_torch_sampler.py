@@ -22,11 +22,13 @@ from echo_shared import draws, torch_sampler
 from echo_shared.errors import BackendError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
+from echo_shared.torch_prefix_cache import PrefixCache
 
 # PEFT reads an attribute that transformers has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 
 VOCABULARY = 30
+FULL = "full_attention"
 SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -367,3 +369,52 @@ def test_the_next_prompts_are_computed_with_those_that_begin(model: Any, widths:
     assert len(continuous(model, [_long(n, indices=(0, 1)) for n in range(6)], 4)) == 12
     assert [shape for shape in widths if shape[1] > 1] == [(3, 4), (2, 4), (1, 4)]
     assert [shape for shape in widths if shape[1] == 1] == [(4, 1)] * 12
+
+
+def _next_turn(groups: list[GroupRequest], rollouts: dict[tuple[int, int], FinishedRollout]) -> list[GroupRequest]:
+    """A group for each rollout: what it has drawn, and something said to it, of another length each."""
+    rng = np.random.default_rng(1)
+    return [
+        group(
+            1_000 + 10 * one.group_id + index,
+            indices=(index,),
+            prompt_ids=np.concatenate(
+                [
+                    one.prompt_ids,
+                    rollouts[one.group_id, index].completion_ids,
+                    rng.integers(0, VOCABULARY, 1 + index).astype(np.int32),
+                ]
+            ),
+        )
+        for one in groups
+        for index in one.indices
+    ]
+
+
+@pytest.mark.parametrize("width", [3, 1_000])
+def test_the_next_turn_goes_on_from_what_is_kept(any_model: Any, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = [group(number) for number in range(14)]
+    second = _next_turn(first, by_place(torch_sampler.sample_groups(any_model, first)))
+    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # Nothing of it is known.
+    computed = [0]
+    inner = torch_sampler.Batch._forward
+
+    def counting(batch: Any, inputs: Any, mask: Any, cache: Any) -> Any:
+        computed[-1] += inputs[0].size
+        return inner(batch, inputs, mask, cache)
+
+    monkeypatch.setattr(torch_sampler.Batch, "_forward", counting)
+    found = []
+    for prefixes in (None, PrefixCache(10_000)):
+        list(torch_sampler.sample_groups(any_model, first, prefixes=prefixes))
+        computed.append(0)
+        found.append(by_place(torch_sampler.sample_groups(any_model, second, width=width, prefixes=prefixes)))
+    anew, gone_on = found
+    assert set(anew) == set(gone_on)
+    for place, rollout in gone_on.items():
+        assert rollout.completion_ids.tolist() == anew[place].completion_ids.tolist()
+        np.testing.assert_allclose(rollout.behavior_logprobs, anew[place].behavior_logprobs, atol=2e-5)
+    if set(getattr(any_model.config, "layer_types", None) or [FULL]) == {FULL}:
+        assert computed[2] < 0.8 * (computed[1] - computed[0])
+    else:
+        assert computed[2] == computed[1] - computed[0]

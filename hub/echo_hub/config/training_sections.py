@@ -137,7 +137,7 @@ class LearnerConfig(Section):
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
     """Most memory for keys and values while the learner samples: in co-located mode, and in evaluations. 0 = half of
     what a GPU has free then, a quarter of a host's memory. A batch that runs out of memory goes on half as wide, and so
-    do all that follow it."""
+    do all that follow it. Of episodes of several turns, half of it keeps what the next turn's prompts begin with."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
     that has too little memory without it."""

@@ -3,11 +3,15 @@
 What a step's micro-batch may hold says nothing of that: training holds every layer's activations of a token, sampling
 its keys and values alone. So sampling has a budget of its own, `learner.kv_cache_bytes`. Where it is too much all the
 same, what is not finished is drawn again in a batch half as wide, and so is all that follows.
+
+In a run with episodes of several turns, half of it is for what was sampled by the weights that are held, which the
+prompts of the next turn begin with.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,10 +19,12 @@ from typing import Final
 
 import torch
 
+from echo_hub.learner import lora
 from echo_hub.learner.policy import Policy
 from echo_shared.out_of_memory import ran_out
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_cache import kv_bytes_per_token, spare_bytes
+from echo_shared.torch_prefix_cache import PrefixCache
 from echo_shared.torch_sampler import Choose, sample_groups
 
 log = logging.getLogger(__name__)
@@ -31,10 +37,14 @@ MOST_ROWS: Final = 1_024
 class Drawing:
     """Remembers how wide a batch may be."""
 
-    def __init__(self, policy: Policy, *, kv_cache_bytes: int) -> None:
-        """`kv_cache_bytes` 0: half of what a GPU has free, a quarter of a host's memory."""
+    def __init__(self, policy: Policy, *, kv_cache_bytes: int, multi_turn: bool = False) -> None:
+        """`kv_cache_bytes` 0: half of what a GPU has free, a quarter of a host's memory. `multi_turn`: prompts go on
+        from what was sampled."""
         self._policy = policy
         self._kv_cache_bytes = kv_cache_bytes
+        self._multi_turn = multi_turn
+        self._prefixes: tuple[str, PrefixCache] | None = None
+        """And by which weights."""
         self.rows = max(1, min(MOST_ROWS, LOGIT_BYTES // (8 * policy.vocab_size)))
 
     def draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:
@@ -42,13 +52,18 @@ class Drawing:
         a single one."""
         model = self._policy.model
         cells = max(1, (self._kv_cache_bytes or spare_bytes(model.device)) // kv_bytes_per_token(model))
+        if self._multi_turn:
+            cells = max(1, cells // 2)
         waiting = list(groups)
         while waiting:
             done: set[tuple[int, int, int]] = set()
             width = min(self.rows, sum(len(group.indices) for group in waiting))
             try:
                 with self._policy.autocast():
-                    for rollout in sample_groups(model, waiting, choose, width=width, max_cells=cells):
+                    prefixes = self._prefixes_by_what_is_held(cells)
+                    for rollout in sample_groups(
+                        model, waiting, choose, width=width, max_cells=cells, prefixes=prefixes
+                    ):
                         done.add((rollout.lease_id, rollout.group_id, rollout.index))
                         yield rollout
                 return
@@ -57,12 +72,35 @@ class Drawing:
                     raise
                 said = str(error) or type(error).__name__
             # Only here, behind the handler, does nothing refer any more to what the attempt held.
+            self._prefixes = prefixes = None
             gc.collect()
             if model.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.rows = width // 2
             waiting = _without(waiting, done)
             log.warning("out of memory, sampling goes on with at most %d rollouts at a time: %s", self.rows, said)
+
+    def forget(self) -> None:
+        """Leaves the memory of what was sampled to others."""
+        self._prefixes = None
+
+    def _prefixes_by_what_is_held(self, max_tokens: int) -> PrefixCache | None:
+        if not self._multi_turn:
+            return None
+        held = _fingerprint(self._policy)
+        if self._prefixes is None or self._prefixes[0] != held:
+            self._prefixes = held, PrefixCache(max_tokens)
+        return self._prefixes[1]
+
+
+def _fingerprint(policy: Policy) -> str:
+    """Of the weights that the policy computes by at this moment: the base's, or an adapter's with them."""
+    if any(layer.disable_adapters for layer in lora.layers(policy.model).values()):
+        return "base"
+    digest = hashlib.blake2b()
+    for weight in policy.parameters.values():
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _without(groups: Sequence[GroupRequest], done: set[tuple[int, int, int]]) -> list[GroupRequest]:

@@ -32,6 +32,8 @@ class LearnerSettings(Section):
     """Tokens of a completion, the stop token included."""
     stop_ids: tuple[int, ...]
     """Each of these ends a completion in an evaluation."""
+    multi_turn: bool = False
+    """Whether prompts go on from what was sampled."""
     training: TrainingConfig
     """The optimizer and the adapter."""
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -44,7 +46,9 @@ class LearnerSettings(Section):
     """How long to wait for a predecessor that still finishes its step in the same run directory."""
 
     @classmethod
-    def of_run(cls, config: HubConfig, *, base_dir: Path, stop_ids: tuple[int, ...]) -> LearnerSettings:
+    def of_run(
+        cls, config: HubConfig, *, base_dir: Path, stop_ids: tuple[int, ...], multi_turn: bool = False
+    ) -> LearnerSettings:
         """What the learner is told of the run's settings."""
         base = config.model.base
         return cls(
@@ -54,6 +58,7 @@ class LearnerSettings(Section):
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,
             stop_ids=stop_ids,
+            multi_turn=multi_turn,
             training=config.training,
             objective=config.objective,
             learner=config.learner,

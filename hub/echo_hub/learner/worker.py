@@ -96,7 +96,8 @@ class Worker:
         """Of the step that made the version and of the one before, by step, as far as they are known."""
         self._history = NO_HISTORY
         self._cuts = Cuts(self._checkpoints)
-        self._drawing = Drawing(policy, kv_cache_bytes=settings.learner.kv_cache_bytes)
+        kv_cache_bytes = settings.learner.kv_cache_bytes
+        self._drawing = Drawing(policy, kv_cache_bytes=kv_cache_bytes, multi_turn=settings.multi_turn)
 
     @classmethod
     def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
@@ -231,6 +232,7 @@ class Worker:
     def _train(
         self, step: int, groups: Sequence[TrainingGroup], learning_rate: float | None, objective: str | None
     ) -> None:
+        self._drawing.forget()
         self._offload.take_back()
         rate = self._settings.training.learning_rate if learning_rate is None else learning_rate
         for of_group in self._optimizer.param_groups:

@@ -25,3 +25,12 @@ def test_a_run_that_two_tables_name_is_carried_out_once(monkeypatch: pytest.Monk
 
 def test_nothing_wanted_is_nothing_done() -> None:
     carry_out_all([], 0, lambda number, found: pytest.fail("no table"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_a_base_as_it_is_is_measured_once_for_all_seeds() -> None:
+    untrained = replace(smaller(COLOCATED, SIZES), runner="untrained")
+    told: dict[int, Found] = {}
+    carry_out_all([[untrained]], 0, told.__setitem__)
+    assert len(told[0][untrained]) == runs.SEEDS and len(set(map(id, told[0][untrained]))) == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,3 +122,63 @@ def test_too_little_memory_for_a_single_rollout_is_said_and_so_is_any_other_erro
     with pytest.raises(RuntimeError, match="device-side assert"):
         drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3), draw))
     hook.remove()
+
+
+def _next_turn(first: list[GroupRequest], said: dict[tuple[int, int], list[int]]) -> list[GroupRequest]:
+    """Each rollout goes on alone, behind what it has drawn and three more tokens."""
+    return [
+        dataclasses.replace(
+            one,
+            indices=(index,),
+            prompt_ids=np.concatenate([one.prompt_ids, np.array([*said[one.group_id, index], 7, 8, 9], np.int32)]),
+            seed=100 + one.group_id,
+        )
+        for one in first
+        for index in one.indices
+    ]
+
+
+def _tokens_of(policy: Policy, run: Callable[[], Any]) -> tuple[Any, int]:
+    """What a call gives, and how many tokens the model computes for it, padding included."""
+    computed = 0
+
+    def before(model: Any, args: Any, kwargs: Any) -> None:
+        nonlocal computed
+        computed += kwargs["input_ids"].numel()
+
+    hook = policy.model.register_forward_pre_hook(before, with_kwargs=True)
+    found = run()
+    hook.remove()
+    return found, computed
+
+
+def test_a_next_turn_goes_on_from_the_last_by_the_same_weights_alone(policy: Policy) -> None:
+    def turn(drawing: Drawing, groups: list[GroupRequest]) -> tuple[dict[tuple[int, int], list[int]], int]:
+        found: tuple[dict[tuple[int, int], list[int]], int] = _tokens_of(
+            policy, lambda: drawn(drawing.draw(groups, draw))
+        )
+        return found
+
+    first = requests(3, 5, 4, 6)
+    multi, anew = Drawing(policy, kv_cache_bytes=0, multi_turn=True), Drawing(policy, kv_cache_bytes=0)
+    second = _next_turn(first, turn(multi, first)[0])
+    expected, all_tokens = turn(anew, second)
+    found, tokens = turn(multi, second)
+    assert found == expected and tokens < 0.7 * all_tokens
+    other = {name: torch.randn_like(weight) for name, weight in policy.published().items()}
+    with policy.holding(other):
+        expected, all_tokens = turn(anew, second)
+        assert turn(multi, second) == (expected, all_tokens), "of an older policy nothing is kept"
+    with policy.model.disable_adapter():
+        expected, all_tokens = turn(anew, second)
+        assert turn(multi, second) == (expected, all_tokens), "nor of an adapter for the base"
+
+
+def test_what_was_sampled_is_forgotten_before_a_step(policy: Policy) -> None:
+    drawing = Drawing(policy, kv_cache_bytes=0, multi_turn=True)
+    first = requests(3, 5)
+    second = _next_turn(first, drawn(drawing.draw(first, draw)))
+    _, kept_tokens = _tokens_of(policy, lambda: drawn(drawing.draw(second, draw)))
+    drawing.forget()
+    _, all_tokens = _tokens_of(policy, lambda: drawn(drawing.draw(second, draw)))
+    assert all_tokens > 1.3 * kept_tokens

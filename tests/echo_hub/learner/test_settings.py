@@ -33,3 +33,11 @@ def test_a_run_says_what_its_adapters_are_published_in() -> None:
 def test_a_run_keeps_its_paths_to_itself(tmp_path: Path) -> None:
     config = HubConfig(model=ModelConfig(base=str(tmp_path)))
     assert LearnerSettings.of_run(config, base_dir=tmp_path, stop_ids=(1,)).base_name == tmp_path.name
+
+
+def test_it_is_told_whether_a_game_has_several_turns() -> None:
+    made = [
+        LearnerSettings.of_run(HubConfig(), base_dir=Path("x"), stop_ids=(1,), multi_turn=several)
+        for several in (False, True)
+    ]
+    assert [one.multi_turn for one in made] == [False, True]
