@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--only CASE]... [--json FILE] [--seed N] [--scale S]`."""
+"""`python -m benchmarks NAME [--only CASE]... [--json FILE] [--seed N] [--scale S] [--hours H]`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ import benchmarks
 from benchmarks.measurement import Measurement, conditions
 from benchmarks.progress import NoSuchCase, Progress, as_text
 
-NOT_BENCHMARKS = {"__main__", "driven_hub", "fuzzing", "measurement", "processes", "progress"}
+NOT_BENCHMARKS = {
+    "__main__",
+    "driven_hub",
+    "fuzzing",
+    "measurement",
+    "postgresql",
+    "processes",
+    "progress",
+    "small_disk",
+}
 
 
 def names() -> list[str]:
@@ -39,6 +48,9 @@ def main(
     scale: Annotated[
         float, typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` alone, to try it out.")
     ] = 1.0,
+    hours: Annotated[
+        float | None, typer.Option(min=0.01, max=1000, help="It goes on for so long; for `chaos` alone.")
+    ] = None,
 ) -> None:
     """Measure one thing case by case, print a table, write the figures."""
     if name not in names():
@@ -49,6 +61,8 @@ def main(
     module = importlib.import_module(f"benchmarks.{name}")
     if scale != 1.0 and not hasattr(module, "measure_scaled"):
         raise typer.BadParameter(f"{name} has one size", param_hint="--scale")
+    if hours is not None and not hasattr(module, "measure_hours"):
+        raise typer.BadParameter(f"{name} takes as long as it takes", param_hint="--hours")
     try:
         progress = Progress(module.plan(), only or (), say=_say)
     except NoSuchCase as error:
@@ -56,7 +70,11 @@ def main(
     progress.begin()
     unfinished: BaseException | None = None
     try:
-        begin = module.measure if scale == 1.0 else partial(module.measure_scaled, scale=scale)
+        begin = module.measure
+        if scale != 1.0:
+            begin = partial(module.measure_scaled, scale=scale)
+        elif hours is not None:
+            begin = partial(module.measure_hours, hours=hours)
         measured: Measurement = begin(seed, progress)
     except BaseException as error:  # noqa: BLE001 - It is raised below.
         # Of an hour's cases the last one may fail: what the others have shown is kept.

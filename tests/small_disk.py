@@ -1,54 +1,29 @@
-"""A real disk that a test may fill: a file system in memory, which takes a mount, and so root on Linux."""
+"""`benchmarks.small_disk` for tests, which are skipped where nothing can be mounted."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-MAY_MOUNT = sys.platform == "linux" and os.geteuid() == 0
-needs_mounts = pytest.mark.skipif(not MAY_MOUNT, reason="only root on Linux mounts a file system")
+from benchmarks import small_disk
+from benchmarks.small_disk import LACKING, SmallDisk
 
+__all__ = ["SmallDisk", "mounted", "needs_mounts"]
 
-class SmallDisk:
-    """A file system of its own, which can be filled up."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.ballast = directory / "ballast"
-
-    def fill(self, *, leave_bytes: int = 0) -> None:
-        """Takes all room that is left, but `leave_bytes`."""
-        block = bytes(2**20)
-        with self.ballast.open("wb", buffering=0) as file:
-            while block:
-                try:
-                    file.write(block)
-                except OSError:
-                    block = block[: len(block) // 2]
-            file.truncate(file.tell() - leave_bytes)
-
-    def empty(self) -> None:
-        """Gives that room back."""
-        self.ballast.unlink()
+needs_mounts = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 
 @contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
     """At `directory` until the end. A test that is not marked `needs_mounts` is skipped here instead."""
-    if not MAY_MOUNT:
-        pytest.skip("only root on Linux mounts a file system")
-    directory.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(directory)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this machine does not let a test mount a file system: {done.stderr.strip()}")
-    try:
-        yield SmallDisk(directory)
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+    if LACKING:
+        pytest.skip(LACKING)
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(small_disk.mounted(directory, size_bytes))
+        except OSError as error:
+            pytest.skip(f"this machine does not let a test mount a file system: {error}")
+        yield disk

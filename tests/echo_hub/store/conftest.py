@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.postgresql import lacking, postgresql
 from echo_hub.core.effects import (
     GroupOpened,
     Record,
@@ -96,29 +92,11 @@ def records() -> type[Records]:
 
 @pytest.fixture(scope="session")
 def postgresql_url() -> Iterator[str]:
-    """A private server on a socket in a temporary directory; skips where no server is installed."""
-    initdb, pg_ctl = shutil.which("initdb"), shutil.which("pg_ctl")
-    if initdb is None or pg_ctl is None:
-        pytest.skip("no PostgreSQL server (initdb, pg_ctl) is installed")
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    as_server: dict[str, int] = {}
-    with tempfile.TemporaryDirectory(prefix="echo-pg-", dir="/tmp") as directory:  # Its socket's path must be short.
-        if os.geteuid() == 0:  # The server refuses to run as root.
-            account = pwd.getpwnam("nobody")
-            os.chown(directory, account.pw_uid, account.pw_gid)
-            as_server = {"user": account.pw_uid, "group": account.pw_gid}
-
-        def run(*command: str) -> None:
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=directory, **as_server)  # type: ignore[call-overload]
-
-        run(initdb, "-D", f"{directory}/data", "-U", "echo", "-A", "trust", "--no-sync")
-        # Without autovacuum, which would look at the tables after a minute and have plans change in mid-test.
-        options = f"-c listen_addresses= -c unix_socket_directories={directory} -c fsync=off -c autovacuum=off"
-        run(pg_ctl, "-D", f"{directory}/data", "-l", f"{directory}/log", "-w", "-o", options, "start")
-        try:
-            yield f"postgresql://echo@/postgres?host={directory}"
-        finally:
-            run(pg_ctl, "-D", f"{directory}/data", "-m", "immediate", "-w", "stop")
+    """A private server; skips where none is installed."""
+    if why := lacking():
+        pytest.skip(why)
+    with postgresql() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

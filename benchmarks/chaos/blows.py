@@ -1,0 +1,196 @@
+"""What happens to a run: each kind of blow, and which of them fall together in a round."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import psutil
+
+from benchmarks import small_disk
+from benchmarks.chaos import memory
+from benchmarks.chaos.scene import Scene, faketime
+from echo_hub.learner.process import WORKER as LEARNER
+from echo_node.backends.process import WORKER as ENGINE
+
+VERIFIER: Final = "echo_hub.verify.worker"
+SCORER: Final = "echo_hub.scoring.worker"
+LASTS_S: Final = 3.0
+"""Of what passes by itself."""
+DELAY_S: Final = 0.3
+SHARE: Final = 0.3
+"""Of messages that come twice, or that the next one passes."""
+JUMPS_S: Final = (3_600.0, -1_800.0, 86_400.0, -86_400.0)
+LEAST_BYTES: Final = 2**14
+"""A full disk has so little left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """`strike`: whether there was anything to strike. `weight`: how often it is in the deck. `lacks`: why it cannot be
+    tried here."""
+
+    name: str
+    strike: Callable[[Scene, random.Random], Awaitable[bool]]
+    weight: int = 1
+    is_kill: bool = False
+    lacks: str = ""
+
+
+def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) -> None:
+    """Undoes it, whatever else happens meanwhile."""
+
+    async def undo() -> None:
+        try:
+            await asyncio.sleep(after_s)
+        finally:
+            end()
+
+    task = asyncio.create_task(undo())
+    scene.in_background.add(task)
+    task.add_done_callback(scene.in_background.discard)
+
+
+async def _kill_hub(scene: Scene, _: random.Random) -> bool:
+    return scene.hub.kill()
+
+
+def _kill_below_hub(module: str) -> Callable[[Scene, random.Random], Awaitable[bool]]:
+    async def strike(scene: Scene, _: random.Random) -> bool:
+        return scene.hub.kill(module)
+
+    return strike
+
+
+async def _kill_node(scene: Scene, chance: random.Random) -> bool:
+    return chance.choice(scene.nodes).kill()
+
+
+async def _kill_engine(scene: Scene, chance: random.Random) -> bool:
+    return chance.choice(scene.nodes).kill(ENGINE)
+
+
+async def _hang_learner(scene: Scene, _: random.Random) -> bool:
+    return _hang(scene, scene.hub.found(LEARNER))
+
+
+async def _hang_engine(scene: Scene, chance: random.Random) -> bool:
+    return _hang(scene, chance.choice(scene.nodes).found(ENGINE))
+
+
+async def _hang_hub(scene: Scene, _: random.Random) -> bool:
+    return _hang(scene, scene.hub.found())
+
+
+def _hang(scene: Scene, process: psutil.Process | None) -> bool:
+    if process is None:
+        return False
+
+    def go_on() -> None:
+        with suppress(psutil.NoSuchProcess):  # It may have been killed meanwhile.
+            process.send_signal(signal.SIGCONT)
+
+    try:
+        process.send_signal(signal.SIGSTOP)
+    except psutil.NoSuchProcess:
+        return False
+    _later(scene, go_on)
+    return True
+
+
+async def _cut(scene: Scene, _: random.Random) -> bool:
+    return scene.wire.cut() > 0
+
+
+async def _delay(scene: Scene, _: random.Random) -> bool:
+    scene.wire.delay_s = DELAY_S
+    _later(scene, lambda: setattr(scene.wire, "delay_s", 0.0))
+    return True
+
+
+async def _twice(scene: Scene, _: random.Random) -> bool:
+    scene.wire.twice = SHARE
+    _later(scene, lambda: setattr(scene.wire, "twice", 0.0))
+    return True
+
+
+async def _swap(scene: Scene, _: random.Random) -> bool:
+    scene.wire.swapped = SHARE
+    _later(scene, lambda: setattr(scene.wire, "swapped", 0.0))
+    return True
+
+
+async def _fill_disk(scene: Scene, _: random.Random) -> bool:
+    disk = scene.disk
+    if disk is None or disk.ballast.exists():
+        return False
+    await asyncio.to_thread(disk.fill, leave_bytes=LEAST_BYTES)
+    _later(scene, disk.empty)
+    return True
+
+
+async def _squeeze(scene: Scene, _: random.Random) -> bool:
+    if scene.memory is None:
+        return False
+    await asyncio.to_thread(scene.memory.squeeze)
+    _later(scene, scene.memory.release)
+    return True
+
+
+async def _jump(scene: Scene, chance: random.Random) -> bool:
+    if scene.clock is None:
+        return False
+    shift_s = float(scene.clock.read_text()) + chance.choice(JUMPS_S)
+    scene.clock.write_text(f"{shift_s:+.0f}\n")
+    return True
+
+
+async def _restart_database(scene: Scene, _: random.Random) -> bool:
+    if scene.database is None:
+        return False
+    await asyncio.to_thread(scene.database.stop)
+    await asyncio.sleep(LASTS_S / 3)
+    await asyncio.to_thread(scene.database.start)
+    return True
+
+
+DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_database, weight=6)
+"""Where the store is a server."""
+
+
+@cache
+def kinds() -> tuple[Kind, ...]:
+    """All, those that this machine lacks something for included."""
+    return (
+        Kind(name="hub killed", strike=_kill_hub, weight=3, is_kill=True),
+        Kind(name="learner killed", strike=_kill_below_hub(LEARNER), weight=3, is_kill=True),
+        Kind(name="verifier killed", strike=_kill_below_hub(VERIFIER), weight=2, is_kill=True),
+        Kind(name="scorer killed", strike=_kill_below_hub(SCORER), weight=2, is_kill=True),
+        Kind(name="node killed", strike=_kill_node, weight=4, is_kill=True),
+        Kind(name="engine killed", strike=_kill_engine, weight=4, is_kill=True),
+        Kind(name="hub hung", strike=_hang_hub),
+        Kind(name="learner hung", strike=_hang_learner),
+        Kind(name="engine hung", strike=_hang_engine),
+        Kind(name="connections cut", strike=_cut, weight=3),
+        Kind(name="messages late", strike=_delay),
+        Kind(name="messages twice", strike=_twice, weight=2),
+        Kind(name="messages swapped", strike=_swap, weight=2),
+        Kind(name="disk full", strike=_fill_disk, weight=2, lacks=small_disk.LACKING),
+        Kind(name="memory short", strike=_squeeze, lacks=memory.lacking()),
+        Kind(name="clock jumped", strike=_jump, weight=2, lacks="" if faketime() else "libfaketime is not installed"),
+    )
+
+
+def decks(chance: random.Random, *, on_postgresql: bool) -> Iterator[Kind]:
+    """Blows for ever: every kind by its weight, in random order, then all again."""
+    possible = [kind for kind in (*kinds(), *([DATABASE_RESTARTED] if on_postgresql else [])) if not kind.lacks]
+    while True:
+        deck = [kind for kind in possible for _ in range(kind.weight)]
+        chance.shuffle(deck)
+        yield from deck

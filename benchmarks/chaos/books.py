@@ -1,0 +1,95 @@
+"""What the store's rows say in the end, whatever has happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.exc import OperationalError
+
+from echo_hub.core.trust.standing import StandingState
+from echo_hub.store.tables import evaluations, groups, rollouts, steps, trust
+from echo_hub.store.writing import key_of
+from echo_shared.books import EvaluationKind
+from echo_shared.messages import ReceiptState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books:
+    """`acknowledged`: rollouts that nodes were told of; `quarantined`: nodes, all of which are honest."""
+
+    acknowledged: int
+    lost_after_ack: int
+    trained_twice: int
+    identity_holds: bool
+    quarantined: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def newest_step(engine: Engine) -> int | None:
+    """The newest that is trained; None where the database does not answer."""
+    try:
+        with engine.connect() as connection:
+            found = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
+    except OperationalError:
+        return None
+    return int(found or 0)
+
+
+def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple[int, float] | None:
+    """The newest evaluated version, or this one, and the share of held-out problems that it solves greedily."""
+    wanted = select(evaluations.c.policy_version, evaluations.c.accuracy).where(
+        evaluations.c.kind == EvaluationKind.GREEDY.value
+    )
+    if of_version is not None:
+        wanted = wanted.where(evaluations.c.policy_version == of_version)
+    with engine.connect() as connection:
+        row = connection.execute(wanted.order_by(evaluations.c.policy_version.desc()).limit(1)).first()
+    return None if row is None else (int(row[0]), float(row[1]))
+
+
+def check(engine: Engine, acknowledged: Collection[str]) -> Books:
+    """Once the hub has ended."""
+    with engine.connect() as connection:
+        rows = connection.execute(
+            select(
+                rollouts.c.lease_id,
+                rollouts.c["index"].label("member"),
+                rollouts.c.group_id,
+                rollouts.c.turn,
+                rollouts.c.state,
+                rollouts.c.drop_reason,
+                rollouts.c.final_at,
+            )
+        ).all()
+        trained = connection.execute(select(steps.c.rollout_ids).where(steps.c.trained_at.is_not(None))).all()
+        num_groups = connection.scalar(select(func.count()).select_from(groups))
+        quarantined = connection.scalar(
+            select(func.count()).select_from(trust).where(trust.c.state == StandingState.QUARANTINED)
+        )
+    by_id = {(row.lease_id, row.member): row for row in rows}
+    lost = sum((row := by_id.get(key_of(one))) is None or row.state == ReceiptState.LEASED for one in acknowledged)
+    members = Counter(
+        (by_id[key].group_id, by_id[key].member, by_id[key].turn) for (ids,) in trained for key in map(key_of, ids)
+    )
+    finals = {ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED}
+    ended = sum(row.state in finals for row in rows)
+    in_flight = sum(row.final_at is None for row in rows)
+    without_reason = sum(row.state == ReceiptState.DROPPED and row.drop_reason is None for row in rows)
+    in_steps = sum(members.values())
+    is_trained = sum(row.state == ReceiptState.TRAINED for row in rows)
+    return Books(
+        acknowledged=len(acknowledged),
+        lost_after_ack=lost,
+        trained_twice=sum(count - 1 for count in members.values()),
+        identity_holds=bool(num_groups)
+        and len(rows) == ended + in_flight
+        and not without_reason
+        and in_steps == is_trained,
+        quarantined=int(quarantined or 0),
+    )

@@ -1,0 +1,85 @@
+"""Rounds of blows on one run, each followed by a wait for the next trained step."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.chaos.blows import Kind, decks, kinds
+from benchmarks.chaos.books import Books, check, newest_evaluation
+from benchmarks.chaos.memory import memory_group
+from benchmarks.chaos.scene import Scene, free_port, scene
+from benchmarks.chaos.wire import Wire
+from benchmarks.postgresql import postgresql
+from benchmarks.small_disk import mounted
+
+DISK_BYTES: Final = 2**29
+STARTS_WITHIN_S: Final = 120.0
+RECOVERS_WITHIN_S: Final = 90.0
+MOST_AT_ONCE: Final = 4
+APART_S: Final = 1.5
+"""At most, between two blows of a round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """`evaluated`: the newest evaluated version, and what it solves."""
+
+    rounds: list[dict[str, Any]]
+    kills: int
+    books: Books
+    evaluated: tuple[int, float] | None
+
+
+async def run(scratch: Path, *, seed: int, seconds: float, on_postgresql: bool) -> End:
+    chance = random.Random(f"{seed}/{on_postgresql}")
+    possible = {kind.name for kind in kinds() if not kind.lacks}
+    port = free_port()
+    wire = Wire(port, chance)
+    rounds: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        disk = stack.enter_context(mounted(scratch / "disk", DISK_BYTES)) if "disk full" in possible else None
+        async with scene(
+            scratch,
+            wire,
+            port,
+            seed=seed,
+            disk=disk,
+            memory=stack.enter_context(memory_group()) if "memory short" in possible else None,
+            database=stack.enter_context(postgresql()) if on_postgresql else None,
+            fake_clock="clock jumped" in possible,
+        ) as there:
+            if await there.reaches(1, within_s=STARTS_WITHIN_S) is None:
+                raise TimeoutError(f"the run has not begun: {(scratch / 'hub.log').read_text()[-2000:]}")
+            blows, until = decks(chance, on_postgresql=on_postgresql), time.monotonic() + seconds
+            while time.monotonic() < until:
+                rounds.append(await _round(there, blows, chance))
+        books = check(there.engine, wire.acknowledged)
+        evaluated = newest_evaluation(there.engine)
+    return End(rounds=rounds, kills=sum(row["kills"] for row in rounds), books=books, evaluated=evaluated)
+
+
+async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> dict[str, Any]:
+    """A few blows, and how long it took from the last one until another step was trained."""
+    struck, kills = [], 0
+    for kind in islice(blows, chance.randint(1, MOST_AT_ONCE)):
+        if await kind.strike(there, chance):
+            struck.append(kind.name)
+            kills += kind.is_kill
+        await asyncio.sleep(chance.uniform(0.0, APART_S))
+    began = time.monotonic()
+    before = await there.reaches(0, within_s=RECOVERS_WITHIN_S)  # As soon as the database answers.
+    after = None if before is None else await there.reaches(before + 1, within_s=RECOVERS_WITHIN_S)
+    return {
+        "blows": ", ".join(struck) or "none",
+        "kills": kills,
+        "recovered_s": None if after is None else time.monotonic() - began,
+        "step": before,
+    }

@@ -1,0 +1,68 @@
+"""Too little memory: a control group of Linux that the hub and all that it starts run in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path("/sys/fs/cgroup")
+FREE: Final = 0.85
+"""Of what the group takes, what it is left."""
+ROOM_BYTES: Final = 2**20
+
+
+class MemoryGroup:
+    """Made; `command` before another runs that in it."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        is_v1 = (place / "memory.limit_in_bytes").exists()
+        self._limit = place / ("memory.limit_in_bytes" if is_v1 else "memory.max")
+        self._usage = place / ("memory.usage_in_bytes" if is_v1 else "memory.current")
+        self._unlimited = "-1" if is_v1 else "max"
+
+    @property
+    def command(self) -> Sequence[str]:
+        enter = f"import os, sys; open({str(self._place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+        return (sys.executable, "-c", f"{enter}; os.execvp(sys.argv[1], sys.argv[1:])")
+
+    def squeeze(self) -> None:
+        """Less than is in use, or, where the kernel refuses what it cannot take back, no more: who asks for more then
+        is ended by it."""
+        used = int(self._usage.read_text())
+        try:
+            self._limit.write_text(str(int(used * FREE)))
+        except OSError:
+            self._limit.write_text(str(used + ROOM_BYTES))
+
+    def release(self) -> None:
+        self._limit.write_text(self._unlimited)
+
+
+def lacking() -> str:
+    """Why there can be none; empty: there can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "only root on Linux makes control groups"
+    try:
+        with memory_group():
+            return ""
+    except OSError as error:
+        return f"no control group can be made: {error}"
+
+
+@contextmanager
+def memory_group() -> Iterator[MemoryGroup]:
+    """Until the block is left, by when what ran in it has ended. Raises OSError."""
+    base = ROOT / "memory" if (ROOT / "memory").is_dir() else ROOT
+    place = base / f"echo-chaos-{os.getpid()}"
+    place.mkdir()
+    try:
+        if not any((place / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+            raise OSError(f"{base} controls no memory")
+        yield MemoryGroup(place)
+    finally:
+        place.rmdir()

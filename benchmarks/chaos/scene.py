@@ -1,0 +1,237 @@
+"""The run that everything happens to: its processes, each started again when it ends; nothing else is done for them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import psutil
+from sqlalchemy import Engine
+
+from benchmarks.chaos.books import newest_step
+from benchmarks.chaos.memory import MemoryGroup
+from benchmarks.chaos.wire import Wire
+from benchmarks.postgresql import PostgreSQL
+from benchmarks.small_disk import SmallDisk
+from echo_hub.config.file import load_config
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
+from echo_hub.store.database import connect
+
+T = TypeVar("T")
+
+AGAIN_S: Final = 1.0
+"""Until a process that has ended is started again, as a service manager does."""
+ENDS_WITHIN_S: Final = 30.0
+LOOK_S: Final = 0.1
+STEPS: Final = 1_000_000
+"""A run that does not come to its end by itself."""
+EVALUATED_EVERY: Final = 10
+NODES: Final = 2
+FAKETIME: Final = (
+    Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
+    Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"),
+)
+"""Where Debian's libfaketime lies."""
+
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "run": {"name": "chaos"},
+    "training": {"groups_per_step": 16, "group_size": 8},
+    "sampling": {"max_tokens": 6},
+    "evaluation": {"problems": 512, "every": EVALUATED_EVERY},
+    "learner": {"threads": 1},
+    "server": {"shared_memory": False},
+    "alerts": {"disk_free_bytes": 0},
+}
+"""Of sums, by the smallest base; all else is as `echo-hub init` leaves it."""
+
+
+def settings(*, seed: int, **sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """SETTINGS, these over them."""
+    own = {"run": {"seed": seed}, **sections}
+    return {name: {**SETTINGS.get(name, {}), **own.get(name, {})} for name in SETTINGS.keys() | own.keys()}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Kept:
+    """A process that is started again, a moment later, however it ends."""
+
+    def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self._command = command
+        self._env = {**os.environ, **env}
+        self._log = log
+        self.process: asyncio.subprocess.Process | None = None
+        self.num_starts = 0
+
+    async def run(self) -> None:
+        """For ever; cancelled, it lets the process end in its own way."""
+        try:
+            while True:
+                self.num_starts += 1
+                with self._log.open("ab") as log:
+                    self.process = await asyncio.create_subprocess_exec(
+                        *self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env
+                    )
+                await self.process.wait()
+                await asyncio.sleep(AGAIN_S)
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        process = self.process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(ENDS_WITHIN_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def found(self, module: str = "") -> psutil.Process | None:
+        """The process, or the newest below it that runs this module."""
+        if self.process is None or self.process.returncode is not None:
+            return None
+        with suppress(psutil.NoSuchProcess):
+            own = psutil.Process(self.process.pid)
+            if not module:
+                return own
+            below = [one for one in own.children(recursive=True) if _runs(one, module)]
+            return max(below, key=psutil.Process.create_time, default=None)
+        return None
+
+    def kill(self, module: str = "") -> bool:
+        """By SIGKILL; False: there is none."""
+        return self.signal(signal.SIGKILL, module)
+
+    def signal(self, number: int, module: str = "") -> bool:
+        process = self.found(module)
+        if process is None:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+            return True
+        return False
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """What blows may strike. `disk`: the run's file system; `clock`: what shifts the hub's clock; None: not here."""
+
+    run: RunDirectory
+    wire: Wire
+    hub: Kept
+    nodes: list[Kept]
+    engine: Engine
+    disk: SmallDisk | None = None
+    clock: Path | None = None
+    memory: MemoryGroup | None = None
+    database: PostgreSQL | None = None
+    in_background: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def reaches(self, step: int, *, within_s: float) -> int | None:
+        """Waits for the step to be trained; the newest that is, or None: not in that time."""
+
+        def look() -> int | None:
+            newest = newest_step(self.engine)
+            return newest if newest is not None and newest >= step else None
+
+        return await awaited(look, within_s=within_s)
+
+
+async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
+    """What `look` finds, in a thread, once it finds something; None: not in that time."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + within_s
+    while True:
+        found = await asyncio.to_thread(look)
+        if found is not None or clock() > until:
+            return found
+        await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def scene(
+    scratch: Path,
+    wire: Wire,
+    hub_port: int,
+    *,
+    seed: int,
+    steps: int = STEPS,
+    disk: SmallDisk | None = None,
+    memory: MemoryGroup | None = None,
+    database: PostgreSQL | None = None,
+    fake_clock: bool = False,
+) -> AsyncIterator[Scene]:
+    """A hub at `hub_port` and its nodes at the other end of `wire`, serving until the block is left."""
+    run = RunDirectory((disk.directory if disk is not None else scratch) / "run")
+    sections: dict[str, dict[str, Any]] = {"server": {"port": hub_port}, "training": {"steps": steps}}
+    if database is not None:
+        sections["store"] = {"url": database.url}
+    make_run(run, load_config(None, settings(seed=seed, **sections)))
+    clock = scratch / "clock" if fake_clock else None
+    env = {"OMP_NUM_THREADS": "1"}
+    if clock is not None:
+        clock.write_text("+0\n")
+        env |= {
+            "LD_PRELOAD": str(faketime()),
+            "FAKETIME_TIMESTAMP_FILE": str(clock),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_RESET": "1",
+        }
+    within = memory.command if memory is not None else ()
+    hub = Kept(
+        "hub", [*within, sys.executable, "-m", "echo_hub.main", "serve", str(run.root)], env=env,
+        log=scratch / "hub.log",
+    )  # fmt: skip
+    engine = connect(database.url if database is not None else run.database_url)
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(wire.open())
+        nodes = [_node(scratch / f"node{number}", url) for number in range(1, NODES + 1)]
+        keeping = [asyncio.create_task(kept.run()) for kept in (hub, *nodes)]
+        made = Scene(
+            run=run, wire=wire, hub=hub, nodes=nodes, engine=engine, disk=disk, clock=clock, memory=memory,
+            database=database,
+        )  # fmt: skip
+        try:
+            yield made
+        finally:
+            for task in (*made.in_background, *keeping[::-1]):
+                task.cancel()
+            await asyncio.wait([*made.in_background, *keeping])
+            engine.dispose()
+
+
+def faketime() -> Path | None:
+    """None: it is not installed."""
+    return next((path for path in FAKETIME if path.exists()), None)
+
+
+def _node(home: Path, url: str) -> Kept:
+    options = ["--quiet", "--name", home.name, "--data-dir", str(home), "--threads", "1", "--swarm-host", "127.0.0.1"]
+    env = {"OMP_NUM_THREADS": "1", "ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
+    command = [sys.executable, "-m", "echo_node.main", "join", url, "--backend", "llama_cpp", *options]
+    return Kept(home.name, command, env=env, log=home.with_suffix(".log"))

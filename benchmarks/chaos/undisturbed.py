@@ -1,0 +1,28 @@
+"""The same run with nothing happening to it."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchmarks.chaos.books import newest_evaluation
+from benchmarks.chaos.scene import awaited, free_port, scene
+from benchmarks.chaos.wire import Wire
+
+A_STEP_S: Final = 30.0
+"""No undisturbed step takes so long."""
+
+
+async def accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
+    """What its version solves of the held-out problems. Raises TimeoutError."""
+    port = free_port()
+    async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
+        look = partial(newest_evaluation, there.engine, of_version=policy_version)
+        found = await awaited(look, within_s=A_STEP_S * max(1, policy_version))
+    if found is None:
+        raise TimeoutError(
+            f"version {policy_version} is not evaluated: see {(scratch / 'hub.log').read_text()[-2000:]}"
+        )
+    return found[1]

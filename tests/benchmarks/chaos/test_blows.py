@@ -1,0 +1,29 @@
+"""Which blows fall, in which order."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import islice
+
+from benchmarks.chaos.blows import DATABASE_RESTARTED, decks, kinds
+
+
+def names(seed: int, count: int, *, on_postgresql: bool = False) -> list[str]:
+    return [kind.name for kind in islice(decks(random.Random(seed), on_postgresql=on_postgresql), count)]
+
+
+def test_every_kind_falls_by_its_weight_and_the_order_follows_from_the_seed() -> None:
+    possible = [kind for kind in kinds() if not kind.lacks]
+    one_deck = sum(kind.weight for kind in possible)
+    assert Counter(names(1, 2 * one_deck)) == {kind.name: 2 * kind.weight for kind in possible}
+    assert names(1, 20) == names(1, 20) != names(2, 20)
+
+
+def test_a_database_is_restarted_only_where_there_is_a_server() -> None:
+    assert DATABASE_RESTARTED.name not in names(1, 200)
+    assert DATABASE_RESTARTED.name in names(1, 200, on_postgresql=True)
+
+
+def test_most_blows_are_kills() -> None:
+    assert 2 * sum(kind.weight for kind in kinds() if kind.is_kill) > sum(kind.weight for kind in kinds())

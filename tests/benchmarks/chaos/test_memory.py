@@ -1,0 +1,30 @@
+"""A process that is squeezed below what it takes is ended by the kernel; one that fits goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.chaos.memory import lacking, memory_group
+
+TAKES = "x = bytearray(2**27); print('taken', flush=True); input(); y = bytearray(2**26); print('more', flush=True)"
+
+
+@pytest.mark.parametrize("is_squeezed", [True, False])
+def test_too_little_memory(is_squeezed: bool) -> None:
+    if why := lacking():
+        pytest.skip(why)
+    with memory_group() as group:
+        process = subprocess.Popen(
+            [*group.command, sys.executable, "-c", TAKES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        if is_squeezed:
+            group.squeeze()
+        said, _ = process.communicate("\n", timeout=60)
+        group.release()
+        assert (process.returncode == -signal.SIGKILL) == is_squeezed
+        assert (said == "more\n") == (not is_squeezed)
