@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from filelock import FileLock, Timeout
-from sqlalchemy import URL
 
 from echo_shared.errors import ConfigError, StorageError
 
@@ -56,6 +55,8 @@ class RunDirectory:
     @property
     def database_url(self) -> str:
         """The address of the run's own SQLite database."""
+        from sqlalchemy import URL  # Learner and verifier know the directory and no database.
+
         path = (self.root.resolve() / "echo.db").as_posix()
         return URL.create("sqlite", database=path).render_as_string()
 
