@@ -6,6 +6,8 @@ Time without progress is counted in beats, not by a clock: a machine that slept 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from echo_shared.child import ParentPipe
@@ -39,6 +41,16 @@ class Heartbeat:
     def step(self) -> None:
         """The child's loop has got on."""
         self._steps += 1
+
+    @contextmanager
+    def at_work(self, *, expects_steps: bool = True) -> Iterator[None]:
+        """Until the block is left there is work, or, within it, a wait in which no step is to be expected."""
+        before, self.working = self.working, expects_steps
+        self.step()
+        try:
+            yield
+        finally:
+            self.working = before
 
     def beat(self) -> None:
         """Tells the parent once. Raises BrokenPipeError when it is gone."""

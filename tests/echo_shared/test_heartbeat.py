@@ -22,6 +22,14 @@ slow.beat()
 slow.beat()
 slow.working = False
 slow.beat()
+with slow.at_work():
+    slow.beat()  # There was a step as it began.
+    slow.beat()
+    with slow.at_work(expects_steps=False):
+        slow.beat()
+    slow.beat()
+    slow.beat()
+slow.beat()
 with Heartbeat(pipe, 0.001):
     pipe.receive()
 pipe.send({"type": "last"})
@@ -32,9 +40,10 @@ async def test_time_without_a_step_is_counted_while_there_is_work(tmp_path: Path
     (tmp_path / "beating.py").write_text(BEATING)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     child = await Child.start("beating", name="test", log=tmp_path / "log", env={"PYTHONPATH": path})
-    beats = [await child.receive() for _ in range(20)]
+    beats = [await child.receive() for _ in range(30)]
     assert {beat["type"] for beat in beats} == {"alive"}
     assert [beat["stalled_s"] for beat in beats[:6]] == [0.0, 2.0, 4.0, 0.0, 2.0, 0.0]
+    assert [beat["stalled_s"] for beat in beats[6:12]] == [0.0, 2.0, 0.0, 2.0, 4.0, 0.0]
     await child.send({})
     while (frame := await child.receive())["type"] == "alive":
         pass

@@ -145,6 +145,9 @@ class LearnerConfig(Section):
     """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
     deterministic: bool = True
     """A step that is trained again gives the very same adapter. Off, some of CUDA's kernels are faster."""
+    hung_s: Annotated[float, Field(ge=0)] = 3_600.0
+    """A learner that has work and has computed no micro-batch and finished no rollout for so long is ended and started
+    again from its checkpoint; 0 = never. One that gives no sign of life at all is ended after two minutes."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3

@@ -64,6 +64,8 @@ class Policy:
         """The adapter's weights by their names in PEFT's files."""
         self._dtype = dtype
         self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
+        self.computed: Callable[[], object] = lambda: None
+        """Called after every forward pass of a micro-batch."""
         self._temperature = settings.temperature
         self.checkpoints = settings.learner.gradient_checkpointing is True
         """Whether layers are computed again in the backward pass; may be changed unless the setting is false."""
@@ -197,6 +199,7 @@ class Policy:
             hidden_TH = packing.packed_states(self._body, batch.input_ids_T, batch.position_ids_T, batch.rows)
         else:
             hidden_TH = packing.separate_states(self._body, batch.input_ids_T, batch.rows)
+        self.computed()
         return packing.take(hidden_TH, batch.predictors_N)
 
     @torch.no_grad()

@@ -12,7 +12,8 @@ import contextlib
 import itertools
 import os
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,9 +23,11 @@ from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_shared.child import ChildExited, Frame
 from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.supervised import Command, SupervisedChild
+from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 WORKER: Final = "echo_hub.learner.worker"
+LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)
+"""Once it is ready: until then it may wait for other hosts for hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +66,12 @@ class Learner:
             environment["OMP_NUM_THREADS"] = str(settings.learner.threads)
         module, *arguments = _command(settings.learner)
         log = run_dir / "logs" / "learner.log"
+        limits = replace(LIMITS, stalled_s=settings.learner.hung_s or inf)
+        given = {"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir), "beat_s": limits.beat_s}
         child = await SupervisedChild.start(
             Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=environment),
-            {"call": 0, "command": "open", "settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)},
+            {"call": 0, "command": "open", **given},
+            limits,
         )
         if child.ready["kind"] == "error":
             await child.stop()

@@ -25,7 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +53,7 @@ from echo_hub.learner.writer import Writer
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import EchoError, LearnerError
 from echo_shared.files import atomic_directory
+from echo_shared.heartbeat import Heartbeat
 from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
@@ -71,8 +72,17 @@ Answer = Callable[[Frame], None]
 class Worker:
     """Made by `open`; holds policy version `policy_version`. `close` it."""
 
-    def __init__(self, settings: LearnerSettings, run_dir: Path, policy: Policy, lock: FileLock | None) -> None:
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        run_dir: Path,
+        policy: Policy,
+        lock: FileLock | None,
+        heartbeat: Heartbeat | None,
+    ) -> None:
+        """`heartbeat`: rank 0's, which the hub hears."""
         self._settings = settings
+        self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
         self._policy = policy
         self._ranks = policy.ranks
@@ -100,7 +110,7 @@ class Worker:
         self._drawing = Drawing(policy, kv_cache_bytes=kv_cache_bytes, multi_turn=settings.multi_turn)
 
     @classmethod
-    def open(cls, frame: Frame, ranks: Ranks = ALONE) -> Worker:
+    def open(cls, frame: Frame, ranks: Ranks = ALONE, heartbeat: Heartbeat | None = None) -> Worker:
         """Locks the run directory, loads the base and the newest checkpoint, if there is one."""
         given = LearnerSettings.model_validate(frame["settings"])
         settings = ranks.agree(lambda: ranks.place(given))
@@ -109,7 +119,9 @@ class Worker:
             torch.set_num_threads(settings.learner.threads)
         determinism.choose(deterministic=settings.learner.deterministic)
         lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
-        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock)
+        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock, heartbeat)
+        if heartbeat is not None:
+            worker._policy.computed = heartbeat.step
         worker._resume()
         if settings.objective.reference == "start":
             worker._policy.reference = worker._start(run_dir)
@@ -265,7 +277,8 @@ class Worker:
         if self._ranks.rank:
             return
         step, training, learner = self.policy_version, self._settings.training, self._settings.learner
-        self._writer.wait()
+        with nullcontext() if self._heartbeat is None else self._heartbeat.at_work(expects_steps=False):
+            self._writer.wait()  # For as long as the disk is full.
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
         state = checkpoint.State(step=step, told=self.told, history=self._history)
@@ -330,6 +343,7 @@ class Worker:
 
     def _draw_own(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[Frame]:
         for rollout in self._drawing.draw(groups, choose):
+            self._policy.computed()
             yield frames.pack_rollout(rollout)
 
 
@@ -392,25 +406,38 @@ def _are_finite(rollouts: Sequence[TrainingRollout]) -> bool:
 
 def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
     """Rank 0's part: answers commands until the parent is gone; the exit status."""
+    opening = _next_command(pipe, ranks)
+    if opening is not None:
+        assert opening["command"] == "open", "the parent opens first"
+        with Heartbeat(pipe, opening["beat_s"]) as heartbeat:
+            status = _answer_all(pipe, ranks, heartbeat, opening)
+        if status:
+            return status
+    ranks.tell({"command": "end"})
+    ranks.leave()
+    return 0
+
+
+def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: Frame) -> int:
+    """From the opening command on; the exit status."""
     worker: Worker | None = None
-    while (frame := _next_command(pipe, ranks)) is not None:
+    frame: Frame | None = opening
+    while frame is not None:
         if worker is not None and worker.failed:
             return 1
         answer = partial(_send, pipe, frame["call"])
         try:
-            if frame["command"] == "open":
-                worker = Worker.open(ranks.tell(frame), ranks)
+            if worker is None:
+                worker = Worker.open(ranks.tell(frame), ranks, heartbeat)
                 told = frames.pack_told(worker.told)
                 answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
-                continue
-            assert worker is not None, "the parent opens first"
-            if frame["command"] == "hold":
+            elif frame["command"] == "hold":
                 worker.hold(frame["groups"])
-                continue
-            if frame["command"] == "confirm":
+            elif frame["command"] == "confirm":
                 worker.confirm(frame["step"])
-                continue
-            worker.handle(ranks.tell(worker.admitted(frame)), answer)
+            else:
+                with heartbeat.at_work():
+                    worker.handle(ranks.tell(worker.admitted(frame)), answer)
         except BrokenPipeError:
             break
         except LearnerError as error:
@@ -421,11 +448,10 @@ def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
             if isinstance(error, EchoError) or ranks.count == 1:
                 answer(_failure(error))
             return 1
+        frame = _next_command(pipe, ranks)
     if worker is not None:
         with suppress(BrokenPipeError):
             worker.close()
-    ranks.tell({"command": "end"})
-    ranks.leave()
     return 0
 
 

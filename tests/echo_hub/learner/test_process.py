@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +14,10 @@ import pytest
 from filelock import FileLock
 
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.learner import unquantized
-from echo_hub.learner.process import WORKER, Learner, _command
+from echo_hub.learner import process, unquantized
+from echo_hub.learner.process import LIMITS, WORKER, Learner, _command
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
+from echo_shared.child import ChildExited, Death
 from echo_shared.sampling import GroupRequest
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
@@ -68,6 +72,51 @@ async def test_a_cancelled_command_leaves_the_stream_whole(
     finally:
         await learner.stop()
     await learner.stop()
+
+
+HUNG = """
+import sys, threading
+from echo_hub.learner import worker
+from echo_hub.learner.policy import Policy
+
+compute = Policy._predicting_states
+
+def hang(policy, batch):
+    if vars(policy).get("began"):
+        threading.Event().wait()
+    policy.began = True
+    return compute(policy, batch)
+
+Policy._predicting_states = hang
+sys.exit(worker.main())
+"""
+
+
+@pytest.mark.slow
+async def test_one_that_gives_no_sign_of_life_or_does_not_get_on_is_ended(
+    settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LIMITS", replace(LIMITS, silent_s=1.0, beat_s=0.05, look_s=0.05))
+    learner = await Learner.start(settings, tmp_path)
+    try:
+        os.kill(learner.pid, signal.SIGSTOP)
+        with pytest.raises(ChildExited) as silent:
+            await (await learner.train(1, make_groups(1), None)).computed()
+        assert silent.value.death is Death.SILENT
+    finally:
+        await learner.stop()
+
+    (tmp_path / "hung.py").write_text(HUNG)
+    monkeypatch.setattr(process, "WORKER", "hung")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    of_learner = settings.learner.model_copy(update={"hung_s": 0.5, "micro_batch_tokens": 64})
+    learner = await Learner.start(settings.model_copy(update={"learner": of_learner}), tmp_path)
+    try:
+        with pytest.raises(ChildExited) as stalled:
+            await (await learner.train(1, make_groups(1), None)).computed()
+        assert stalled.value.death is Death.STALLED
+    finally:
+        await learner.stop()
 
 
 @pytest.mark.slow
