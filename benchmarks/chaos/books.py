@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Engine, func, select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.store.tables import evaluations, groups, rollouts, steps, trust
@@ -32,11 +32,11 @@ class Books:
 
 
 def newest_step(engine: Engine) -> int | None:
-    """The newest that is trained; None where the database does not answer."""
+    """The newest that is trained; None where the database does not answer, or has no tables yet."""
     try:
         with engine.connect() as connection:
             found = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
-    except OperationalError:
+    except (OperationalError, ProgrammingError):
         return None
     return int(found or 0)
 
