@@ -287,7 +287,7 @@ async def _next(pipe: Connection) -> Any:
     try:
         await there.wait()
         return pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
         return None
     finally:
         loop.remove_reader(pipe.fileno())

@@ -21,7 +21,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.drawing import StoredDraw
-from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchGroup, StoredPayload
+from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchGroup, BatchTurn, StoredPayload
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.messages import FinishReason
 
@@ -109,6 +109,8 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
     episode that ended because the next turn would not fit the base's context does not count: all that it holds is
     whole, and its reward is the one that the environment names for this case.
     """
+    if len(episode.turns) == 1 and not len(episode.turns[0].observation_ids):
+        return _single_turn(episode, episode.turns[0])
     ids, drawn, logprobs = [], [], []
     spans = [span for turn in episode.turns for span in turn.spans]
     versions = [span.policy_version for span in spans]
@@ -127,4 +129,22 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
         mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
         num_versions=len(set(versions)),
         draws=np.array([(turn.seed, turn.index, len(turn.completion_ids)) for turn in episode.turns], np.uint64),
+    )
+
+
+def _single_turn(episode: BatchEpisode, turn: BatchTurn) -> TrainingRollout:
+    """`training_rollout`, of what most episodes are: nothing is copied."""
+    versions = [span.policy_version for span in turn.spans]
+    num_tokens = len(turn.completion_ids)
+    drawn = sum(span.policy_version * span.num_tokens for span in turn.spans)
+    return TrainingRollout(
+        completion_ids=turn.completion_ids,
+        loss_mask=np.ones(num_tokens, bool),
+        behavior_logprobs=turn.behavior_logprobs,
+        reward=nan if episode.reward is None else episode.reward,
+        turn_rewards=np.empty(0, np.float64),
+        truncated=turn.finish_reason is FinishReason.LENGTH,
+        mean_version=drawn / num_tokens,
+        num_versions=len(set(versions)),
+        draws=np.array([(turn.seed, turn.index, num_tokens)], np.uint64),
     )

@@ -32,7 +32,7 @@ SOON_S: Final = 0.2
 """Of processor."""
 SMALL_GROWTH: Final = 2**25
 """Bytes."""
-SHARE: Final = 0.05
+SHARE: Final = 0.02
 """Of the processor's time that the thread takes for all else, since the last time."""
 LEAST_GROWTH: Final = 2**28
 """Bytes: for less it is not worth holding anybody up."""

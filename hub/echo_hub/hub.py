@@ -61,7 +61,7 @@ from echo_hub.operator_access import guard_of
 from echo_hub.operator_desk import Desk
 from echo_hub.own_sampler import OwnSampler
 from echo_hub.publishing import Publishing, export_path
-from echo_hub.receipts import ReceiptLookUps, TrainedReceipts, as_message
+from echo_hub.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
 from echo_hub.resources import Resources
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.preparing import GroupPreparation
@@ -112,8 +112,9 @@ class Hub:
             room=opened.store.room,
         )
         self._own_sampler = OwnSampler(config.training, report=self._driver.report)
-        self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send)
-        self._trained_receipts = TrainedReceipts(send=self._gateway.send)
+        self._receipts = ReceiptsOut(send=self._gateway.send)
+        self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send, flush=self._receipts.flush)
+        self._trained_receipts = TrainedReceipts(tell=self._receipts.tell)
         self._node_checks = self._make_node_checks()
         self._nodes = self._make_nodes()
         self._preparation = GroupPreparation(opened.problems)
@@ -378,6 +379,7 @@ class Hub:
                     self.publishing.run(),
                     self._distributor.run(),
                     self._evaluations.run(),
+                    self._receipts.run(),
                     self._look_ups.run(),
                     self._trained_receipts.run(),
                     self._housekeeping.run(),
@@ -411,7 +413,7 @@ class Hub:
                 self._opened.partials.revoked(action.lease_id)
                 self._handing_out.submit(action)
             case SendReceipts():
-                self._gateway.send(action.node_id, as_message(action.receipts))
+                self._receipts.tell(action.node_id, action.receipts)
             case SendTrained():
                 self._trained_receipts.submit(action)
             case LookUpReceipt():

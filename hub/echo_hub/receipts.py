@@ -1,5 +1,5 @@
-"""Receipts beside the coordinator's own: those that it no longer has in memory, looked up in the store for nodes that
-ask; and those of a trained batch."""
+"""Receipts on their way to the nodes: the coordinator's own; those that it no longer has in memory, looked up in the
+store for nodes that ask; and those of a trained batch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,62 @@ from echo_hub.core.effects import LookUpReceipt, SendTrained
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.contribution import sign
 from echo_shared.identity import Identity
-from echo_shared.messages import FromHub, Receipt, Receipts, ReceiptState
+from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, ReceiptState
 
 LOOK_UPS_WAITING: Final = 4_096
+WAIT_S: Final = 0.5
 TOLD_AT_ONCE: Final = 512
 """Rollouts of a trained batch of which nodes are told before others have their turn."""
 
 
-class ReceiptLookUps:
-    """`send` gives a node a message."""
+class ReceiptsOut:
+    """Acks and final states go out at once. That a rollout is scored can wait for `WAIT_S`: it goes along with the
+    node's next receipts, so that most rollouts cost one message less. `send` gives a node a message, or drops it when
+    the node is not connected."""
 
-    def __init__(self, *, store: AsyncStore, send: Callable[[str, FromHub], object]) -> None:
+    def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
+        self._send = send
+        self._waiting: dict[str, list[effects.Receipt]] = {}
+        self._there_are = asyncio.Event()
+
+    def tell(self, node_id: str, receipts: Sequence[effects.Receipt]) -> None:
+        """In the order in which they are told; at most MAX_BATCHED at once."""
+        if len(self._waiting.get(node_id, ())) + len(receipts) > MAX_BATCHED:
+            self.flush(node_id)
+        self._waiting.setdefault(node_id, []).extend(receipts)
+        if any(receipt.state is not ReceiptState.SCORED for receipt in receipts):
+            self.flush(node_id)
+        else:
+            self._there_are.set()
+
+    def flush(self, node_id: str) -> None:
+        """Nothing more waits for this node."""
+        if receipts := self._waiting.pop(node_id, None):
+            self._send(node_id, as_message(receipts))
+
+    async def run(self) -> None:
+        """Sends for ever what has waited for long enough."""
+        while True:
+            await self._there_are.wait()
+            self._there_are.clear()
+            await asyncio.sleep(WAIT_S)
+            for node_id in tuple(self._waiting):
+                self.flush(node_id)
+
+
+class ReceiptLookUps:
+    """`send` gives a node a message; what `flush` still had for it goes before."""
+
+    def __init__(
+        self,
+        *,
+        store: AsyncStore,
+        send: Callable[[str, FromHub], object],
+        flush: Callable[[str], object] = lambda node_id: None,
+    ) -> None:
         self._store = store
         self._send = send
+        self._flush = flush
         self._waiting: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
 
     def submit(self, action: LookUpReceipt) -> None:
@@ -42,15 +85,15 @@ class ReceiptLookUps:
     async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         """Tells the node what became of these rollouts, in one message."""
         receipts = await self._store.receipts(node_id, rollout_ids)
+        self._flush(node_id)
         self._send(node_id, Receipts(receipts=tuple(receipts)))
 
 
 class TrainedReceipts:
-    """Tells nodes what was trained, a part of a batch at a time: a large one does not hold up the hub. `send` gives a
-    node a message, or drops it when the node is not connected."""
+    """Tells nodes what was trained, a part of a batch at a time: a large one does not hold up the hub."""
 
-    def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
-        self._send = send
+    def __init__(self, *, tell: Callable[[str, Sequence[effects.Receipt]], object]) -> None:
+        self._tell = tell
         self._waiting: asyncio.Queue[SendTrained] = asyncio.Queue()
 
     def submit(self, action: SendTrained) -> None:
@@ -67,7 +110,7 @@ class TrainedReceipts:
                 for node_id, rollout_id in zip(trained.node_ids[part], trained.rollout_ids[part], strict=True):
                     of_nodes.setdefault(node_id, []).append(effects.Receipt(rollout_id, ReceiptState.TRAINED))
                 for node_id, receipts in of_nodes.items():
-                    self._send(node_id, as_message(receipts))
+                    self._tell(node_id, receipts)
                 await asyncio.sleep(0)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from echo_hub import receipts as receipts_module
-from echo_hub.core.effects import LookUpReceipt, SendLease, SendTrained
-from echo_hub.receipts import ReceiptLookUps, TrainedReceipts
+from echo_hub.core.effects import LookUpReceipt, Receipt, SendLease, SendTrained
+from echo_hub.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
 from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
@@ -68,7 +68,7 @@ async def test_look_ups_are_answered_in_order_and_bounded(drive: Drive, monkeypa
 async def test_nodes_are_told_of_a_trained_batch_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "TOLD_AT_ONCE", 3)
     sent = Sent()
-    trained = TrainedReceipts(send=sent.send)
+    trained = TrainedReceipts(tell=ReceiptsOut(send=sent.send).tell)
     trained.submit(SendTrained(rollout_ids=("1-0", "2-0", "1-1", "1-2"), node_ids=("a", "b", "a", "a")))
     working = asyncio.create_task(trained.run())
     await sent.until(3)
@@ -77,3 +77,57 @@ async def test_nodes_are_told_of_a_trained_batch_part_by_part(monkeypatch: pytes
     told = [(node_id, [receipt.rollout_id for receipt in message.receipts]) for node_id, message in sent.messages]
     assert told == [("a", ["1-0", "1-1"]), ("b", ["2-0"]), ("a", ["1-2"])]
     assert {receipt.state for _, message in sent.messages for receipt in message.receipts} == {ReceiptState.TRAINED}
+
+
+def told(sent: Sent) -> list[tuple[str, list[str]]]:
+    return [(node_id, [one.state.value for one in message.receipts]) for node_id, message in sent.messages]
+
+
+def receipts(*states: ReceiptState) -> tuple[Receipt, ...]:
+    return tuple(Receipt(f"{number}-0", state) for number, state in enumerate(states))
+
+
+def test_that_a_rollout_is_scored_goes_along_with_the_next_ack() -> None:
+    sent = Sent()
+    out = ReceiptsOut(send=sent.send)
+    out.tell("a", receipts(ReceiptState.SCORED))
+    out.tell("b", receipts(ReceiptState.RECEIVED, ReceiptState.SCORED))
+    assert told(sent) == [("b", ["received", "scored"])]
+    out.tell("a", receipts(ReceiptState.RECEIVED))
+    assert told(sent)[1:] == [("a", ["scored", "received"])]
+    out.tell("a", receipts(ReceiptState.TRAINED))
+    assert told(sent)[2:] == [("a", ["trained"])]
+
+
+async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts_module, "WAIT_S", 0.001)
+    sent = Sent()
+    out = ReceiptsOut(send=sent.send)
+    running = asyncio.create_task(out.run())
+    for count in (1, 2):
+        out.tell("a", receipts(ReceiptState.SCORED))
+        await sent.until(count)
+    assert told(sent) == [("a", ["scored"])] * 2
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_no_message_holds_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts_module, "MAX_BATCHED", 3)
+    sent = Sent()
+    out = ReceiptsOut(send=sent.send)
+    for count in (2, 2, 1):
+        out.tell("a", receipts(*[ReceiptState.SCORED] * count))
+    out.flush("a")
+    assert told(sent) == [("a", ["scored"] * 2), ("a", ["scored"] * 3)]
+
+
+async def test_what_is_looked_up_comes_behind_what_waited(drive: Drive) -> None:
+    driven = await drive()
+    await driven.node("a")
+    await driven.until(lambda: driven.of(SendLease) != [])
+    sent = Sent()
+    out = ReceiptsOut(send=sent.send)
+    out.tell("a", receipts(ReceiptState.SCORED))
+    await ReceiptLookUps(store=driven.async_store, send=sent.send, flush=out.flush).answer("a", ["999-0"])
+    assert told(sent) == [("a", ["scored"]), ("a", ["dropped"])]

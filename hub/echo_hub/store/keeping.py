@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
+from echo_hub.store.bulk import execute_many
 from echo_hub.store.reading import in_parts
 from echo_hub.store.tables import WITH_PAYLOAD, keeping_tallies, kept, payloads, rollouts
 from echo_hub.store.tallies import add_to
@@ -68,9 +69,9 @@ def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> Non
         return
     copies = [_copy(row) for row in rows if keeping.chooses(row.group_id)]
     left_out = [row for row in rows if not keeping.chooses(row.group_id)]
-    connection.execute(_FORGET, [{"lease": row.lease_id, "at": row.at} for row in rows])
+    execute_many(connection, _FORGET, [{"lease": row.lease_id, "at": row.at} for row in rows])
     if copies:
-        connection.execute(insert(kept), copies)
+        execute_many(connection, _NEW_KEPT, copies)
         _count(connection, _KEPT, len(copies), sum(copy["size_bytes"] for copy in copies))
     if left_out:
         _say_why(connection, left_out, BY_SHARE)
@@ -123,6 +124,7 @@ _PAYLOADS: Final = select(
     payloads.c.spans,
     rollouts.c.group_id,
 ).join_from(payloads, rollouts, WITH_PAYLOAD)
+_NEW_KEPT: Final = insert(kept)
 _FORGET: Final = delete(payloads).where(payloads.c.lease_id == bindparam("lease"), payloads.c.index == bindparam("at"))
 _TRIM: Final = delete(kept).where(kept.c.lease_id == bindparam("lease"), kept.c.index == bindparam("at"))
 _SAY_WHY: Final = (

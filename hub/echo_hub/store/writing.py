@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Update, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
     ActionSettled,
@@ -38,6 +38,7 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.payload import Span
+from echo_hub.store.bulk import execute_many
 from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
@@ -51,6 +52,7 @@ _Rows = list[dict[str, Any]]
 
 _FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
+_NEW_GROUPS, _NEW_ROLLOUTS, _NEW_PAYLOADS = insert(groups), insert(rollouts), insert(payloads)
 _RECEIVE = (
     update(rollouts)
     .where(*_KEY, rollouts.c.state == ReceiptState.LEASED)
@@ -124,8 +126,8 @@ def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
     return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] or None
 
 
-def _change(connection: Connection, statement: Any, rows: _Rows, what: str) -> None:
-    changed = connection.execute(statement, rows).rowcount
+def _change(connection: Connection, statement: Update, rows: _Rows, what: str) -> None:
+    changed = execute_many(connection, statement, rows)
     if changed != len(rows):
         raise LocalProtocolError(
             "The coordinator's records do not fit the store; nothing of them is written.",
@@ -138,7 +140,7 @@ def _open_groups(connection: Connection, records: Sequence[GroupOpened], now: fl
         {"group_id": record.group_id, "seed": record.seed, "prompt": record.prompt, "opened_at": now}
         for record in records
     ]
-    connection.execute(insert(groups), rows)
+    execute_many(connection, _NEW_GROUPS, rows)
 
 
 def _rate_groups(connection: Connection, records: Sequence[GroupsRated], now: float) -> None:
@@ -164,7 +166,7 @@ def _lease(connection: Connection, records: Sequence[RolloutsLeased], now: float
         for record in records
         for index in record.indices
     ]
-    connection.execute(insert(rollouts), rows)
+    execute_many(connection, _NEW_ROLLOUTS, rows)
 
 
 def _receive(connection: Connection, records: Sequence[RolloutReceived], now: float) -> None:
@@ -193,7 +195,7 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
             }
         )
     _change(connection, _RECEIVE, changes, "received")
-    connection.execute(insert(payloads), contents)
+    execute_many(connection, _NEW_PAYLOADS, contents)
 
 
 def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float) -> None:
@@ -216,7 +218,7 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
         for row in _keys([record.rollout_id], new_observation_ids=_bytes(record.observation_ids, "<i4"))
     ]
     if answers:
-        connection.execute(_ANSWER, answers)
+        execute_many(connection, _ANSWER, answers)
 
 
 def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> None:
@@ -288,8 +290,11 @@ def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float
         for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None, at_s=now)
     ]
     _change(connection, _DROP, rows, "dropped")
+    by_reason: dict[DropReason, list[tuple[int, int]]] = {}
     for record in records:
-        tally(connection, list(map(key_of, record.rollout_ids)), record.reason.value)
+        by_reason.setdefault(record.reason, []).extend(map(key_of, record.rollout_ids))
+    for reason, keys in by_reason.items():
+        tally(connection, keys, reason.value)
 
 
 def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: float) -> None:

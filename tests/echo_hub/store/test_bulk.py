@@ -1,0 +1,86 @@
+"""What SQLAlchemy does for each row, done once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, bindparam, create_engine, delete, event, insert, select, update
+
+from echo_hub.store.bulk import execute_many
+from echo_hub.store.tables import metadata, payloads, rollouts
+from echo_shared.messages import FinishReason, ReceiptState
+
+ROWS = [
+    {
+        "lease_id": lease_id,
+        "index": 0,
+        "completion_ids": bytes([lease_id]),
+        "behavior_logprobs": b"",
+        "finish_reason": FinishReason.STOP,
+        "sampling_s": 0.5,
+        "spans": spans,
+    }
+    for lease_id, spans in ((1, [["n1", 3, 2]]), (2, None))
+]
+NEW = insert(payloads)
+SPANS = (
+    update(payloads)
+    .where(payloads.c.lease_id == bindparam("lease"), payloads.c.finish_reason == FinishReason.STOP)
+    .values(spans=bindparam("new", type_=payloads.c.spans.type), sampling_s=0.25)
+)
+GONE = delete(payloads).where(payloads.c.lease_id == bindparam("lease"))
+
+
+@pytest.fixture
+def connection() -> Iterator[Connection]:
+    engine = create_engine("sqlite://")
+    metadata.create_all(engine, tables=[payloads, rollouts])
+    with engine.begin() as opened:
+        yield opened
+
+
+def stored(connection: Connection) -> list[tuple[object, ...]]:
+    rows = connection.execute(select(payloads).order_by(payloads.c.lease_id))
+    return [tuple(row) for row in rows]
+
+
+def test_rows_are_as_sqlalchemy_would_have_written_them(connection: Connection) -> None:
+    connection.execute(NEW, ROWS)
+    expected = stored(connection)
+    assert execute_many(connection, GONE, [{"lease": 1}, {"lease": 2}]) == 2
+    assert stored(connection) == []
+    execute_many(connection, NEW, ROWS)
+    assert stored(connection) == expected
+
+
+def test_what_is_the_same_for_all_rows_and_what_types_make_of_values_is_heeded(connection: Connection) -> None:
+    execute_many(connection, NEW, ROWS)
+    changed = execute_many(
+        connection, SPANS, [{"lease": 1, "new": None}, {"lease": 2, "new": []}, {"lease": 3, "new": []}]
+    )
+    assert changed == 2, "there is no third"
+    found = connection.execute(select(payloads.c.spans, payloads.c.sampling_s).order_by(payloads.c.lease_id))
+    assert [tuple(row) for row in found] == [(None, 0.25), ([], 0.25)]
+
+
+def test_columns_that_no_row_names_have_their_defaults(connection: Connection) -> None:
+    row = {
+        "lease_id": 1,
+        "index": 0,
+        "node_id": "n",
+        "group_id": 1,
+        "policy_version": 0,
+        "leased_at": 1.0,
+        "deadline": 2.0,
+        "state": ReceiptState.LEASED,
+    }
+    execute_many(connection, insert(rollouts), [row])
+    assert connection.execute(select(rollouts.c.turn, rollouts.c.checked)).one() == (0, "no")
+
+
+def test_a_statement_is_sent_once_for_all_rows(connection: Connection) -> None:
+    sent: list[bool] = []
+    event.listen(connection, "before_cursor_execute", lambda *arguments: sent.append(arguments[-1]))
+    execute_many(connection, NEW, ROWS)
+    assert sent == [True], "as executemany"
