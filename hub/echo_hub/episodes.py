@@ -13,9 +13,11 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
+from echo_hub.core.payload import Span
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
@@ -84,6 +86,12 @@ class TrainingBatches:
         left out."""
         return {group.group_id: self._for_training(group) for group in await self._store.load_groups(wanted)}
 
+    def at_hand(self, group_id: int, turns: Sequence[DrawnTurn]) -> TrainingGroup:
+        """A group that was just handed over, as the store has it: of one turn each, and without rewards."""
+        return TrainingGroup(
+            prompt_ids=self._problems.prompt_ids(group_id), rollouts=tuple(map(_unscored_rollout, turns))
+        )
+
     def _for_training(self, group: BatchGroup) -> TrainingGroup:
         return TrainingGroup(
             prompt_ids=self._problems.prompt_ids(group.group_id),
@@ -130,6 +138,23 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
         num_versions=len(set(versions)),
         draws=np.array([(turn.seed, turn.index, len(turn.completion_ids)) for turn in episode.turns], np.uint64),
     )
+
+
+def _unscored_rollout(turn: DrawnTurn) -> TrainingRollout:
+    payload = turn.payload
+    own = Span(node_id=turn.node_id, policy_version=turn.policy_version, num_tokens=len(payload.completion_ids))
+    stored = BatchTurn(
+        rollout_id=turn.rollout_id,
+        node_id=turn.node_id,
+        seed=turn_seed(turn.group_seed, 0, turn.attempt),
+        index=turn.rollout_index,
+        spans=payload.spans or (own,),
+        completion_ids=payload.completion_ids,
+        behavior_logprobs=payload.behavior_logprobs,
+        observation_ids=np.empty(0, np.int32),
+        finish_reason=payload.finish_reason,
+    )
+    return training_rollout(BatchEpisode(turns=(stored,), reward=None))
 
 
 def _single_turn(episode: BatchEpisode, turn: BatchTurn) -> TrainingRollout:

@@ -120,6 +120,7 @@ class Hub:
         self._preparation = GroupPreparation(opened.problems)
         self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
         self._verifying = self._make_verifying()
+        self._batches = TrainingBatches(opened.store, opened.problems)
         self._trainer = self._make_trainer()
         self._handing_out = self._make_handing_out()
         self._node_evaluations = self._make_node_evaluations()
@@ -196,7 +197,7 @@ class Hub:
         return Trainer(
             settings=self._opened.learner,
             run_dir=self.directory.root,
-            batches=TrainingBatches(self._opened.store, self._opened.problems),
+            batches=self._batches,
             export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
             learning_rate=self._learning_rate,
             objective=lambda step: self._opened.coordinator.settings.objective_of(step),
@@ -427,7 +428,9 @@ class Hub:
             case SendCheck():
                 self._node_checks.submit(action)
             case HandOver():
-                self._trainer.hand_over(action.group_id, action.rollout_ids)
+                turns = action.first_turns
+                at_hand = None if turns is None else self._batches.at_hand(action.group_id, turns)
+                self._trainer.hand_over(action.group_id, action.rollout_ids, at_hand)
             case BeginStep():
                 self._trainer.begin(action.step, action.batch)
             case TrainStep():

@@ -119,7 +119,7 @@ class Trainer:
         self._learning_rate = learning_rate
         self._objective = objective
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
-        self._coming: dict[int, Sequence[str]] = {}
+        self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
         """Groups that were handed over and are not on their way yet, with their rollouts."""
         self._held: dict[int, Sequence[str]] = {}
         """Those that the process holds."""
@@ -143,8 +143,9 @@ class Trainer:
         """The learner process's id; None while there is none."""
         return self._pid
 
-    def hand_over(self, group_id: int, rollout_ids: tuple[str, ...]) -> None:
-        self._coming[group_id] = rollout_ids
+    def hand_over(self, group_id: int, rollout_ids: tuple[str, ...], at_hand: TrainingGroup | None = None) -> None:
+        """Without the group `at_hand` it is read from the store."""
+        self._coming[group_id] = rollout_ids, at_hand
         self._changes.notify()
 
     def begin(self, step: int, batch: Sequence[BatchGroup]) -> None:
@@ -274,13 +275,17 @@ class Trainer:
             while not self._coming:
                 await self._changes.wait(self._changes.number)
             async with self._loading:
-                await self._load(dict(self._coming), learner)
+                await self._load({group_id: ids for group_id, (ids, _) in self._coming.items()}, learner)
 
     async def _load(self, wanted: Mapping[int, Sequence[str]], learner: Learner) -> None:
         """Has the process hold these groups, but for those that were dropped meanwhile."""
-        for group_id in wanted:
-            self._coming.pop(group_id, None)
-        groups = await self._batches.groups(wanted)
+        groups: dict[int, TrainingGroup] = {}
+        for group_id, rollout_ids in wanted.items():
+            ids, at_hand = self._coming.pop(group_id, ((), None))
+            if at_hand is not None and ids == rollout_ids:
+                groups[group_id] = at_hand
+        if lacking := {group_id: ids for group_id, ids in wanted.items() if group_id not in groups}:
+            groups |= await self._batches.groups(lacking)
         await learner.hold(groups)
         self._held.update({group_id: wanted[group_id] for group_id in groups})
 

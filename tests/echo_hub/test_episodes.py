@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
+from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
-from echo_hub.episodes import conversation, drawn_rollout, training_rollout
+from echo_hub.episodes import TrainingBatches, conversation, drawn_rollout, training_rollout
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchTurn, StoredPayload
 from echo_hub.verify.drawn import DrawnRollout
@@ -70,6 +73,30 @@ def test_what_turns_have_earned_is_known_of_all_but_the_last() -> None:
 def test_a_single_turn_is_trained_on_as_it_is() -> None:
     rollout = training_rollout(BatchEpisode(turns=(turn(ids(3, 4), ids(), FinishReason.LENGTH),), reward=1.0))
     assert rollout.loss_mask.tolist() == [True, True] and rollout.truncated
+
+
+def test_what_is_at_hand_is_as_the_store_has_it() -> None:
+    """Of two who drew it one after the other, and of its own node alone."""
+    spans = (Span(node_id="b", policy_version=1, num_tokens=1), Span(node_id="a", policy_version=4, num_tokens=2))
+    for of_two in (spans, ()):
+        seed = turn_seed(77, 0, 1)
+        stored = replace(turn(ids(3, 4, 1), ids(), version=4), seed=seed)
+        stored = replace(stored, spans=of_two or stored.spans)
+        payload = RolloutPayload(
+            completion_ids=stored.completion_ids,
+            behavior_logprobs=stored.behavior_logprobs,
+            finish_reason=stored.finish_reason,
+            sampling_s=0.1,
+            spans=of_two,
+        )
+        problems = cast(Any, SimpleNamespace(prompt_ids=lambda group_id: ids(group_id)))
+        batches = TrainingBatches(cast(Any, None), problems)
+        group = batches.at_hand(9, [DrawnTurn("1-0", "a", 4, 6, 77, 1, payload)])
+        (found,) = group.rollouts
+        expected = training_rollout(BatchEpisode(turns=(stored,), reward=None))
+        assert group.prompt_ids.tolist() == [9]
+        assert repr(found) == repr(expected)
+        assert found.mean_version == (3.0 if of_two else 4.0)
 
 
 def test_a_cut_in_any_turn_counts() -> None:

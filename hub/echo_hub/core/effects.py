@@ -304,6 +304,20 @@ class LookUpReceipt:
     rollout_id: str
 
 
+class DrawnTurn(NamedTuple):
+    """A rollout that came in and was no episode's later turn."""
+
+    rollout_id: str
+    node_id: str
+    policy_version: int
+    """Its lease's."""
+    rollout_index: int
+    group_seed: int
+    attempt: int
+    """So often the scorer had failed on its index before."""
+    payload: RolloutPayload
+
+
 class FirstTurn(NamedTuple):
     """What an episode has begun with, before the environment has answered anything."""
 
@@ -352,6 +366,8 @@ class HandOver:
 
     group_id: int
     rollout_ids: tuple[str, ...]
+    first_turns: tuple[DrawnTurn, ...] | None = field(default=None, compare=False)
+    """All of it in that order, while it is at hand, so that it need not be read again; None: the store has it."""
 
 
 class BatchGroup(NamedTuple):

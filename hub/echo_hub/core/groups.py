@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from echo_hub.core.admission import SortedIds
+from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.nodes.node import Node
+from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal, of_each_turn, returns
 
@@ -59,6 +61,8 @@ class LeasedRollout:
     """What the reward is made of, until that is recorded."""
     turn_reward: float = 0.0
     """What of its episode's reward it has earned, if the environment has answered it."""
+    payload: RolloutPayload | None = None
+    """Until its group is handed to the learner, where it has been one turn so far."""
 
     @property
     def drawers(self) -> tuple[str, ...]:
@@ -197,6 +201,17 @@ class RolloutGroup:
             if slot.winner is not None:
                 ids.append(slot.winner.rollout_id)
         return ids
+
+    def take_first_turns(self) -> tuple[DrawnTurn, ...] | None:
+        """What has come in with its payloads, which are let go of here; None: not all of them are at hand."""
+        taken: list[DrawnTurn] = []
+        for slot in self.slots:
+            won = slot.winner
+            if won is not None and won.payload is not None and not slot.turns:
+                of_lease = (won.rollout_id, won.node_id, won.policy_version, won.index)
+                taken.append(DrawnTurn(*of_lease, self.seed, slot.scorer_failures, won.payload))
+                won.payload = None
+        return tuple(taken) if len(taken) == len(self.slots) else None
 
     @property
     def rewards(self) -> list[float]:

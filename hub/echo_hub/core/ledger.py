@@ -243,6 +243,7 @@ class Ledger:
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
         first = None if rollout.turn else FirstTurn(group.group_id, payload)
+        rollout.payload = payload if first and group.owner.for_learner else None
         self._out.act(ScoreRollout(rollout_id=rollout.rollout_id, first_turn=first))
         if not self._episodes_go_on and group.has_come_in:
             self._hand_over(group)
@@ -297,7 +298,7 @@ class Ledger:
                 rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward
             )
         )
-        rollout.turn_reward = turn_reward
+        rollout.turn_reward, rollout.payload = turn_reward, None
         self._move(rollout, ReceiptState.SCORED)
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
@@ -406,7 +407,8 @@ class Ledger:
 
     def _hand_over(self, group: RolloutGroup) -> None:
         if group.owner.for_learner:
-            self._out.act(HandOver(group_id=group.group_id, rollout_ids=tuple(group.received_ids)))
+            ids = tuple(group.received_ids)
+            self._out.act(HandOver(group_id=group.group_id, rollout_ids=ids, first_turns=group.take_first_turns()))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
         """Remembers it as what another may go on with."""

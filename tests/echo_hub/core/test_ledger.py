@@ -51,11 +51,18 @@ def test_a_group_is_handed_over_once_all_of_it_has_come_in_and_again_with_other_
     books.open(0)
     books.lease(0, 0, 1)
     books.receive("1-0", "1-1", score=False)
-    assert handed_over(books) == [HandOver(group_id=0, rollout_ids=("1-0", "1-1"))]
+    (first,) = handed_over(books)
+    assert first == HandOver(group_id=0, rollout_ids=("1-0", "1-1"))
+    assert [(turn.rollout_id, turn.rollout_index, turn.payload) for turn in first.first_turns or ()] == [
+        ("1-0", 0, PAYLOAD),
+        ("1-1", 1, PAYLOAD),
+    ], "at hand"
     ledger.fail(ledger.rollouts["1-1"], DropReason.INVALID, "")
     books.lease(0, 1)
     books.receive("2-1", score=False)
-    assert handed_over(books) == [HandOver(group_id=0, rollout_ids=("1-0", "2-1"))]
+    (again,) = handed_over(books)
+    assert again == HandOver(group_id=0, rollout_ids=("1-0", "2-1"))
+    assert again.first_turns is None, "what was handed over is not kept"
     ledger.go_on(ledger.rollouts["1-0"], np.array([8], np.int32))
     ledger.score(ledger.rollouts["2-1"], 0.5)
     books.lease(0, 0, turn=1)
