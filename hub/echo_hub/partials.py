@@ -139,6 +139,16 @@ class _Partial:
         count = rollout.num_given
         if count not in self.given:
             return f"{count} given tokens instead of {' or '.join(map(str, self.given))}"
+        if (count or self.ids) and (wrong := self._beginning_problem(rollout, versions)):
+            return wrong
+        own = between(versions, count, len(rollout.completion_ids))
+        if own and own[0].policy_version < oldest:
+            return f"drawn by version {own[0].policy_version}, leased by {oldest}"
+        return ""
+
+    def _beginning_problem(self, rollout: Rollout, versions: Spans) -> str:
+        """Of what its node was given, and has sent of it before."""
+        count = rollout.num_given
         if rollout.completion_ids[:count].astype("<i4").tobytes() != self.ids[: 4 * count]:
             return "other tokens than were given"
         if rollout.behavior_logprobs[:count].astype("<f4").tobytes() != self.logprobs[: 4 * count]:
@@ -149,9 +159,6 @@ class _Partial:
             return "other tokens than were streamed"
         if rollout.behavior_logprobs[: self.num_tokens].astype("<f4").tobytes() != self.logprobs:
             return "other log-probabilities than were streamed"
-        own = between(versions, count, len(rollout.completion_ids))
-        if own and own[0].policy_version < oldest:
-            return f"drawn by version {own[0].policy_version}, leased by {oldest}"
         return ""
 
 
