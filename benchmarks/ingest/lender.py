@@ -247,13 +247,14 @@ class Echoed:
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         lease = {"lease_id": 1_000_000, "group_id": 100_000, "policy_version": 10}
-        while not socket.closed:
-            assert self._completions is not None
-            sent_at = time.perf_counter()
-            await socket.send_bytes(self._completions.frame(lease, 3)[1])
-            await socket.receive()
-            self.counts.acked += 1
-            self.counts.waits_s.append(time.perf_counter() - sent_at)
+        with suppress(ConnectionError):
+            while not socket.closed:
+                assert self._completions is not None
+                sent_at = time.perf_counter()
+                await socket.send_bytes(self._completions.frame(lease, 3)[1])
+                await socket.receive()
+                self.counts.acked += 1
+                self.counts.waits_s.append(time.perf_counter() - sent_at)
 
 
 def main(pipe: Connection, kind: str, url: str, count: int, capacity: int, seed: int) -> None:

@@ -154,6 +154,10 @@ def _all(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _processor_s(processes: Sequence[psutil.Process]) -> float:
+    """Of all their threads. Linux counts it to the nanosecond, and tells by a clock whose number is made of the
+    process's (clock_getcpuclockid(3)); elsewhere it is told in ticks."""
+    if sys.platform == "linux":
+        return sum(time.clock_gettime((~process.pid << 3) | 2) for process in processes)
     times = [process.cpu_times() for process in processes]
     return sum(one.user + one.system for one in times)
 

@@ -121,6 +121,16 @@ class _Connection:
             transport.set_write_buffer_limits(high=1)
             keep_unsent_short(transport, UNSENT_BYTES)
 
+    def send(self, frame: bytes) -> bool:
+        """Writes it where nothing is before it, which saves a turn of the writer's; else queues it. False when the
+        queue is full."""
+        transport = self._transport
+        if transport is None or not self.queue.is_idle or self.socket.closed or transport.get_write_buffer_size():
+            return self.queue.put(frame)
+        if not transport.is_closing():
+            transport.write(binary_header(len(frame)) + frame)
+        return True
+
     def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
         """Begins to send what is queued to the node."""
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
@@ -219,7 +229,7 @@ class Gateway:
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not State.OPEN:
             return False
-        return connection.queue.put(connection.session.send(message)) or self._give_up(connection, node_id)
+        return connection.send(connection.session.send(message)) or self._give_up(connection, node_id)
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
         """Queues a message that yields to all others, to be made when its turn comes; None = there is no use for it any
@@ -405,6 +415,15 @@ class Gateway:
     def turned_away(self) -> dict[str, dict[str, int]]:
         """How many nodes were not let in, and how many frames or what else taken amiss, since the start; by why."""
         return {"node": dict(self._door.refusals), "frame": {fault.value: n for fault, n in self.faults.items()}}
+
+
+def binary_header(num_bytes: int) -> bytes:
+    """Of a server's frame that holds a whole message (RFC 6455, section 5.2): final, binary, not masked."""
+    if num_bytes < 126:
+        return bytes((0x82, num_bytes))
+    if num_bytes < 2**16:
+        return b"\x82\x7e" + num_bytes.to_bytes(2)
+    return b"\x82\x7f" + num_bytes.to_bytes(8)
 
 
 def _fault_of(error: RemoteProtocolError) -> Fault:

@@ -33,6 +33,12 @@ class SendQueue:
         self._numbers = itertools.count()
         self._has_ended = False
         self._more = asyncio.Event()
+        self._is_waited_for = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits, and what was taken last is on its way."""
+        return self._is_waited_for and not (self._messages or self._pushes or self._has_ended)
 
     def put(self, frame: bytes) -> bool:
         """Queues a message; False when the queue is full."""
@@ -66,5 +72,9 @@ class SendQueue:
                     return frame
             else:
                 self._more.clear()
-                await self._more.wait()
+                self._is_waited_for = True
+                try:
+                    await self._more.wait()
+                finally:
+                    self._is_waited_for = False
         return None

@@ -27,6 +27,9 @@ from echo_shared.messages import (
     LeaseReturned,
     Piece,
     PolicyPublished,
+    Receipt,
+    Receipts,
+    ReceiptState,
     RefusalCode,
     Refused,
     Welcome,
@@ -77,6 +80,19 @@ async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
     await hub.book.until(lambda: len(hub.book.said) == 101)
     assert [message for who, message in hub.book.said if who == first.me.node_id] == list(map(status, range(100)))
     assert [message.type for who, message in hub.book.said if who == second.me.node_id] == ["lease_returned"]
+
+
+async def test_messages_of_every_size_arrive_whether_they_are_queued_or_not(hub: Hub) -> None:
+    """Each alone, and behind a large one."""
+    node = await hub.node()
+    sizes = (0, 1, 3, 100, 2_000, 4_000, 1, 100)
+    sent = [Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.SCORED),) * size) for size in sizes]
+    for message in sent:
+        assert hub.gateway.send(node.me.node_id, message)
+        assert await node.hear() == message
+    for message in sent[::-1] + sent:
+        assert hub.gateway.send(node.me.node_id, message)
+    assert [await node.hear() for _ in range(2 * len(sent))] == sent[::-1] + sent
 
 
 async def send_garbage(node: Node) -> None:

@@ -48,3 +48,22 @@ async def test_its_end_wakes_who_waits_and_leaves_the_rest() -> None:
     assert await waiting is None
     queue.put(b"message")
     assert await queue.next() is None
+
+
+async def test_it_is_idle_while_its_taker_waits_for_more() -> None:
+    queue = SendQueue()
+    assert not queue.is_idle, "nobody takes"
+    waiting = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    assert queue.is_idle
+    queue.put(b"message")
+    assert not queue.is_idle, "the next one goes behind it"
+    assert await waiting == b"message"
+    assert not queue.is_idle, "it is on its way"
+    waiting = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.push(lambda: b"push", (0, False))
+    assert not queue.is_idle
+    await waiting
+    queue.end()
+    assert not queue.is_idle
