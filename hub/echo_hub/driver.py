@@ -5,6 +5,11 @@ the other takes all that has come of it since its last commit, commits the recor
 hands the actions on. So nobody ever sees a lease or a receipt that is not in the store. `BeginStep` alone is handed on
 as soon as it is said: a learner that is free waits for no commit. What has happened beside the coordinator (`note`)
 is committed with the next turn, or alone where there is none; it is not worth a hub, and waits where it cannot be.
+
+Events are handled for `HANDLING_S` at a time, then the loop's other work has its turn. What comes by the thousand is
+gathered for as long, but in lock-step modes: a turn costs much the same however many events it has. Commits begin
+`COMMIT_S` apart, for a small one costs as much as many rollouts in a large one; what the learner or a new version waits
+for, and what comes after a pause, is committed at once.
 """
 
 from __future__ import annotations
@@ -87,6 +92,8 @@ class Driver:
         self._writing: asyncio.Future[None] | None = None
         """The newest commit, which may be under way."""
         self._inbox = Inbox()
+        self._rested_at = 0.0
+        """By the loop's clock: what comes by the thousand is handled no sooner."""
         self._effects: list[Effect] = []
         """Of all that was handled since the last commit began."""
         self._there_are_effects = asyncio.Event()
@@ -199,8 +206,8 @@ class Driver:
 
     async def _next(self, garbage: Garbage) -> list[Event]:
         """The next events, or the time when the coordinator asks to be told it."""
-        if events := self._inbox.take(self._most_together):
-            return events
+        if self._inbox:
+            return await self._take_in_time()
         due = self.coordinator.due_at()
         wait_s = None if due is None else min(TICK_S, max(SOONEST_S, due - self._clock()))
         try:
@@ -209,4 +216,16 @@ class Driver:
         except TimeoutError:
             if wait_s == TICK_S:  # Nor was there anything due.
                 garbage.quiet()
-        return self._inbox.take(self._most_together) or [Tick()]
+            return [Tick()]
+        return await self._take_in_time()
+
+    async def _take_in_time(self) -> list[Event]:
+        """What comes by the thousand waits for more of it, until `HANDLING_S` after the last turn began."""
+        most, loop = self._most_together, asyncio.get_running_loop()
+        if most > 1:
+            if loop.time() < self._rested_at:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._rested_at):
+                        await self._inbox.wait_for_others()
+            self._rested_at = loop.time() + HANDLING_S
+        return self._inbox.take(most)

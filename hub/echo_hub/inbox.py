@@ -13,6 +13,7 @@ from typing import Final
 
 from echo_hub.core.events import (
     Event,
+    GroupPrepared,
     LeaseGivenBack,
     NodeConnected,
     NodeDisconnected,
@@ -24,7 +25,7 @@ from echo_hub.core.events import (
 INBOX_EVENTS: Final = 8_192
 """When so many of what nodes say wait, those who report more wait, down to the nodes' sockets."""
 _OF_NODES: Final = frozenset({LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived})
-_TOGETHER: Final = frozenset({NodeReported, RolloutArrived, RolloutScored})
+_TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, RolloutScored})
 """What comes by the thousand."""
 
 
@@ -35,6 +36,9 @@ class Inbox:
         self._first: deque[Event] = deque()
         self._of_nodes: deque[Event] = deque()
         self._there_are = asyncio.Event()
+        self._num_others = 0
+        """That are handled alone."""
+        self._there_are_others = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_ended = False
 
@@ -46,6 +50,9 @@ class Inbox:
                 await self._has_room.wait()
         if not self._has_ended:
             (self._of_nodes if type(event) in _OF_NODES else self._first).append(event)
+            if type(event) not in _TOGETHER:
+                self._num_others += 1
+                self._there_are_others.set()
             self._there_are.set()
 
     def take(self, most: int = 1) -> list[Event]:
@@ -58,6 +65,10 @@ class Inbox:
         if type(taken[0]) in _TOGETHER:
             while queue and len(taken) < most and type(queue[0]) in _TOGETHER:
                 taken.append(queue.popleft())
+        else:
+            self._num_others -= 1
+            if not self._num_others:
+                self._there_are_others.clear()
         if len(self._of_nodes) < INBOX_EVENTS:
             self._has_room.set()
         return taken
@@ -65,6 +76,13 @@ class Inbox:
     async def wait(self) -> None:
         """Until there is one."""
         await self._there_are.wait()
+
+    async def wait_for_others(self) -> None:
+        """Until there is one that is not of a kind that comes by the thousand."""
+        await self._there_are_others.wait()
+
+    def __bool__(self) -> bool:
+        return bool(self._first or self._of_nodes)
 
     def end(self) -> None:
         """Nobody takes any more."""

@@ -116,6 +116,30 @@ async def test_what_waits_is_handled_in_order_and_committed_at_once(
     await asyncio.wait([running])
 
 
+async def test_what_comes_by_the_thousand_is_gathered_and_nothing_else_waits_with_it(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "HANDLING_S", 1e6)
+    driven = await drive()
+    driven.answered.clear()
+    turns: list[int] = []
+    handle_all = driven.driver.coordinator.handle_all
+    driven.driver.coordinator.handle_all = lambda events, now: (turns.append(len(events)), handle_all(events, now))[1]
+    await driven.driver.report(NodeConnected(node_id="a"))
+    while not turns:
+        await asyncio.sleep(0)
+    for capacity in (1, 2, 3):
+        await driven.driver.report(NodeReported(node_id="a", capacity=capacity, policy_version=0))
+        await asyncio.sleep(0)
+    await driven.async_store.run_meta()  # A turn would have begun by now.
+    assert turns == [1]
+    await driven.driver.report(NodeConnected(node_id="b"))
+    for _ in range(100):
+        if len(turns) < 3:
+            await driven.async_store.run_meta()
+    assert turns == [1, 3, 1]
+
+
 async def about_to_plan(driven: Any) -> list[RolloutScored]:
     """All but the scores of the first step's batch is in the store."""
     driven.answered -= {ScoreRollout}

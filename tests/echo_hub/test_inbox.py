@@ -73,3 +73,18 @@ async def test_at_its_end_nobody_waits_and_nothing_is_kept(monkeypatch: pytest.M
     await waiting
     await inbox.put(NodeConnected(node_id="c"))
     assert taken(inbox) == []
+
+
+async def test_what_is_handled_alone_is_not_waited_with() -> None:
+    inbox = Inbox()
+    await inbox.put(RolloutScored(rollout_id="1-0", reward=1.0))
+    waiting = asyncio.create_task(inbox.wait_for_others())
+    await asyncio.sleep(0)
+    assert inbox and not waiting.done()
+    await inbox.put(NodeConnected(node_id="a"))
+    await waiting
+    taken(inbox)
+    again = asyncio.create_task(inbox.wait_for_others())
+    await asyncio.sleep(0)
+    assert not inbox and not again.done()
+    again.cancel()
