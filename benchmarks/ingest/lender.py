@@ -29,6 +29,9 @@ from echo_shared.sessions import NodeSession
 JOINING: Final = 32
 """At once."""
 PACE_S: Final = 0.002
+HOLD_S: Final = 1.0
+"""At less than all that they can, so many nodes work that each has a rollout for about so long: the others are paused,
+or the hub would see all of them become slow at once."""
 FOR_EVER: Final = aiohttp.ClientTimeout(total=None)
 SCORED: Final = frozenset({"scored", "trained"})
 
@@ -70,11 +73,13 @@ class _Node:
         self.heartbeat_s = heartbeat_s
         self._version = 0
         self.revoked: set[int] = set()
+        self.works = True
+        """Else it is paused, and holds nothing."""
 
     async def report(self) -> None:
         status = NodeStatus(
             activity="sampling",
-            capacity=self._lender.capacity,
+            capacity=self._lender.capacity if self.works else 0,
             policy_version=self._version,
             tokens_per_s=400.0,
         )
@@ -172,9 +177,13 @@ class Lender:
         if self._pacer is not None:
             self._pacer.cancel()
         self._pacer = asyncio.create_task(self._pace(load.per_s)) if load.per_s else None
-        if is_first:
-            for number, node in enumerate(self._nodes):
+        num_working = len(self._nodes) if load.per_s is None else max(1, round(load.per_s * HOLD_S / self.capacity))
+        for number, node in enumerate(self._nodes):
+            node.works = number < num_working
+            if is_first:
                 self._begin(node.beat(node.heartbeat_s * number / len(self._nodes)))
+            else:
+                await node.report()
         if self.sends_at_once:
             await self.send_held()
 

@@ -126,8 +126,7 @@ async def test_what_comes_by_the_thousand_is_gathered_and_nothing_else_waits_wit
     handle_all = driven.driver.coordinator.handle_all
     driven.driver.coordinator.handle_all = lambda events, now: (turns.append(len(events)), handle_all(events, now))[1]
     await driven.driver.report(NodeConnected(node_id="a"))
-    while not turns:
-        await asyncio.sleep(0)
+    await driven.async_store.run_meta()
     for capacity in (1, 2, 3):
         await driven.driver.report(NodeReported(node_id="a", capacity=capacity, policy_version=0))
         await asyncio.sleep(0)
