@@ -76,10 +76,10 @@ def run(case: Case, seed: int) -> list[Point]:
     return learning.points
 
 
-def go_through(learning: Learning, scenario: Scenario | None = None, *, base_accuracy: float | None = None) -> World:
+def go_through(learning: Learning, scenario: Scenario | None = None, *, first_accuracy: float | None = None) -> World:
     """Carries a run out, to its last step; `learning` has its curve then. `scenario`: where its nodes are not as fast
-    as can be. `base_accuracy`: what the base comes to as it is, where that is known."""
-    learning.note(reward=None, staleness=0.0, accuracy=base_accuracy)
+    as can be. `first_accuracy`: before the first step, where that is known."""
+    learning.note(reward=None, staleness=0.0, accuracy=first_accuracy)
     scenario = scenario or scenario_of(learning.config)
     world = World(scenario, make=partial(hubs_own, learning), work=learning)
     world.agenda.now = STEP_S
@@ -163,6 +163,11 @@ class Learning:
         self.points: list[Point] = []
         self.metrics: list[Mapping[str, float]] = []
         """Of each step, as its learner has them."""
+        self.publish(0)
+
+    def begin_with(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
+        """Version 0 is this adapter, by PEFT's names; before the first step."""
+        self.policy.set_adapter({name: torch.from_numpy(weight) for name, weight in weights.items()})
         self.publish(0)
 
     def prepare(self, group_id: int) -> GroupPrepared:

@@ -22,7 +22,7 @@ BY: Final = {
         settings={**GAME, "training": {"credit": credit, "learning_rate": 1e-3}},
         runner="episodes",
         evaluate_every=40,
-        seconds=25,
+        seconds=9,
     )
     for credit in ("episode", "turn")
 }

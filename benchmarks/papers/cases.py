@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.learner.sft_plan import SftSettings
 
 SEEDS: Final = 3
 STEPS: Final = 40
 GROUPS: Final = 16
 """A step."""
 
-Runner = Literal["virtual", "episodes", "trl", "untrained"]
+Runner = Literal["virtual", "episodes", "trl", "untrained", "finetuned"]
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -29,19 +30,24 @@ class Case:
     """A config.toml's sections, where they differ from what every case has."""
     runner: Runner = "virtual"
     """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner draws for itself, games of
-    several turns too. trl: GRPOTrainer. untrained: the base as it is is evaluated."""
+    several turns too. trl: GRPOTrainer. untrained: the base as it is is evaluated. finetuned: `echo-hub sft`."""
+    start: Case | None = None
+    """What it begins with: what another case, which is `finetuned`, has come to."""
+    demonstrations: int = 0
+    sft: SftSettings | None = None
+    """How a case that is `finetuned` is trained on its demonstrations."""
     precision: str = "policy"
     """Who draws: policy is the learner's own model; else the node's llama.cpp engine, in this precision."""
     delay_s: float | None = None
     """From the hub to each node, and back; None: nodes are as fast as can be."""
     evaluate_every: int = 10
-    seconds: float = 20.0
+    seconds: float = 10.0
     """About, of one seed's run, on one core of a server."""
 
     @property
     def runs(self) -> int:
-        """What is not trained is the same by every seed."""
-        return 1 if self.runner == "untrained" else SEEDS
+        """What is not trained is the same by every seed; all seeds begin with the same warm start."""
+        return 1 if self.runner in ("untrained", "finetuned") else SEEDS
 
     def config(self, seed: int) -> HubConfig:
         """Raises ValueError for settings that do not fit."""

@@ -6,11 +6,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.learning.engines import Draw, NodeEngine, by_policy
@@ -37,6 +39,8 @@ class Ran:
     utilisation: float | None
     """Share of the time in which the learner trains; None where time is not simulated."""
     seconds: float
+    adapter: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    """Of a warm start, by PEFT's names."""
 
     @property
     def accuracy(self) -> float:
@@ -53,11 +57,12 @@ class Ran:
         return float("inf")
 
 
-def carry_out(case: Case, seed: int) -> Ran:
-    """With one thread."""
+def carry_out(case: Case, seed: int, start: Ran | None = None) -> Ran:
+    """With one thread. `start`: what the case begins with."""
     torch.set_num_threads(1)
     disable_progress_bar()
     began = time.perf_counter()
+    adapter: Mapping[str, NDArray[np.float32]] = {}
     match case.runner:
         case "trl":
             from benchmarks.papers.trl_run import run_trl
@@ -71,20 +76,28 @@ def carry_out(case: Case, seed: int) -> Ran:
             learning = Learning(case.config(seed))
             learning.note(reward=None, staleness=0.0, accuracy=accuracy_of_base(learning.config, learning.accuracy))
             points, steps = learning.points, []
+        case "finetuned":
+            from benchmarks.papers.finetuned import run_finetuned
+
+            steps = []
+            points, adapter = run_finetuned(case, seed)
         case "virtual":
-            return _in_virtual_time(case, seed)
-    return Ran(points=points, steps=steps, utilisation=None, seconds=time.perf_counter() - began)
+            return _in_virtual_time(case, seed, start)
+    seconds = time.perf_counter() - began
+    return Ran(points=points, steps=steps, utilisation=None, seconds=seconds, adapter=adapter)
 
 
-def _in_virtual_time(case: Case, seed: int) -> Ran:
+def _in_virtual_time(case: Case, seed: int, start: Ran | None) -> Ran:
     began = time.perf_counter()
     config = case.config(seed)
     with _drawing(case, resolve_base(config.model.base)) as draw:
         learning = Learning(config, lambda node_id: draw, evaluate_every=case.evaluate_every)
+        if start is not None:
+            learning.begin_with(start.adapter)
         world = go_through(
             learning,
             scenario_of(config) if case.delay_s is None else _far_away(case, seed),
-            base_accuracy=accuracy_of_base(config, learning.accuracy),
+            first_accuracy=accuracy_of_base(config, learning.accuracy) if start is None else start.accuracy,
         )
     return Ran(
         points=learning.points,

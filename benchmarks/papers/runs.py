@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
 from benchmarks.papers.cases import SEEDS, Case
 from benchmarks.papers.ran import Ran, carry_out
@@ -29,21 +29,32 @@ def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[i
     context = multiprocessing.get_context("spawn")
     workers = max(1, min(len(wanted), os.cpu_count() or 1))
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        running: dict[Future[Ran], tuple[Case, int]] = {
-            pool.submit(carry_out, case, SEEDS * seed + number): (case, number) for case, number in wanted
-        }
+        running: dict[Future[Ran], tuple[Case, int]] = {}
+
+        def begin(start: Case | None) -> None:
+            """All that begins with it, or with a base."""
+            first = None if start is None else ran[start, 0]
+            for case, number in wanted:
+                if case.start is start:
+                    running[pool.submit(carry_out, case, SEEDS * seed + number, first)] = case, number
+
+        begin(None)
         try:
-            for future in as_completed(running):
-                one = running[future]
-                ran[one] = future.result()
-                for number, missing in list(waiting.items()):
-                    missing.discard(one)
-                    if not missing:
-                        del waiting[number]
-                        done(
-                            number,
-                            {case: [ran[case, of % case.runs] for of in range(SEEDS)] for case in tables[number]},
-                        )
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    one = running.pop(future)
+                    ran[one] = future.result()
+                    begin(one[0])
+                    for number, missing in list(waiting.items()):
+                        missing.discard(one)
+                        if not missing:
+                            del waiting[number]
+                            done(number, _found(tables[number], ran))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    assert not waiting, "a case begins with one that is in no table"
+
+
+def _found(cases: Sequence[Case], ran: Mapping[tuple[Case, int], Ran]) -> Found:
+    return {case: [ran[case, number % case.runs] for number in range(SEEDS)] for case in cases}

@@ -56,7 +56,8 @@ UPDATES: Final = {"updates_per_step": 4}
 
 def _areal(name: str, objective: Mapping[str, Any]) -> dict[int, Case]:
     return {
-        eta: Case(name=f"{name}, η = {eta}", settings=stale(eta, objective=objective, training=UPDATES)) for eta in ETAS
+        eta: Case(name=f"{name}, η = {eta}", settings=stale(eta, objective=objective, training=UPDATES), seconds=13)
+        for eta in ETAS
     }
 
 
