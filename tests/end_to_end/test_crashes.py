@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(900)
 
-STEPS = 80
+STEPS = 32
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -114,15 +114,15 @@ async def test_a_run_survives_kill_9_of_everything(
     await site.node(url, "node-1")
     node = await site.node(url, "node-2")
 
-    await reached(5)
+    await reached(3)
     learner = learner_of(hub)
     learner.kill()
 
-    await reached(15)
+    await reached(9)
     await node.kill()
     node = await site.node(url, "node-2")
 
-    await reached(30)
+    await reached(16)
     orphan = learner_of(hub)
     await hub.kill()
     psutil.wait_procs([orphan], timeout=60)
