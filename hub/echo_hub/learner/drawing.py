@@ -18,8 +18,8 @@ from dataclasses import replace
 from typing import Final
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 
-from echo_hub.learner import lora
 from echo_hub.learner.policy import Policy
 from echo_shared.out_of_memory import ran_out
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -95,7 +95,8 @@ class Drawing:
 
 def _fingerprint(policy: Policy) -> str:
     """Of the weights that the policy computes by at this moment: the base's, or an adapter's with them."""
-    if any(layer.disable_adapters for layer in lora.layers(policy.model).values()):
+    adapted = (module for module in policy.model.modules() if isinstance(module, BaseTunerLayer))
+    if any(layer.disable_adapters for layer in adapted):
         return "base"
     digest = hashlib.blake2b()
     for weight in policy.parameters.values():

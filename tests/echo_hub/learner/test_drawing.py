@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from echo_hub.learner.drawing import Drawing
+from echo_hub.learner.drawing import Drawing, _fingerprint
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -182,3 +182,17 @@ def test_what_was_sampled_is_forgotten_before_a_step(policy: Policy) -> None:
     drawing.forget()
     _, all_tokens = _tokens_of(policy, lambda: drawn(drawing.draw(second, draw)))
     assert all_tokens > 1.3 * kept_tokens
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("base_bits", [0, 4])
+def test_a_base_and_its_adapter_are_told_apart(base_bits: int, make_settings: Callable[..., LearnerSettings]) -> None:
+    if base_bits:
+        pytest.importorskip("bitsandbytes")
+    policy = Policy.load(make_settings(learner={"base_bits": base_bits}))
+    own = _fingerprint(policy)
+    with policy.model.disable_adapter():
+        assert _fingerprint(policy) != own
+    with policy.holding({name: weight + 1 for name, weight in policy.published().items()}):
+        assert _fingerprint(policy) != own
+    assert _fingerprint(policy) == own
