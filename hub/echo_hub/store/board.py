@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Subquery, case, func, literal, select, true
+from sqlalchemy import ColumnElement, Connection, Subquery, case, func, literal, select
 
 from echo_hub.store.credit import RUN, in_parts, team_holder, teams_of
 from echo_hub.store.recent_average import average
@@ -54,7 +54,6 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
     """Every node with credit, or every team, its name and its rank: by rollouts, then by name and id."""
     # As Python sorts, whatever the database's own language is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
-    counts: ColumnElement[bool]
     name: ColumnElement[str]
     seen: ColumnElement[float]
     if kind == "node":
@@ -62,11 +61,8 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
         name = func.coalesce(nodes.c.name, foreign.scalar_subquery(), credit.c.holder)
         source = credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder)
         seen = func.coalesce(nodes.c.last_seen, 0.0)
-        counts = (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)
     else:
-        name, seen = teams.c.name, literal(0.0)
-        source = credit.join(teams, literal("/team/").concat(teams.c.team_id) == credit.c.holder)
-        counts = true()
+        name, seen, source = teams.c.name, literal(0.0), credit.join(teams, _IS_TEAM)
     order = (credit.c.rollouts.desc(), name.collate(collation), credit.c.holder.collate(collation))
     return (
         select(
@@ -76,9 +72,23 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
             func.row_number().over(order_by=order).label("rank"),
         )
         .select_from(source)
-        .where(credit.c.kind == kind, counts)
+        .where(*_counts(kind))
         .subquery()
     )
+
+
+_IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
+
+
+def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
+    """Of `credit`, what is on the board."""
+    of_kind = credit.c.kind == kind
+    return (of_kind, (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)) if kind == "node" else (of_kind,)
+
+
+def _num_ranked(connection: Connection, kind: BoardKind) -> int:
+    source = credit if kind == "node" else credit.join(teams, _IS_TEAM)
+    return connection.scalar(select(func.count()).select_from(source).where(*_counts(kind))) or 0
 
 
 def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
@@ -94,7 +104,7 @@ def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
         found = found.where(board.c.holder.in_(of_team.where(teams.c.name == wanted.team)))
     ordered = found.order_by(*_order(connection, board, wanted, day_of(now))).offset(wanted.after).limit(wanted.limit)
     rows = connection.execute(ordered).mappings().all()
-    num_ranked = connection.scalar(select(func.count()).select_from(board)) or 0
+    num_ranked = _num_ranked(connection, wanted.kind)
     is_all = not (wanted.search or wanted.team)
     num_found = num_ranked if is_all else connection.scalar(select(func.count()).select_from(found.subquery())) or 0
     has_elsewhere = connection.execute(select(runs_elsewhere.c.run_id).limit(1)).first() is not None

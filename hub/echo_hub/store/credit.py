@@ -15,17 +15,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Table, bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from echo_hub.store.recent_average import added
 from echo_hub.store.streaks import day_of, longer
 from echo_hub.store.tables import credit, credit_days, credit_steps, team_members
+from echo_hub.store.tallies import add_to, dialect_of
 
 Kind = Literal["node", "team", "run"]
 RUN: Final = "/run"
 _TEAM: Final = "/team/"
-KEYS_A_QUERY: Final = 1_000
-"""Far below what either database takes as parameters of one statement."""
+KEYS_A_QUERY: Final = 500
+"""Few enough for a statement of a few milliseconds."""
 
 
 def team_holder(team_id: int) -> str:
@@ -108,7 +108,7 @@ def _empty(holder: str) -> dict[str, Any]:
 
 def ensure(connection: Connection, holders: Collection[str]) -> None:
     """Gives each of them a row, if it has none. Another process may be doing so too."""
-    fresh = _dialect(connection).insert(credit).on_conflict_do_nothing(index_elements=["holder"])
+    fresh = dialect_of(connection).insert(credit).on_conflict_do_nothing(index_elements=["holder"])
     connection.execute(fresh, [_empty(holder) for holder in holders])
 
 
@@ -124,23 +124,10 @@ _CHANGE: Final = (
 def _add_parts(
     connection: Connection, table: Table, name: str, number: int, by_holder: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Adds to the row of each holder for one day or step, which begins at zero. The database looks whether it is there:
-    a holder may have any number of days and steps."""
-    fresh = _dialect(connection).insert(table)
-    sums = {column: table.c[column] + fresh.excluded[column] for column in ("rollouts", "tokens")}
-    statement = fresh.on_conflict_do_update(index_elements=["holder", name], set_=sums)
-    connection.execute(
-        statement,
-        [
-            {"holder": holder, name: number, "rollouts": part["rollouts"], "tokens": part["tokens"]}
-            for holder, part in by_holder.items()
-        ],
-    )
-
-
-def _dialect(connection: Connection) -> Any:
-    """Both have the same insert, of one's own row or of another's."""
-    return postgresql if connection.dialect.name == "postgresql" else sqlite
+    """Adds to the row of each holder for one day or step: a holder may have any number of them."""
+    keys: list[dict[str, str | int]] = [{"holder": holder, name: number} for holder in by_holder]
+    added = [{"rollouts": part["rollouts"], "tokens": part["tokens"]} for part in by_holder.values()]
+    add_to(connection, table, keys, added)
 
 
 def in_parts(keys: Sequence[str]) -> Iterable[Sequence[str]]:

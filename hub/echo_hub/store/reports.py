@@ -9,17 +9,30 @@ from itertools import islice
 from statistics import fmean
 from typing import Any, Final
 
-from sqlalchemy import Column, Connection, Row, Select, bindparam, distinct, func, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    case,
+    cast,
+    distinct,
+    func,
+    select,
+)
 
-from echo_hub.core.spread.holdings import quantile
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.store.at_once import rows_at_once
+from echo_hub.store.old_fetches import arrived_s
 from echo_hub.store.tables import (
+    IS_UNFINISHED,
     checking,
     costs,
     evaluations,
     fetch_tallies,
-    fetches,
     invites,
     nodes,
     rollouts,
@@ -71,7 +84,25 @@ _KNOWN: Final = _OfNodes.by(
     nodes.c.node_id,
     select(nodes, invites.c.name.label("invite")).outerjoin(invites, invites.c.invite_id == nodes.c.invite_id),
 )
-_TALLIES: Final = _OfNodes.by(tallies.c.node_id, select(tallies))
+
+
+def _sum(column: Column[int], outcomes: Sequence[str] = ()) -> ColumnElement[int]:
+    """Of a node's final rollouts; of these outcomes alone."""
+    counted = case((tallies.c.outcome.in_(outcomes), column), else_=0) if outcomes else column
+    return cast(func.sum(counted), BigInteger)
+
+
+_FINAL: Final = _OfNodes.by(
+    tallies.c.node_id,
+    select(
+        tallies.c.node_id,
+        _sum(tallies.c.rollouts).label("rollouts"),
+        _sum(tallies.c.received).label("received"),
+        _sum(tallies.c.rollouts, (TRAINED,)).label("trained"),
+        _sum(tallies.c.tokens, (TRAINED,)).label("trained_tokens"),
+        _sum(tallies.c.rollouts, (EVALUATED,)).label("evaluated"),
+    ).group_by(tallies.c.node_id),
+)
 _COSTS: Final = _OfNodes.by(costs.c.node_id, select(costs))
 _CHECKING: Final = _OfNodes.by(checking.c.node_id, select(checking))
 _JUDGED: Final = _OfNodes.by(
@@ -88,17 +119,15 @@ _JUDGED: Final = _OfNodes.by(
         trust.c.checked_at,
     ),
 )
-_UNFINISHED: Final = (
-    select(rollouts.c.node_id, rollouts.c.state, func.count().label("number"))
-    .where(rollouts.c.state.in_((ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)))
-    .group_by(rollouts.c.state, rollouts.c.node_id)
+_UNDER_WAY: Final = (
+    select(rollouts.c.node_id, func.count().label("number"))
+    .where(IS_UNFINISHED, rollouts.c.state != ReceiptState.LEASED)
+    .group_by(rollouts.c.node_id)
 )
+_IN_FLIGHT: Final = select(func.count()).select_from(rollouts).where(IS_UNFINISHED)
 _PUBLISHED: Final = select(versions).order_by(versions.c.policy_version.desc()).limit(bindparam("most"))
 _FETCHED: Final = select(version_tallies).where(
     version_tallies.c.policy_version.in_(bindparam("wanted", expanding=True))
-)
-_LASTED: Final = select(fetches.c.policy_version, fetches.c.broadcast_s).where(
-    fetches.c.policy_version.in_(bindparam("changed", expanding=True)), fetches.c.broadcast_s.is_not(None)
 )
 KEYS_A_QUERY: Final = 1_000
 """Far below what either database takes as parameters of one statement."""
@@ -118,61 +147,77 @@ def read_leaderboard(
         chosen: set[str] | None = set(only)
     else:
         chosen = None if most is None else {*_foremost(connection, most), *always}
-    final: dict[str, dict[str, Row[Any]]] = {}
-    for row in _rows_of(connection, _TALLIES, chosen):
-        final.setdefault(row.node_id, {})[row.outcome] = row
-    under_way: dict[str, Counter[str]] = {}
-    for node_id, state, number in _unfinished(connection):
-        if chosen is None or node_id in chosen:
-            under_way.setdefault(node_id, Counter())[state] = number
+    final = {row.node_id: row for row in _rows_of(connection, _FINAL, chosen)}
+    under_way = read_under_way(connection)
     known = {row.node_id: row for row in _rows_of(connection, _KNOWN, chosen)}
     paid = {row.node_id: row for row in _rows_of(connection, _COSTS, chosen)}
     checked = {row.node_id: row for row in _rows_of(connection, _CHECKING, chosen)}
     judged = {row.node_id: row for row in _rows_of(connection, _JUDGED, chosen)}
-    useful = {
-        node_id: sum(row.rollouts for outcome, row in of_node.items() if outcome in (TRAINED, EVALUATED))
-        for node_id, of_node in final.items()
-    }
     so_far = final_so_far(connection)
-    total = so_far.get(TRAINED, 0) + so_far.get(EVALUATED, 0)
-    rows = []
-    for node_id in known.keys() | final.keys() | under_way.keys():
-        of_node, states, node = final.get(node_id, {}), under_way.get(node_id, Counter()), known.get(node_id)
-        standing = judged.get(node_id)
-        trained, evaluated = of_node.get(TRAINED), of_node.get(EVALUATED)
-        rows.append(
-            NodeTotals(
-                node_id=node_id,
-                name=node.name if node else node_id,
-                backend=node.backend if node else "",
-                device=node.device if node else "",
-                first_seen=node.first_seen if node else 0.0,
-                last_seen=node.last_seen if node else 0.0,
-                banned_at=node.banned_at if node else None,
-                invite=(node.invite or "") if node else "",
-                cost_per_hour=node.cost_per_hour if node else 0.0,
-                power_watts=node.power_watts if node else 0.0,
-                cost=paid[node_id].dollars if node_id in paid else 0.0,
-                active_s=paid[node_id].active_s if node_id in paid else 0.0,
-                trained_rollouts=trained.rollouts if trained else 0,
-                trained_tokens=trained.tokens if trained else 0,
-                evaluated_rollouts=evaluated.rollouts if evaluated else 0,
-                share=useful.get(node_id, 0) / max(total, 1),
-                received=sum(row.received for row in of_node.values()) + states.total() - states[ReceiptState.LEASED],
-                dropped=sum(row.rollouts for row in of_node.values()) - useful.get(node_id, 0),
-                standing=standing.state if standing else "",
-                standing_reason=standing.reason if standing else "",
-                standing_since=standing.since if standing else 0.0,
-                verified_in_a_row=standing.num_verified if standing else 0,
-                others_checked=checked[node_id].rollouts if node_id in checked else 0,
-                others_checked_tokens=checked[node_id].tokens if node_id in checked else 0,
-                checks=standing.num_checked if standing else 0,
-                failed_checks=standing.num_failed if standing else 0,
-                last_checked=standing.checked_at if standing else None,
-                precision=NumericsClass(*standing.numerics).precision if standing else "",
-            )
+    total = max(so_far.get(TRAINED, 0) + so_far.get(EVALUATED, 0), 1)
+    at_work = under_way.keys() if chosen is None else under_way.keys() & chosen
+    rows = [
+        NodeTotals(
+            node_id=node_id,
+            **(_said(known[node_id]) if node_id in known else _UNKNOWN | {"name": node_id}),
+            **(_did(final[node_id], total) if node_id in final else {}),
+            **(_stands(judged[node_id]) if node_id in judged else {}),
+            received=(final[node_id].received if node_id in final else 0) + under_way.get(node_id, 0),
+            cost=paid[node_id].dollars if node_id in paid else 0.0,
+            active_s=paid[node_id].active_s if node_id in paid else 0.0,
+            others_checked=checked[node_id].rollouts if node_id in checked else 0,
+            others_checked_tokens=checked[node_id].tokens if node_id in checked else 0,
         )
+        for node_id in known.keys() | final.keys() | at_work
+    ]
     return sorted(rows, key=lambda row: (-row.share, row.name, row.node_id))
+
+
+def read_under_way(connection: Connection) -> dict[str, int]:
+    """Rollouts of each node that have come in and are not final; an index holds just these."""
+    return {row.node_id: row.number for row in rows_at_once(connection, _UNDER_WAY)}
+
+
+_UNKNOWN: Final = {"backend": "", "device": "", "first_seen": 0.0, "last_seen": 0.0}
+"""Of the hub itself, and of nodes from before a lost database."""
+
+
+def _said(node: Row[Any]) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "backend": node.backend,
+        "device": node.device,
+        "first_seen": node.first_seen,
+        "last_seen": node.last_seen,
+        "banned_at": node.banned_at,
+        "invite": node.invite or "",
+        "cost_per_hour": node.cost_per_hour,
+        "power_watts": node.power_watts,
+    }
+
+
+def _did(final: Row[Any], total: int) -> dict[str, Any]:
+    useful = final.trained + final.evaluated
+    return {
+        "trained_rollouts": final.trained,
+        "trained_tokens": final.trained_tokens,
+        "evaluated_rollouts": final.evaluated,
+        "share": useful / total,
+        "dropped": final.rollouts - useful,
+    }
+
+
+def _stands(standing: Row[Any]) -> dict[str, Any]:
+    return {
+        "standing": standing.state,
+        "standing_reason": standing.reason,
+        "standing_since": standing.since,
+        "verified_in_a_row": standing.num_verified,
+        "checks": standing.num_checked,
+        "failed_checks": standing.num_failed,
+        "last_checked": standing.checked_at,
+        "precision": NumericsClass(*standing.numerics).precision,
+    }
 
 
 def _foremost(connection: Connection, most: int) -> set[str]:
@@ -210,7 +255,7 @@ def read_costs(connection: Connection) -> CostTotals:
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    in_flight = sum(number for _, _, number in _unfinished(connection))
+    in_flight = connection.scalar(_IN_FLIGHT) or 0
     final = final_so_far(connection)
     return Accounting(
         leased=in_flight + sum(final.values()),
@@ -219,12 +264,6 @@ def read_accounting(connection: Connection) -> Accounting:
         dropped=dropped_of(final),
         in_flight=in_flight,
     )
-
-
-def _unfinished(connection: Connection) -> Sequence[Sequence[Any]]:
-    """Rollouts that are not final, by node and state, with their number; an index holds the states, so this is as fast
-    as they are few."""
-    return rows_at_once(connection, _UNFINISHED)
 
 
 _TRAINED_STEPS: Final = select(
@@ -279,7 +318,7 @@ class Fetched:
 
     counts: Counter[str] = field(default_factory=Counter)
     sizes: Counter[str] = field(default_factory=Counter)
-    seconds: list[float] = field(default_factory=list)
+    arrived_s: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
@@ -294,17 +333,9 @@ def read_fetched(connection: Connection, wanted: Sequence[int], known: Mapping[i
         of_version = found[row.policy_version]
         of_version.counts[row.transport] = row.fetches
         of_version.sizes.update(bytes_by_source(dict(row._mapping)))
-    changed = []
     for version, fetched in found.items():
-        if version in known and known[version].counts.total() == fetched.counts.total():
-            fetched.seconds = known[version].seconds
-        elif fetched.counts:
-            changed.append(version)
-    if changed:
-        for row in rows_at_once(connection, _LASTED, {"changed": changed}):
-            found[row.policy_version].seconds.append(row.broadcast_s)
-    for version in changed:
-        found[version].seconds.sort()
+        is_known = version in known and known[version].counts.total() == fetched.counts.total()
+        fetched.arrived_s = known[version].arrived_s if is_known else arrived_s(connection, version)
     return found
 
 
@@ -317,7 +348,7 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched
             payload_bytes=row.payload_bytes,
             carrier=row.carrier,
             way=row.way,
-            **_arrived(row, fetched[row.policy_version].seconds),
+            **_arrived(row, fetched[row.policy_version].arrived_s),
             fetches_by_transport=dict(fetched[row.policy_version].counts),
             bytes_by_transport=dict(fetched[row.policy_version].sizes),
         )
@@ -325,14 +356,11 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, Fetched
     ]
 
 
-def _arrived(row: Row[Any], seconds: Sequence[float]) -> dict[str, float | None]:
-    """As written down when its rows went (`old_fetches`), or else from these."""
+def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
+    """As written down when its rows went (`old_fetches`), or else as counted of them."""
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
-    shares = {"p50": 0.5, "p95": 0.95, "max": 1.0}
-    return {
-        f"dissemination_{name}_s": quantile(seconds, share) if written[name] is None else written[name]
-        for name, share in shares.items()
-    }
+    is_written = row.arrived_max_s is not None
+    return {f"dissemination_{name}_s": (written if is_written else counted).get(name) for name in written}
 
 
 def read_versions_by_transport(connection: Connection) -> dict[str, int]:
@@ -361,3 +389,12 @@ def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
         )
         for row in sorted(rows, key=lambda row: (row["policy_version"], row.get("name", ""), row["kind"]))
     ]
+
+
+def read_evaluated_versions(connection: Connection) -> set[int]:
+    """Those of which any evaluation is recorded."""
+    return {
+        version
+        for table in (evaluations, set_evaluations)
+        for version in connection.scalars(select(table.c.policy_version).distinct())
+    }

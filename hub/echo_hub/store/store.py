@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from typing import Final
 
-from sqlalchemy import Connection, Engine, Table, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Engine, Table, delete, insert, select, update
 
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store import browsing, invites, reading, recent, recent_work, reports, standings
+from echo_hub.store.arrivals import write_news
 from echo_hub.store.beginnings import Beginning, begin_at
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.contribution import read_contribution
@@ -35,12 +37,13 @@ from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
 from echo_hub.store.node_records import read_node_record
-from echo_hub.store.old_fetches import forget_old_fetches, newest_forgotten
+from echo_hub.store.old_fetches import forget_old_fetches
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
-from echo_hub.store.tables import evaluations, fetches, nodes, rollouts, run_meta, set_evaluations, steps, versions
-from echo_hub.store.tallies import bytes_by_source, tally_fetch, useful_nodes
+from echo_hub.store.tables import evaluations, nodes, rollouts, run_meta, set_evaluations, steps
+from echo_hub.store.tallies import useful_nodes
+from echo_hub.store.touched import Touched
 from echo_hub.store.unfinished import read_snapshot
 from echo_hub.store.writing import key_of, write
 from echo_shared.books import (
@@ -60,6 +63,8 @@ from echo_shared.messages import Receipt
 from echo_shared.node_books import NodeRecord
 from echo_shared.rollout_books import RolloutFilter
 
+SEEN_A_STATEMENT: Final = 500
+
 
 class Store:
     """Made by `open`."""
@@ -69,6 +74,8 @@ class Store:
         self.keeping = keeping
         self.events_kept = events_kept
         """Of each kind."""
+        self.touched = Touched()
+        """Nodes whose row of the leaderboard is another."""
         self._fetched: Mapping[int, reports.Fetched] = {}
         """Of the versions that were asked for last, so that a fetch is read once."""
 
@@ -108,9 +115,12 @@ class Store:
         """Commits one turn's records and what has happened meanwhile, all or none. When it returns they are on the
         disk."""
         with open_to_write(self.engine) as connection:
-            forget(connection, write(connection, records, now), self.keeping)
+            written = write(connection, records, now)
+            forget(connection, written.tokens_gone, self.keeping)
             if events:
                 add_events(connection, events, kept=self.events_kept)
+        if written.touched:
+            self.touched.note(written.touched)
 
     def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
@@ -200,15 +210,15 @@ class Store:
         with open_to_write(self.engine) as connection:
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
                 connection.execute(insert(nodes), {"node_id": node_id, "first_seen": now, **said})
+        self.touched.note([node_id])
 
     def nodes_still_here(self, node_ids: Sequence[str], now: float) -> None:
         """Brings `last_seen` of connected nodes up to date."""
         if node_ids:
             with open_to_write(self.engine) as connection:
-                connection.execute(
-                    update(nodes).where(nodes.c.node_id == bindparam("id")).values(last_seen=now),
-                    [{"id": node_id} for node_id in node_ids],
-                )
+                for start in range(0, len(node_ids), SEEN_A_STATEMENT):
+                    part = nodes.c.node_id.in_(node_ids[start : start + SEEN_A_STATEMENT])
+                    connection.execute(update(nodes).where(part).values(last_seen=now))
 
     def ban(self, node_ids: Collection[str], now: float) -> None:
         """Bans these nodes from now on; of those that are banned already nothing changes. Other processes than the
@@ -273,15 +283,9 @@ class Store:
 
     def record_distribution(self, news: Sequence[Release | Arrival], now: float) -> None:
         """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
-        verified an artefact of this run: the caller checks that it is one. The first time counts: what a node says of
-        the same artefact later changes nothing; nor does it for a version whose fetches are forgotten."""
+        verified an artefact of this run: the caller checks that it is one."""
         with open_to_write(self.engine) as connection:
-            forgotten = newest_forgotten(connection)
-            for one in news:
-                if isinstance(one, Release):
-                    _write_release(connection, one)
-                elif one.fetched.policy_version is None or one.fetched.policy_version > forgotten:
-                    _write_arrival(connection, one, now)
+            write_news(connection, news, now)
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         """Records all kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older
@@ -323,6 +327,11 @@ class Store:
         receipts."""
         with open_to_read(self.engine) as connection:
             return reports.read_leaderboard(connection, most=most, always=always, only=only)
+
+    def under_way(self) -> dict[str, int]:
+        """Rollouts of each node that have come in and are not final."""
+        with open_to_read(self.engine) as connection:
+            return reports.read_under_way(connection)
 
     def credits(self, node_ids: Collection[str]) -> dict[str, Credit]:
         """What these nodes have done over all time, and their ranks among all."""
@@ -434,7 +443,8 @@ class Store:
             return read_kept_totals(connection)
 
     def evaluated_versions(self) -> set[int]:
-        return {evaluation.policy_version for evaluation in self.evaluations()}
+        with open_to_read(self.engine) as connection:
+            return reports.read_evaluated_versions(connection)
 
 
 def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> None:
@@ -447,31 +457,3 @@ def _put(connection: Connection, table: Table, key: str, value: object, rest: Ma
     """Inserts or replaces one row; safe, for there is one writer."""
     if connection.execute(update(table).where(table.c[key] == value).values(rest)).rowcount == 0:
         connection.execute(insert(table), {key: value, **rest})
-
-
-def _write_release(connection: Connection, release: Release) -> None:
-    way = release.way.value if release.way else None
-    known = {"payload_bytes": release.payload_bytes, "carrier": release.carrier, "way": way}
-    connection.execute(update(versions).where(versions.c.policy_version == release.policy_version).values(known))
-
-
-def _write_arrival(connection: Connection, arrival: Arrival, now: float) -> None:
-    fetch = arrival.fetched
-    key = {"node_id": arrival.node_id, "info_hash": fetch.info_hash.hex()}
-    row = {
-        **key,
-        "policy_version": fetch.policy_version,
-        "seconds": fetch.seconds,
-        "swarm_bytes": fetch.swarm_bytes,
-        "web_seed_bytes": fetch.web_seed_bytes,
-        "shared_memory_bytes": fetch.shared_memory_bytes,
-        "pushed_bytes": fetch.pushed_bytes,
-        "mesh_bytes": fetch.mesh_bytes,
-        "model_hub_bytes": fetch.model_hub_bytes,
-        "broadcast_s": arrival.broadcast_s,
-        "fetched_at": now,
-    }
-    if connection.execute(select(fetches.c.node_id).filter_by(**key)).first() is None:
-        connection.execute(insert(fetches), row)
-        if fetch.policy_version is not None:
-            tally_fetch(connection, fetch.policy_version, bytes_by_source(row))

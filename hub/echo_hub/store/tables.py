@@ -120,6 +120,10 @@ groups = Table(
 )
 # Read at a start, where a run has a curriculum; nothing is in it where it has none.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
+IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
+"""As text, and of groups alone: SQLite takes a partial index only for the very words of its condition."""
+# Read at a start: those that are to be gone on with are few.
+Index("ix_groups_open", groups.c.group_id, **only_where(IS_OPEN))
 
 rollouts = Table(
     "rollouts",
@@ -145,13 +149,14 @@ rollouts = Table(
     Column("final_at", Double),
     Column("not_kept", String(8)),
     Index("ix_rollouts_group", "group_id"),
-    Index("ix_rollouts_state", "state", "node_id"),
     Index("ix_rollouts_node", "node_id", "lease_id", "index"),
     Index("ix_rollouts_version", "policy_version", "lease_id", "index"),
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""As text, and of rollouts alone: SQLite takes a partial index only for the very words of its condition."""
+"""As text, and of rollouts alone, for the same reason; so is the next one."""
+IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
+Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)
 # What an operator looks for among all rollouts, the newest first.
 Index("ix_rollouts_dropped", rollouts.c.drop_reason, *_NEWEST, **only_where(rollouts.c.drop_reason.is_not(None)))
@@ -234,7 +239,7 @@ fetches = Table(
     metadata,
     Column("node_id", String(64), primary_key=True),
     Column("info_hash", String(40), primary_key=True),
-    Column("policy_version", BigInteger, index=True),
+    Column("policy_version", BigInteger),
     Column("seconds", Double, nullable=False),
     Column("swarm_bytes", BigInteger, nullable=False),
     Column("web_seed_bytes", BigInteger, nullable=False),
@@ -244,6 +249,8 @@ fetches = Table(
     Column("mesh_bytes", BigInteger, nullable=False, server_default="0"),
     Column("model_hub_bytes", BigInteger, nullable=False, server_default="0"),
     Column("broadcast_s", Double),
+    # So that nodes are counted in the order in which a version came to them.
+    Index("ix_fetches_version", "policy_version", "broadcast_s"),
 )
 
 tallies = Table(

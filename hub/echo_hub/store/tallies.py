@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
-from sqlalchemy import Connection, Table, bindparam, insert, select, update
+from sqlalchemy import Connection, Table, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from echo_hub.core.effects import NodeCost
 from echo_hub.store.at_once import rows_at_once
@@ -39,8 +40,8 @@ EVALUATED: Final = ReceiptState.EVALUATED.value
 """This one and TRAINED are outcomes, as is the value of every DropReason."""
 
 _BY_OUTCOME: Final = select(outcome_tallies)
-LEASES_A_QUERY: Final = 1_000
-"""Far below what either database takes as parameters of one statement."""
+LEASES_A_QUERY: Final = 250
+"""Each may have as many rollouts as a group: few enough for a statement of a few milliseconds."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
@@ -80,13 +81,23 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
     return by_node
 
 
-def tally_fetch(connection: Connection, policy_version: int, fetched: Mapping[Source, int]) -> None:
-    """Counts that a node has fetched a policy version, by the transport of the most part of its bytes."""
-    transport = main_transport(fetched)
-    add_to(connection, fetch_tallies, [{"transport": transport}], [{"fetches": 1}])
-    sizes = {f"{source}_bytes": size for source, size in fetched.items()}
-    key = {"policy_version": policy_version, "transport": transport}
-    add_to(connection, version_tallies, [key], [{"fetches": 1, **sizes}])
+def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[Source, int]]]) -> None:
+    """Counts policy versions that nodes have fetched, by the transport of the most part of each one's bytes."""
+    by_key: dict[tuple[int, Transport], Counter[str]] = {}
+    for policy_version, sizes in fetched:
+        of_key = by_key.setdefault((policy_version, main_transport(sizes)), Counter())
+        of_key.update(fetches=1, **{f"{source}_bytes": size for source, size in sizes.items()})
+    of_all: Counter[str] = Counter()
+    for (_, transport), counts in by_key.items():
+        of_all[transport] += counts["fetches"]
+    add_to(
+        connection,
+        fetch_tallies,
+        [{"transport": transport} for transport in of_all],
+        [{"fetches": number} for number in of_all.values()],
+    )
+    keys = [{"policy_version": version, "transport": transport} for version, transport in by_key]
+    add_to(connection, version_tallies, keys, list(by_key.values()))
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
@@ -142,26 +153,16 @@ def main_transport(fetched: Mapping[Source, int]) -> Transport:
 def add_to(
     connection: Connection, table: Table, keys: Sequence[Mapping[str, str | int]], added: Sequence[Mapping[str, float]]
 ) -> None:
-    """Adds to the row of each key, which begins at zero; safe, for there is one writer."""
+    """Adds to the row of each key, which begins at zero. The database looks whether it is there: there may be any
+    number of them."""
     if not keys:
         return
-    names = list(keys[0])
-    columns = [table.c[name] for name in names]
-    known = {
-        tuple(row) for row in connection.execute(select(*columns).where(columns[0].in_([k[names[0]] for k in keys])))
-    }
-    fresh = [key for key in keys if tuple(key.values()) not in known]
-    if fresh:
-        connection.execute(insert(table), [{**key, **dict.fromkeys(added[0], 0)} for key in fresh])
-    statement = (
-        update(table)
-        .where(*(table.c[name] == bindparam(f"key_{name}") for name in names))
-        .values({name: table.c[name] + bindparam(f"more_{name}") for name in added[0]})
-    )
-    connection.execute(
-        statement,
-        [
-            {f"key_{name}": value for name, value in key.items()} | {f"more_{name}": n for name, n in more.items()}
-            for key, more in zip(keys, added, strict=True)
-        ],
-    )
+    fresh = dialect_of(connection).insert(table)
+    sums = {name: table.c[name] + fresh.excluded[name] for name in added[0]}
+    statement = fresh.on_conflict_do_update(index_elements=list(keys[0]), set_=sums)
+    connection.execute(statement, [{**key, **more} for key, more in zip(keys, added, strict=True)])
+
+
+def dialect_of(connection: Connection) -> Any:
+    """Both have the same insert, of one's own row or of another's."""
+    return postgresql if connection.dialect.name == "postgresql" else sqlite

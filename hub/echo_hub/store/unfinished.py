@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, exists, func, or_, select
+from sqlalchemy import Connection, exists, func, select
 
 from echo_hub.core.curriculum import REMEMBERED, GroupResult
-from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.store.beginnings import read_beginning
-from echo_hub.store.reading import scorer_failures, spans_of
+from echo_hub.store.reading import in_parts, scorer_failures, spans_of
 from echo_hub.store.standings import read_standings
-from echo_hub.store.tables import WITH_PAYLOAD, evaluations, groups, payloads, rollouts, steps, versions
+from echo_hub.store.tables import (
+    IS_OPEN,
+    IS_UNFINISHED,
+    WITH_PAYLOAD,
+    evaluations,
+    groups,
+    payloads,
+    rollouts,
+    steps,
+    versions,
+)
 from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
-
-_UNFINISHED = (ReceiptState.LEASED, ReceiptState.RECEIVED, ReceiptState.SCORED)
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
@@ -23,20 +32,16 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     beginning = read_beginning(connection)
     newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     trained = beginning.policy_version if newest_trained is None else newest_trained
-    open_groups = connection.execute(
-        select(groups.c.group_id, groups.c.seed, groups.c.prompt)
-        .where(groups.c.drop_reason.is_(None), or_(groups.c.step.is_(None), groups.c.step > trained))
-        .order_by(groups.c.group_id)
-    ).all()
     planned = connection.execute(
         select(steps.c.step, steps.c.group_ids, steps.c.rollout_ids)
         .where(steps.c.step > trained)
         .order_by(steps.c.step)
-    )
+    ).all()
+    open_groups = _open_groups(connection, [group_id for row in planned for group_id in row.group_ids])
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    newest_planned = connection.execute(
-        select(func.coalesce(func.max(groups.c.group_id), -1)).where(groups.c.step.is_not(None))
-    ).scalar_one()
+    # Behind it there are only those that wait or were dropped of late.
+    newest_first = select(groups.c.group_id).where(groups.c.step.is_not(None)).order_by(groups.c.group_id.desc())
+    newest_planned = -1 if (newest := connection.scalar(newest_first.limit(1))) is None else newest
     flat_groups = connection.scalars(
         select(groups.c.group_id)
         .where(groups.c.drop_reason == DropReason.NO_ADVANTAGE)
@@ -68,6 +73,15 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     )
 
 
+def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
+    """Those that no step has, and those of the planned steps; none that was dropped."""
+    columns = select(groups.c.group_id, groups.c.seed, groups.c.prompt)
+    found = [*connection.execute(columns.where(IS_OPEN))]
+    for part in in_parts(planned):
+        found += connection.execute(columns.where(groups.c.group_id.in_(part), groups.c.drop_reason.is_(None)))
+    return sorted(found, key=lambda row: row.group_id)
+
+
 def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, ...]:
     """What counts by now, as much as is remembered, and what does not yet."""
     rated = select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate).where(groups.c.pass_rate.is_not(None))
@@ -81,17 +95,22 @@ def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, 
 
 
 def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
-    recorded = set(connection.scalars(select(evaluations.c.policy_version)))
-    rows = connection.execute(
-        select(rollouts.c.group_id, rollouts.c.index.label("at"))
-        .where(rollouts.c.state == ReceiptState.EVALUATED)
-        .distinct()
-    )
-    return frozenset(
-        (row.group_id, row.at)
-        for row in rows
-        if (about := EvaluationGroup.of(row.group_id)) is not None and about.policy_version not in recorded
-    )
+    """From version to version by the index of groups: what is recorded is not walked."""
+    recorded = select(evaluations.c.policy_version).limit(1)
+    found: set[tuple[int, int]] = set()
+    next_id = FIRST_EVALUATION_ID
+    while True:
+        first = select(rollouts.c.group_id).where(rollouts.c.group_id >= next_id).order_by(rollouts.c.group_id)
+        about = EvaluationGroup.of(connection.scalar(first.limit(1)) or 0)
+        if about is None:
+            return frozenset(found)
+        ids = evaluation_ids(about.policy_version)
+        if connection.scalar(recorded.where(evaluations.c.policy_version == about.policy_version)) is None:
+            ended = select(rollouts.c.group_id, rollouts.c.index).where(
+                rollouts.c.group_id.between(ids[0], ids[-1]), rollouts.c.state == ReceiptState.EVALUATED
+            )
+            found.update((group_id, index) for group_id, index in connection.execute(ended))
+        next_id = ids[-1] + 1
 
 
 def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
@@ -121,7 +140,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             others_held.label("others_held"),
         )
         .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
-        .where(rollouts.c.state.in_(_UNFINISHED))
+        .where(IS_UNFINISHED)
         .order_by(rollouts.c.lease_id, rollouts.c.index)
     )
     return tuple(

@@ -9,7 +9,7 @@ found stands beside the state, and may come when that is final.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -98,19 +98,31 @@ def key_of(rollout_id: str) -> tuple[int, int]:
     return int(lease_id), int(index)
 
 
-def write(connection: Connection, records: Sequence[Record], now: float) -> list[tuple[int, int]]:
-    """Writes one turn's records; the rollouts, by lease and index, whose tokens the hub does not need any more.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What a turn's records have come to."""
+
+    tokens_gone: list[tuple[int, int]]
+    """Rollouts, by lease and index, whose tokens the hub does not need any more."""
+    touched: frozenset[str]
+    """Nodes whose totals are others: what is final, what they cost, how they stand."""
+
+
+def write(connection: Connection, records: Sequence[Record], now: float) -> Written:
+    """Writes one turn's records.
 
     Raises LocalProtocolError when a record does not fit what is stored; the caller then rolls back.
     """
     by_kind: dict[type, list[Any]] = {}
     for record in records:
         by_kind.setdefault(type(record), []).append(record)
+    touched: set[str] = set()
     for kind in sorted(by_kind, key=_ORDER.__getitem__):
-        WRITERS[kind](connection, by_kind[kind], now)
+        touched.update(WRITERS[kind](connection, by_kind[kind], now) or ())
     # What a step was computed without is kept with its batch, which may have to be repeated.
     gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
-    return [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
+    keys = [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
+    return Written(tokens_gone=keys, touched=frozenset(touched))
 
 
 def _keys(rollout_ids: Iterable[str], **values: Any) -> _Rows:
@@ -221,11 +233,13 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
         execute_many(connection, _ANSWER, answers)
 
 
-def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> None:
+def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> Collection[str]:
     """Marks rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
     ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
     _change(connection, _EVALUATE, _keys(ids, at_s=now), "evaluated")
-    grant(connection, tally(connection, list(map(key_of, ids)), EVALUATED), at=now, step=None)
+    earned = tally(connection, list(map(key_of, ids)), EVALUATED)
+    grant(connection, earned, at=now, step=None)
+    return earned.keys()
 
 
 def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) -> None:
@@ -263,7 +277,8 @@ def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict
     return mean_components(connection.scalars(query.where(rollouts.c.group_id.in_(group_ids))))
 
 
-def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> None:
+def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
+    touched: set[str] = set()
     for record in records:
         changed = connection.execute(
             update(steps)
@@ -281,20 +296,21 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
             _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
         earned = tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
         grant(connection, earned, at=now, step=record.step)
+        touched |= earned.keys()
+    return touched
 
 
-def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> None:
+def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> Collection[str]:
     rows = [
         row
         for record in records
         for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None, at_s=now)
     ]
     _change(connection, _DROP, rows, "dropped")
-    by_reason: dict[DropReason, list[tuple[int, int]]] = {}
+    by_reason: dict[str, list[tuple[int, int]]] = {}
     for record in records:
-        by_reason.setdefault(record.reason, []).extend(map(key_of, record.rollout_ids))
-    for reason, keys in by_reason.items():
-        tally(connection, keys, reason.value)
+        by_reason.setdefault(record.reason.value, []).extend(map(key_of, record.rollout_ids))
+    return {node_id for reason, keys in by_reason.items() for node_id in tally(connection, keys, reason)}
 
 
 def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: float) -> None:
@@ -313,8 +329,10 @@ def _publish(connection: Connection, records: Sequence[VersionRecorded], now: fl
             )
 
 
-def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) -> None:
-    tally_costs(connection, (cost for record in records for cost in record.nodes))
+def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) -> Collection[str]:
+    accrued = [cost for record in records for cost in record.nodes]
+    tally_costs(connection, accrued)
+    return {cost.node_id for cost in accrued}
 
 
 def _check(connection: Connection, records: Sequence[CheckRecorded], now: float) -> None:
@@ -322,12 +340,14 @@ def _check(connection: Connection, records: Sequence[CheckRecorded], now: float)
     _change(connection, _CHECK, rows, "noted as checked")
 
 
-def _note_standings(connection: Connection, records: Sequence[StandingRecorded], now: float) -> None:
+def _note_standings(connection: Connection, records: Sequence[StandingRecorded], now: float) -> Collection[str]:
     write_standings(connection, [record.row for record in records])
+    return {record.row.node_id for record in records}
 
 
-def _credit(connection: Connection, records: Sequence[CheckingCredited], now: float) -> None:
+def _credit(connection: Connection, records: Sequence[CheckingCredited], now: float) -> Collection[str]:
     tally_checking(connection, ((record.node_id, record.num_tokens) for record in records))
+    return {record.node_id for record in records}
 
 
 def _decide(connection: Connection, records: Sequence[TrustDecided], now: float) -> None:
@@ -338,7 +358,7 @@ def _change_settings(connection: Connection, records: Sequence[SettingRecorded],
     note_settings(connection, records)
 
 
-WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]] = {
+WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], Collection[str] | None]]] = {
     GroupOpened: _open_groups,
     GroupsRated: _rate_groups,
     RolloutsLeased: _lease,
@@ -358,5 +378,5 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], None]]
     SettingRecorded: _change_settings,
     ActionSettled: settle,
 }
-"""Each record's writer, in the order in which they are applied."""
+"""Each record's writer, in the order in which they are applied; it says which nodes' totals are others by it."""
 _ORDER: Final = {kind: place for place, kind in enumerate(WRITERS)}

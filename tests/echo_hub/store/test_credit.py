@@ -135,7 +135,10 @@ def test_what_counted_before_there_was_credit_is_counted_once(store: Store, reco
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("outcome_tallies", "version_tallies", "set_evaluations"):
             connection.execute(text(f"DROP TABLE {name}"))
-        connection.execute(text("DROP INDEX ix_groups_rated"))
+        for name in ("ix_groups_rated", "ix_groups_open", "ix_rollouts_unfinished", "ix_fetches_version"):
+            connection.execute(text(f"DROP INDEX {name}"))
+        connection.execute(text("CREATE INDEX ix_rollouts_state ON rollouts (state, node_id)"))
+        connection.execute(text("CREATE INDEX ix_fetches_policy_version ON fetches (policy_version)"))
         for column in NEWER_COLUMNS:
             table, _, name = column.partition(".")
             connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import func, select
 
 from echo_hub.core.effects import VersionRecorded
 from echo_hub.core.spread.holdings import Arrival
-from echo_hub.store.old_fetches import FORGOTTEN_AT_ONCE, KEPT_VERSIONS
+from echo_hub.store import arrivals, old_fetches
+from echo_hub.store.old_fetches import KEPT_VERSIONS
 from echo_hub.store.store import Store
 from echo_hub.store.tables import fetches
 from echo_shared.messages import Fetched
@@ -33,21 +35,36 @@ def fetched_versions(store: Store) -> dict[int | None, int]:
         return {row.policy_version: row.number for row in rows}
 
 
-def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store) -> None:
+def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go a few rows at a time, from the oldest version on, beside as many as come in."""
+    monkeypatch.setattr(arrivals, "forget_old_fetches", lambda connection, more: None)
     arrive(store, None, "a", 0.5)
     for version in range(1, VERSIONS + 1):
         store.apply([VersionRecorded(policy_version=version, published_at=float(version))], now=1.0)
         for number, node_id in enumerate("abc"):
             arrive(store, version, node_id, version + number)
+    monkeypatch.undo()
     before = store.versions_history(VERSIONS), store.versions_by_transport()
     again = Store(store.engine, store.keeping)
-    for done in range(1, 5):
+    monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 2)
+    for done in range(2, 18, 2):
         store.prune(0)
-        left = set(range(1, VERSIONS + 1)) - set(range(1, min(FORGOTTEN_AT_ONCE * done, 5) + 1))
-        assert fetched_versions(store) == {None: 1, **dict.fromkeys(left, 3)}
+        gone = min(done, 3 * 5)
+        left = dict.fromkeys(range(1 + -(-gone // 3), VERSIONS + 1), 3)
+        part = {-(-gone // 3): 3 - gone % 3} if gone % 3 else {}
+        assert fetched_versions(store) == {None: 1, **part, **left}
     assert (store.versions_history(VERSIONS), store.versions_by_transport()) == before
     assert again.versions_history(VERSIONS) == before[0], "to somebody who has not seen them before"
     assert before[0][0].dissemination_max_s == 3.0
+
+
+def test_as_many_rows_go_as_come_however_many_that_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 1)
+    for version in range(1, KEPT_VERSIONS + 30):
+        store.apply([VersionRecorded(policy_version=version, published_at=float(version))], now=1.0)
+        for node_id in "abc":
+            arrive(store, version, node_id, 1.0)
+    assert sum(fetched_versions(store).values()) <= 3 * (KEPT_VERSIONS + 1)
 
 
 def test_what_is_said_of_an_old_version_changes_nothing(store: Store) -> None:

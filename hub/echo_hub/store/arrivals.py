@@ -1,0 +1,75 @@
+"""What is announced of versions, and which nodes have fetched which artefact: as many at a time as there is news of.
+
+The first time counts: what a node says of the same artefact later changes nothing; nor does it for a version whose
+fetches are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.old_fetches import forget_old_fetches, newest_forgotten
+from echo_hub.store.reading import in_parts
+from echo_hub.store.tables import fetches, versions
+from echo_hub.store.tallies import bytes_by_source, tally_fetches
+
+
+def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float) -> None:
+    """In order; then as many old fetches are let go as there are new ones, and some more."""
+    forgotten = newest_forgotten(connection)
+    for one in news:
+        if isinstance(one, Release):
+            _write_release(connection, one)
+    fresh = _fresh(connection, [one for one in news if isinstance(one, Arrival)], now, forgotten)
+    if fresh:
+        connection.execute(insert(fetches), fresh)
+        of_versions = [row for row in fresh if row["policy_version"] is not None]
+        tally_fetches(connection, [(row["policy_version"], bytes_by_source(row)) for row in of_versions])
+    forget_old_fetches(connection, 2 * len(fresh))
+
+
+def _write_release(connection: Connection, release: Release) -> None:
+    way = release.way.value if release.way else None
+    known = {"payload_bytes": release.payload_bytes, "carrier": release.carrier, "way": way}
+    connection.execute(update(versions).where(versions.c.policy_version == release.policy_version).values(known))
+
+
+def _fresh(connection: Connection, arrivals: Sequence[Arrival], now: float, forgotten: int) -> list[dict[str, Any]]:
+    """The rows of those that are not there yet, and are not of forgotten versions."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for arrival in arrivals:
+        version = arrival.fetched.policy_version
+        if version is None or version > forgotten:
+            row = _row(arrival, now)
+            rows.setdefault((row["node_id"], row["info_hash"]), row)
+    by_hash: dict[str, list[str]] = {}
+    for node_id, info_hash in rows:
+        by_hash.setdefault(info_hash, []).append(node_id)
+    for info_hash, node_ids in by_hash.items():
+        for part in in_parts(node_ids):
+            known = select(fetches.c.node_id).where(fetches.c.node_id.in_(part), fetches.c.info_hash == info_hash)
+            for node_id in connection.scalars(known):
+                del rows[node_id, info_hash]
+    return list(rows.values())
+
+
+def _row(arrival: Arrival, now: float) -> dict[str, Any]:
+    fetch = arrival.fetched
+    return {
+        "node_id": arrival.node_id,
+        "info_hash": fetch.info_hash.hex(),
+        "policy_version": fetch.policy_version,
+        "seconds": fetch.seconds,
+        "swarm_bytes": fetch.swarm_bytes,
+        "web_seed_bytes": fetch.web_seed_bytes,
+        "shared_memory_bytes": fetch.shared_memory_bytes,
+        "pushed_bytes": fetch.pushed_bytes,
+        "mesh_bytes": fetch.mesh_bytes,
+        "model_hub_bytes": fetch.model_hub_bytes,
+        "broadcast_s": arrival.broadcast_s,
+        "fetched_at": now,
+    }
