@@ -67,4 +67,5 @@ def http_routes(
         board=HubBoard(credit),
         about=about_view(config),
         rollouts=HubRollouts(reader),
+        node_series=config.metrics.node_series,
     )

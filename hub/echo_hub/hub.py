@@ -14,6 +14,7 @@ from typing import assert_never
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.connected import ConnectedNodes, Welcoming, remember
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
     AnnounceVersion,
@@ -116,7 +117,7 @@ class Hub:
         self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send, flush=self._receipts.flush)
         self._trained_receipts = TrainedReceipts(tell=self._receipts.tell)
         self._node_checks = self._make_node_checks()
-        self._nodes = self._make_nodes()
+        self.nodes = self._make_nodes()
         self._preparation = GroupPreparation(opened.problems)
         self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
         self._verifying = self._make_verifying()
@@ -126,7 +127,7 @@ class Hub:
         self._node_evaluations = self._make_node_evaluations()
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
-        self._totals = TotalsNews(store=opened.store, nodes=self._nodes.live, send=self._gateway.send)
+        self._totals = TotalsNews(store=opened.store, nodes=self.nodes.live, send=self._gateway.send)
         self._sinks = chosen_sinks(
             config, directory.root, self.run_id, opened.store.store, codec=opened.codec, problems=opened.problems
         )
@@ -145,7 +146,7 @@ class Hub:
             broadcaster=Broadcaster(self._gateway),
             connections=self._gateway,
             record=self._record_distribution,
-            stands_by=lambda node_id: self._nodes.stands_by(node_id),
+            stands_by=lambda node_id: self.nodes.stands_by(node_id),
         )
 
     def _make_nodes(self) -> ConnectedNodes:
@@ -214,7 +215,7 @@ class Hub:
             stop_ids=self._stop_ids,
             store=self._opened.store,
             problems=self._opened.problems,
-            nodes=self._nodes.live,
+            nodes=self.nodes.live,
             offers=self._distributor,
             send=self._gateway.send,
             sample=self._trainer.sample,
@@ -228,7 +229,7 @@ class Hub:
             publish=self.publishing.keep_for_evaluation,
             load=self._opened.store.load_evaluated,
             num_received=lambda: self._driver.num_received,
-            is_alone=lambda: not self._nodes.live,
+            is_alone=lambda: not self.nodes.live,
             run_is_over=lambda: self.ending.last_is_published,
         )
 
@@ -257,11 +258,11 @@ class Hub:
             store=self._opened.store,
             directory=self.directory,
             status=self._opened.coordinator.status,
-            nodes=self._nodes.live,
+            nodes=self.nodes.live,
             evaluating=self._evaluations.waiting,
             bar=self._distributor.bar,
             invite=self._opened.invitations.renew,
-            know=self._nodes.note_useful,
+            know=self.nodes.note_useful,
         )
 
     def _make_pages(self) -> HubPages:
@@ -280,7 +281,7 @@ class Hub:
                 evaluations=EvaluationViews(store, [one.name for one in self.config.evaluation_sets if one.name]),
                 siblings=lambda: self._siblings.views,
             ),
-            nodes=self._nodes.live,
+            nodes=self.nodes.live,
             moment=self._moment,
         )
 
@@ -308,6 +309,10 @@ class Hub:
             rotate_run_key=self._distributor.rotate_key,
             changed=self._changes.notify,
         )
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return self._opened.coordinator
 
     @property
     def _first_version(self) -> int:
@@ -351,7 +356,7 @@ class Hub:
             self.config,
             self._opened,
             gateway=self._gateway,
-            nodes=self._nodes,
+            nodes=self.nodes,
             limits=self.server.limits,
             introduce=self._distributor.introduce,
             pages=self.pages,
@@ -444,7 +449,7 @@ class Hub:
             case EvaluationDone():
                 self._node_evaluations.done(action.policy_version)
             case TellStandby():
-                told = self._nodes.told(action.node_id, action.reason, action.detail)
+                told = self.nodes.told(action.node_id, action.reason, action.detail)
                 self._gateway.send(action.node_id, told)
             case TellOperator():
                 self._desk.settled(action.number)

@@ -113,12 +113,12 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
         first = await site.node(hub.url, "first")
 
         def in_the_middle() -> bool:
-            return any(count >= TOLD and nodes.is_proven(next(iter(hub._nodes.live))) for count in told(hub).values())
+            return any(count >= TOLD and nodes.is_proven(next(iter(hub.nodes.live))) for count in told(hub).values())
 
         await wait_for(in_the_middle, serving)
-        (killed,) = hub._nodes.live
+        (killed,) = hub.nodes.live
         await first.kill()
-        await wait_for(lambda: not hub._nodes.live, serving)
+        await wait_for(lambda: not hub.nodes.live, serving)
         had, before = told(hub), len(finished(hub))
         assert max(had.values()) >= TOLD
 

@@ -141,3 +141,5 @@ class MetricsConfig(Section):
     wandb = "online" they leave this machine."""
     texts_every: Annotated[int, Field(ge=1)] = 10
     """Steps between those."""
+    node_series: bool = False
+    """/metrics has a dozen series of each node, and not of all together alone: for fleets of up to some hundreds."""

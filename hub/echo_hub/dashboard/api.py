@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp_sse import sse_response
@@ -39,7 +39,7 @@ from aiohttp_sse import sse_response
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.fleet import WrongFleetQueryError, find_nodes, fleet_query
 from echo_hub.dashboard.model import Readiness
-from echo_hub.dashboard.responses import MAX_NUMBER, json_response, whole_number
+from echo_hub.dashboard.responses import MAX_NUMBER, json_response, large_json_response, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.viewers import Viewers
@@ -55,7 +55,8 @@ class Api:
         self._guard = guard
 
     async def run(self, _request: web.Request) -> web.Response:
-        return json_response((await self._snapshots.get()).run)
+        run = (await self._snapshots.get()).run
+        return await large_json_response(lambda: run)
 
     async def nodes(self, request: web.Request) -> web.Response:
         limit = whole_number(request.query.get("limit", str(MAX_NUMBER)))
@@ -65,14 +66,20 @@ class Api:
             wanted = fleet_query(request.query, limit=limit)
         except WrongFleetQueryError as error:
             return json_response({"error": str(error)}, status=400)
-        part = find_nodes((await self._snapshots.get()).nodes, wanted)
-        return json_response({"nodes": part.nodes, "found": part.num_found})
+        fleet = (await self._snapshots.get()).nodes
+
+        def found() -> dict[str, Any]:
+            part = find_nodes(fleet, wanted)
+            return {"nodes": part.nodes, "found": part.num_found}
+
+        return await large_json_response(found)
 
     async def steps(self, request: web.Request) -> web.Response:
         since = whole_number(request.query.get("since", "0"))
         if since is None:
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
-        return json_response({"steps": (await self._source.steps(since))[:STEPS_PER_ANSWER]})
+        steps = (await self._source.steps(since))[:STEPS_PER_ANSWER]
+        return await large_json_response(lambda: {"steps": steps})
 
     async def live(self, request: web.Request) -> web.Response:
         health = self._source.health()

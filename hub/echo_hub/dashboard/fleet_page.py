@@ -6,6 +6,7 @@ many as anybody likes, and they stand still.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -50,7 +51,7 @@ class FleetPage:
             return html_response(personal(text), status=400)
         wanted = replace(asked, sort=asked.sort or FASTEST)
         if wanted.search or wanted.after:
-            return html_response(personal(self._render(await self._snapshots.get(), wanted)))
+            return html_response(personal(await asyncio.to_thread(self._render, await self._snapshots.get(), wanted)))
 
         async def prepare(snapshot: Snapshot) -> Callable[[], str]:
             return partial(self._render, snapshot, wanted)

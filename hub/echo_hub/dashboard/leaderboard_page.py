@@ -6,6 +6,7 @@ and nothing more of them is shown here.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +18,13 @@ from aiohttp import web
 from echo_hub.dashboard.access.guard import Visits
 from echo_hub.dashboard.board import AboutView, BoardSource, board_query, page_links, sort_of
 from echo_hub.dashboard.live import LivePages, Look
-from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
+from echo_hub.dashboard.responses import (
+    html_response,
+    json_response,
+    large_json_response,
+    see_other,
+    whole_number,
+)
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings
 from echo_shared.credit_books import Board, BoardKind, BoardQuery, Standing
@@ -109,7 +116,7 @@ class LeaderboardPage:
             return text.replace(own, address) if own and address else text
 
         if wanted.search or wanted.after:
-            return html_response(personal((await prepare(snapshot))()))
+            return html_response(personal(await asyncio.to_thread(await prepare(snapshot))))
         look = Look(key=("leaderboard", kind, sort_of(wanted)), prepare=prepare, personal=personal)
         return await self._live.answer(request, look)
 
@@ -149,4 +156,4 @@ class LeaderboardPage:
             return json_response({"error": "after must be a number of rows: 0, 1, 2, ...; limit 1, 2, ..."}, status=400)
         rows = min(limit, ROWS_PER_ANSWER)
         board = await self._board.board(board_query(request.query, kind=kind, rows=rows))
-        return json_response({name: board.rows, "found": board.num_found})
+        return await large_json_response(lambda: {name: board.rows, "found": board.num_found})

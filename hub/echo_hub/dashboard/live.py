@@ -2,7 +2,8 @@
 
 A room says what is looked at (`Look`) and leaves the answer to `LivePages.answer`; its template marks what lives
 (`live_parts`). The page is rendered once a snapshot for all who look at the same, and each watcher is sent what changed
-since the rendering that it shows. Events of a stream, each with a JSON object:
+since the rendering that it shows. Pages are rendered on a thread, for the hub has more to do. Events of a stream, each
+with a JSON object:
 
     hello    {"of": which run and which files these are: another one's page is loaded anew, "now": the hub's time,
              "silent_s": after as long without an event the stream is dead}
@@ -59,6 +60,13 @@ class Look:
     """Its charts draw /api/v1/curves."""
 
 
+def _timed(make: Callable[[], str]) -> tuple[Rendering, float]:
+    """What is made, and what that takes of the processor."""
+    began_s = time.thread_time()
+    made = rendering(make())
+    return made, time.thread_time() - began_s
+
+
 class _Page:
     """One page as all see it who look at it."""
 
@@ -80,12 +88,11 @@ class _Page:
         async with self._lock:
             if self._newest is None or not self.is_of(snapshot):
                 make = await look.prepare(snapshot)
-                began_s = time.thread_time()
-                self._newest = rendering(make())
-                self.took_s = time.thread_time() - began_s
+                made, self.took_s = await asyncio.to_thread(_timed, make)
+                self._newest = made
                 self._of = snapshot
                 self._news.clear()
-                self._known[self._newest.revision] = self._newest.marks
+                self._known[made.revision] = made.marks
                 if len(self._known) > MOST_REVISIONS:
                     self._known.popitem(last=False)
             return self._newest

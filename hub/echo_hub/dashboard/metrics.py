@@ -1,7 +1,9 @@
-"""The Prometheus room, /metrics. Each scrape builds its registry from one snapshot: nothing is counted here."""
+"""The Prometheus room, /metrics. Each scrape builds its registry from one snapshot, on a thread: nothing is counted
+here. Nodes are told of in sums; a series of each is there where the settings ask for it."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -34,16 +36,18 @@ answer."""
 
 
 class Metrics:
-    def __init__(self, snapshots: Snapshots) -> None:
+    def __init__(self, snapshots: Snapshots, *, node_series: bool = False) -> None:
+        """`node_series`: of each node that the pages know of there are some."""
         self._snapshots = snapshots
+        self._node_series = node_series
 
     async def serve(self, request: web.Request) -> web.Response:
         """GET /metrics"""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_OfSnapshot(await self._snapshots.get()))
+        registry.register(_OfSnapshot(await self._snapshots.get(), node_series=self._node_series))
         encode, content_type = choose_encoder(_understood(request.headers.get("Accept", "")))
         headers = {"Content-Type": content_type, "Cache-Control": "no-store"}
-        response = web.Response(body=encode(registry), headers=headers)
+        response = web.Response(body=await asyncio.to_thread(encode, registry), headers=headers)
         response.enable_compression()
         return response
 
@@ -59,8 +63,9 @@ def _understood(accept: str) -> str:
 
 
 class _OfSnapshot:
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, *, node_series: bool) -> None:
         self._snapshot = snapshot
+        self._node_series = node_series
 
     def collect(self) -> Iterator[Metric]:
         yield from _run(self._snapshot.run)
@@ -81,7 +86,9 @@ class _OfSnapshot:
         for cost in filter(None, [self._snapshot.run.cost]):
             yield from _cost(cost)
         yield from _trust(self._snapshot.run.trust)
-        yield from _nodes(self._snapshot.nodes)
+        yield from _fleet(self._snapshot.nodes)
+        if self._node_series:
+            yield from _nodes(self._snapshot.nodes)
         took_s = self._snapshot.took_s
         yield _gauge("echo_pages_snapshot_seconds", "What the pages' newest picture of the run took to take.", took_s)
 
@@ -321,9 +328,19 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
     return _labelled(family, (([share], value) for share, value in known.items() if value is not None))
 
 
-def _nodes(nodes: Fleet) -> Iterator[Metric]:
+def _fleet(nodes: Fleet) -> Iterator[Metric]:
+    """Of all connected nodes together."""
+    here = [node for node in nodes.here.values() if node.connected]
     connected = GaugeMetricFamily("echo_nodes_connected", "Nodes by what they do.", labels=["activity"])
-    yield _labelled(connected, (([a], n) for a, n in sorted(Counter(n.activity for n in nodes if n.connected).items())))
+    yield _labelled(connected, (([a], n) for a, n in sorted(Counter(node.activity for node in here).items())))
+    standings = Counter(node.totals.standing or "unchecked" for node in here)
+    standing = GaugeMetricFamily("echo_nodes_standing", "Connected nodes by how they stand.", labels=["standing"])
+    yield _labelled(standing, (([name], number) for name, number in sorted(standings.items())))
+    speed = sum(node.tokens_per_s for node in here)
+    yield _gauge("echo_nodes_tokens_per_second", "Sampling speed of all connected nodes, by their reports.", speed)
+
+
+def _nodes(nodes: Fleet) -> Iterator[Metric]:
     about = GaugeMetricFamily(
         "echo_node_info", "What the node says of itself.", labels=["node", "name", "backend", "device"]
     )

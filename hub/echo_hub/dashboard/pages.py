@@ -43,11 +43,12 @@ def routes(
     rollouts: RolloutsSource | None = None,
     min_interval_s: float = 1.0,
     heartbeat_s: float = 15.0,
+    node_series: bool = False,
 ) -> list[web.AbstractRouteDef]:
     """All that the pages add to the hub's application, whose middleware is `guard.middleware`.
 
     Viewers see nothing older than `min_interval_s`; a live connection carries something every `heartbeat_s`. Without
-    `rollouts` there are no rooms for them.
+    `rollouts` there are no rooms for them. `node_series`: /metrics has some of each node.
     """
     snapshots = Snapshots(source, min_interval_s=min_interval_s)
     assets = Assets()
@@ -74,7 +75,7 @@ def routes(
         web.get("/api/v1/steps", api.steps),
         web.get("/api/v1/curves", curves.serve),
         web.get("/api/v1/events", EventStream(snapshots, viewers, heartbeat_s=heartbeat_s).serve, allow_head=False),
-        web.get("/metrics", Metrics(snapshots).serve),
+        web.get("/metrics", Metrics(snapshots, node_series=node_series).serve),
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),

@@ -1,8 +1,8 @@
-"""What the pages say of all nodes, read anew as far as it changes: thousands that are away cost a look next to nothing.
+"""What the pages say of all nodes, read anew as far as it changes: thousands of them cost a look next to nothing.
 
-Of nodes that are connected, or banned or unbanned since, the books are read for every look. Of the others they are read
-the seldomer the longer it takes, and beside those who look: what becomes of their last rollouts is decided when they
-have left, and is shown a little later.
+All are read the seldomer the longer that takes, and beside those who look. For every look the books are read of those
+nodes that came or left, were banned or unbanned, hold another number of rollouts, or of which the hub has written
+anything since (`echo_hub.store.touched`); a view is made anew where its node's books or its own words are others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from echo_hub.dashboard.model import Fleet, NodesAway, NodeView
@@ -26,6 +26,28 @@ FRESH_S: Final = 0.2
 """So long the same books do for the next look: nodes and leaderboard are asked for one after the other."""
 
 
+SEEN_S: Final = 15.0
+"""A connected node is shown as seen no longer ago than twice this: then its view is made anew, whatever has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """All nodes, with everything that was noted as touched by then."""
+
+    rows: Mapping[str, NodeTotals]
+    touched: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A view, and what it was made of."""
+
+    view: NodeView
+    row: NodeTotals
+    said: tuple[object, ...]
+    good_until: float
+
+
 class AllNodes:
     """Safe on several threads."""
 
@@ -33,30 +55,43 @@ class AllNodes:
         self._store = store
         self._lock = threading.Lock()
         self._books = ReadBeside(self._read_all, every_s=0.0, name="all nodes")
-        self._whole: Mapping[str, NodeTotals] = {}
-        """All, as they were read last."""
+        self._whole = _Whole({}, 0)
+        """As they were read last."""
         self._rows: dict[str, NodeTotals] = {}
         """The same, with what was read of some of them since."""
-        self._read_since: frozenset[str] = frozenset()
-        """These: while the whole was read, or later."""
+        self._touched = 0
+        """All that was noted up to then is in them."""
+        self._under_way: Mapping[str, int] = {}
         self._of: frozenset[str] = frozenset()
         """The nodes that were connected then."""
-        self._banned: frozenset[str] = frozenset()
         self._read_at = float("-inf")
+        self._here: Mapping[str, _Made] = {}
         self._away = NodesAway({})
 
-    def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int]) -> Fleet:
-        """`leased`: rollouts leased to each and not yet received."""
+    def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int], *, touched: int) -> Fleet:
+        """`leased`: rollouts leased to each and not yet received. `touched`: `Touched.number`, asked for before
+        anything was read for this look."""
         with self._lock:
-            changed = self._read_changes(frozenset(connected))
-            now, here = time.time(), dict[str, NodeView]()
+            changed = self._read_changes(frozenset(connected), touched)
+            now, made = time.time(), dict[str, _Made]()
             for node_id in dict.fromkeys((*connected, *leased)):
                 if (row := self._rows.get(node_id)) is not None:
-                    said = connected.get(node_id)
-                    row = row if said is None else replace(row, last_seen=now)
-                    here[node_id] = node_view(row, said, in_flight=leased.get(node_id, 0))
+                    made[node_id] = self._made(row, connected.get(node_id), leased.get(node_id, 0), now)
+            self._here = made
+            here = {node_id: one.view for node_id, one in made.items()}
             self._let_go(changed, here)
             return Fleet(here=here, away=self._away)
+
+    def _made(self, row: NodeTotals, node: ConnectedNode | None, held: int, now: float) -> _Made:
+        """As it was, if it was made of the same."""
+        said = (held, *_words(node)) if node is not None else (held,)
+        known = self._here.get(row.node_id)
+        if known is not None and known.row is row and known.said == said and now < known.good_until:
+            return known
+        # They were made together perhaps, and are not to be made again together.
+        lasts_s = SEEN_S * (1 + hash(row.node_id) % 8 / 8) if node is not None else float("inf")
+        shown = row if node is None else replace(row, last_seen=now)
+        return _Made(node_view(shown, node, in_flight=held), row, said, now + lasts_s)
 
     def _let_go(self, changed: Collection[str], here: Mapping[str, NodeView]) -> None:
         """Makes those that are away anew, if that is not what it was."""
@@ -73,24 +108,54 @@ class AllNodes:
                 }
             )
 
-    def _read_changes(self, connected: frozenset[str]) -> Collection[str]:
+    def _read_changes(self, connected: frozenset[str], touched: int) -> Collection[str]:
         """Reads what is to be read for this look; the nodes of which something may be another."""
         if time.monotonic() - self._read_at < FRESH_S and connected == self._of and not self._books.is_quick:
             return ()
-        banned, whole = self._store.banned_nodes(), self._books.newest(connected)
-        # Those that have left a moment ago too: what they did last is committed by now.
-        wanted = changed = connected | self._of | (banned ^ self._banned)
+        banned, under_way, whole = (
+            self._store.banned_nodes(),
+            self._store.under_way(),
+            self._books.newest(connected, touched),
+        )
         is_new = whole is not self._whole
         if is_new:
-            self._rows, wanted, self._read_since = dict(whole), wanted | self._read_since, wanted
-        if not (is_new and self._books.is_quick):
-            self._rows |= self._read(wanted)
-            self._read_since |= wanted
-        self._whole, self._banned, self._of, self._read_at = whole, banned, connected, time.monotonic()
+            self._rows, self._touched = dict(whole.rows), min(whole.touched, touched)
+        changed = set(self._store.touched.since(self._touched))
+        if is_new:
+            changed |= connected - self._rows.keys()
+        else:
+            changed |= (connected ^ self._of) | _others(self._under_way, under_way)
+        known = self._rows.keys() | connected | self._of
+        changed = (changed & known) | self._wrongly(banned)
+        if changed:
+            self._rows |= {row.node_id: row for row in self._store.leaderboard(only=changed)}
+        self._whole, self._under_way, self._of, self._touched = whole, under_way, connected, touched
+        self._read_at = time.monotonic()
         return self._rows if is_new else changed
 
-    def _read_all(self, connected: frozenset[str]) -> Mapping[str, NodeTotals]:
-        return {row.node_id: row for row in self._store.leaderboard(most=MOST_NODES, always=connected)}
+    def _wrongly(self, banned: Collection[str]) -> set[str]:
+        """Those that are shown as banned and are not, or the other way round: another process may have written it."""
+        shown = {node_id for node_id, row in self._rows.items() if row.banned_at is not None}
+        return (shown ^ set(banned)) & self._rows.keys()
 
-    def _read(self, wanted: Collection[str]) -> Mapping[str, NodeTotals]:
-        return {row.node_id: row for row in self._store.leaderboard(only=wanted)}
+    def _read_all(self, connected: frozenset[str], touched: int) -> _Whole:
+        rows = self._store.leaderboard(most=MOST_NODES, always=connected)
+        return _Whole({row.node_id: row for row in rows}, touched)
+
+
+def _words(node: ConnectedNode) -> tuple[object, ...]:
+    """All that a view shows of what a node says, and was told."""
+    return (
+        node.activity,
+        node.capacity,
+        node.policy_version,
+        node.tokens_per_s,
+        node.precision,
+        node.cost_per_hour,
+        node.standby,
+    )
+
+
+def _others(before: Mapping[str, int], now: Mapping[str, int]) -> set[str]:
+    """Keys of which the number is another."""
+    return {key for key, _ in before.items() ^ now.items()}

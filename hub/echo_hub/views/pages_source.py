@@ -42,10 +42,11 @@ class HubPages:
         self._received = Rate(time.time())
 
     async def run_view(self) -> RunView:
-        return await asyncio.to_thread(self._reading_of_run())
+        return await asyncio.to_thread(self._reading_of_run(self._moment()))
 
     async def picture(self) -> Picture:
-        run, nodes = self._reading_of_run(), self._reading_of_nodes()
+        moment = self._moment()
+        run, nodes = self._reading_of_run(moment), self._reading_of_nodes(moment)
 
         def read() -> Picture:
             began_s = time.thread_time()
@@ -54,17 +55,15 @@ class HubPages:
 
         return await asyncio.to_thread(read)
 
-    def _reading_of_run(self) -> Callable[[], RunView]:
-        """Of this moment."""
-        moment = self._moment()
+    def _reading_of_run(self, moment: Moment) -> Callable[[], RunView]:
         rollouts_per_s = self._received.per_s(moment.num_received, time.time())
         connected = frozenset(node_id for node_id, node in self._nodes.items() if node.affordable)
         return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
 
-    def _reading_of_nodes(self) -> Callable[[], Fleet]:
-        """Of this moment: what is leased is the coordinator's own, which changes while a thread looks."""
-        leased = dict(self._moment().status.leased_by_node)
-        return partial(self._all_nodes.fleet, dict(self._nodes), leased)
+    def _reading_of_nodes(self, moment: Moment) -> Callable[[], Fleet]:
+        """What is leased is the coordinator's own, which changes while a thread looks."""
+        leased, touched = dict(moment.status.leased_by_node), self._store.touched.number
+        return partial(self._all_nodes.fleet, dict(self._nodes), leased, touched=touched)
 
     def health(self) -> Health:
         return health(self._moment())
@@ -73,7 +72,7 @@ class HubPages:
         return tuple(await asyncio.to_thread(self._store.events, wanted, limit))
 
     async def nodes(self) -> Fleet:
-        return await asyncio.to_thread(self._reading_of_nodes())
+        return await asyncio.to_thread(self._reading_of_nodes(self._moment()))
 
     async def node(self, node_id: str) -> NodeRecord | None:
         return await asyncio.to_thread(self._store.node_record, node_id)

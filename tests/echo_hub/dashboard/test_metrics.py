@@ -55,10 +55,20 @@ async def test_the_figures_are_the_sources(hub: ClientSession, source: Any) -> N
     assert samples["echo_version_fetched_bytes", (("source", "mesh"),)] == newest.bytes_by_transport["mesh"]
     assert samples["echo_hub_uplink_bytes_per_second", ()] == run.uplink_bytes_s
     assert samples["echo_nodes_on_newest_version", ()] == run.nodes_on_newest
-    node = (await source.nodes())[0]
-    label = ("node", node.totals.node_id)
-    assert samples["echo_node_tokens_per_second", (label,)] == node.tokens_per_s
-    assert samples["echo_node_rollouts_total", (label, ("state", "trained"))] == node.totals.trained_rollouts
+
+
+async def test_nodes_are_told_of_in_sums_and_each_where_it_is_asked_for(
+    hub: ClientSession, open_hub: Any, source: Any
+) -> None:
+    nodes = [node for node in await source.nodes() if node.connected]
+    together = await scrape(hub)
+    assert not [name for name, _ in together if name.startswith("echo_node_")]
+    assert together["echo_nodes_tokens_per_second", ()] == sum(node.tokens_per_s for node in nodes)
+    assert sum(value for (name, _), value in together.items() if name == "echo_nodes_standing") == len(nodes)
+    each = await scrape(await open_hub(source, node_series=True))
+    label = ("node", nodes[0].totals.node_id)
+    assert each["echo_node_tokens_per_second", (label,)] == nodes[0].tokens_per_s
+    assert each["echo_node_rollouts_total", (label, ("state", "trained"))] == nodes[0].totals.trained_rollouts
 
 
 async def test_whether_the_learner_is_kept_busy(hub: ClientSession, open_hub: Any, make_source: Any) -> None:
@@ -89,7 +99,7 @@ async def test_what_checks_have_found_is_counted_by_class(hub: ClientSession) ->
     assert samples["echo_checks_total", (q4, ("result", "failed"))] == 1
     assert samples["echo_checks_abandoned_total", ()] == 3
     assert (samples["echo_checks_waiting", ()], samples["echo_nodes_quarantined", ()]) == (2, 1)
-    standings = [dict(labels)["standing"] for name, labels in samples if name == "echo_node_standing"]
+    standings = [dict(labels)["standing"] for name, labels in samples if name == "echo_nodes_standing"]
     assert "new" in standings
 
 
@@ -124,7 +134,7 @@ async def test_hostile_names_stay_inside_their_label(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
 ) -> None:
     names = (*hostile_names, 'x"} 1\necho_learner_step 999\n', "back\\slash")
-    samples = await scrape(await open_hub(make_source(names=names, step=12)))
+    samples = await scrape(await open_hub(make_source(names=names, step=12), node_series=True))
     assert samples["echo_learner_step", ()] == 12
     shown = {dict(labels)["name"] for name, labels in samples if name == "echo_node_info"}
     assert shown == set(names)
@@ -164,7 +174,7 @@ async def test_whatever_a_scraper_accepts_it_gets_metrics(hub: ClientSession, ac
 async def test_promtool_finds_nothing_to_complain_of(open_hub: Any, make_source: Any, step: int) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("no promtool on this machine")
-    hub = await open_hub(make_source(step=step))
+    hub = await open_hub(make_source(step=step), node_series=True)
     async with hub.get("/metrics") as response:
         text = await response.read()
     promtool = await asyncio.create_subprocess_exec(
@@ -189,7 +199,7 @@ async def test_the_reference_has_what_is_shown_and_nothing_else(open_hub: Any, s
         num_reached=2,
         share_arrived=0.5,
     )
-    hub = await open_hub(source)
+    hub = await open_hub(source, node_series=True)
     accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
     async with hub.get("/metrics", headers=accept) as response:
         shown = list(openmetrics_parser.text_string_to_metric_families(await response.text()))

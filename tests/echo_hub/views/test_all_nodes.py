@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
+from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.dashboard.model import Fleet
 from echo_hub.store.store import Store
 from echo_hub.views import all_nodes, beside
 from echo_hub.views.all_nodes import AllNodes
 from echo_shared.books import NodeTotals
+from echo_shared.messages import DropReason, FinishReason
 
 PATIENCE_S: Final = 30.0
 
@@ -32,9 +38,12 @@ def rename(store: Store, node_id: str, name: str) -> None:
     store.node_seen(node_id=node_id, public_key=public_key, name=name, backend="torch", device="cpu", now=2.0)
 
 
-def names(known: AllNodes, *connected: str) -> dict[str, str]:
-    views = known.fleet({node_id: Said() for node_id in connected}, {})
-    return {view.totals.node_id: view.totals.name for view in views}
+def look(known: AllNodes, store: Store, *connected: str, leased: Mapping[str, int] | None = None) -> Fleet:
+    return known.fleet({node_id: Said() for node_id in connected}, leased or {}, touched=store.touched.number)
+
+
+def names(known: AllNodes, store: Store, *connected: str) -> dict[str, str]:
+    return {view.totals.node_id: view.totals.name for view in look(known, store, *connected)}
 
 
 @pytest.fixture
@@ -49,30 +58,75 @@ def test_small_books_are_read_whole_for_every_look(store: Store, monkeypatch: py
     monkeypatch.setattr(beside, "QUICK_S", 1e9)
     monkeypatch.setattr(beside, "REST", 0.0)
     known = AllNodes(store)
-    assert names(known) == {"here": "first", "away": "first", "gone": "first"}
+    assert names(known, store) == {"here": "first", "away": "first", "gone": "first"}
     rename(store, "away", "second")
-    assert names(known)["away"] == "second"
+    assert names(known, store)["away"] == "second"
+
+
+@pytest.fixture
+def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The nodes whose rows are asked for by themselves, look by look."""
+    read, found = store.leaderboard, list[set[str]]()
+
+    def heard(**wanted: Any) -> list[NodeTotals]:
+        if "only" in wanted:
+            found.append(set(wanted["only"]))
+        return read(**wanted)
+
+    monkeypatch.setattr(store, "leaderboard", heard)
+    return found
 
 
 @pytest.mark.usefixtures("long_books")
-def test_of_long_books_those_of_the_connected_are_read_and_of_who_was_connected_before(store: Store) -> None:
+def test_of_long_books_those_rows_are_read_that_the_hub_has_written_and_of_who_comes_or_goes(
+    store: Store, asked: list[set[str]]
+) -> None:
+    known, by_another = AllNodes(store), Store(store.engine, store.keeping)
+    names(known, store, "here", "gone")
+    first = look(known, store, "here", "gone")
+    again = look(known, store, "here", "gone")
+    assert again.here["here"] is first.here["here"], "nothing of it is another"
+    asked.clear()
+    rename(store, "here", "second")
+    for node_id in ("away", "gone"):
+        rename(by_another, node_id, "second")
+    assert names(known, store, "here") == {"here": "second", "away": "first", "gone": "second"}
+    assert asked == [{"here", "gone"}]
+    names(known, store, "here")
+    assert len(asked) == 1, "then there is nothing to read"
+    rename(store, "away", "third")
+    assert names(known, store, "here")["away"] == "third"
+
+
+@pytest.mark.usefixtures("long_books")
+def test_what_has_come_in_is_counted_before_it_is_final(store: Store) -> None:
     known = AllNodes(store)
-    names(known, "here", "gone")
-    for node_id in ("here", "away", "gone"):
-        rename(store, node_id, "second")
-    assert names(known, "here") == {"here": "second", "away": "first", "gone": "second"}
-    rename(store, "here", "third")
-    assert names(known, "here")["here"] == "third"
+    look(known, store, "here")
+    payload = RolloutPayload(
+        completion_ids=np.array([1], np.int32),
+        behavior_logprobs=np.array([-1.0], np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.5,
+    )
+    lease = RolloutsLeased(
+        lease_id=1, node_id="here", group_id=0, indices=(0, 1), turn=0, policy_version=0, deadline=99.0
+    )
+    came = RolloutReceived(rollout_id="1-0", received_at=2.0, payload=payload)
+    store.apply([GroupOpened(group_id=0, seed=1), lease, came], now=1.0)
+    assert look(known, store, "here").here["here"].totals.received == 1
+    store.apply([RolloutsDropped(rollout_ids=("1-0", "1-1"), reason=DropReason.STALE)], now=2.0)
+    totals = look(known, store, "here").here["here"].totals
+    assert (totals.received, totals.dropped) == (1, 2)
 
 
 @pytest.mark.usefixtures("long_books")
 def test_who_is_new_and_who_is_banned_is_known_at_once(store: Store) -> None:
     known = AllNodes(store)
-    names(known)
+    names(known, store)
     rename(store, "new", "new")
-    assert names(known, "new")["new"] == "new"
+    assert names(known, store, "new")["new"] == "new"
     store.ban(["away"], now=3.0)
-    banned = {view.totals.node_id for view in known.fleet({}, {}) if view.banned}
+    banned = {view.totals.node_id for view in look(known, store) if view.banned}
     assert banned == {"away"}
 
 
@@ -81,7 +135,7 @@ def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = AllNodes(store)
-    names(known, "gone")
+    names(known, store, "gone")
     monkeypatch.setattr(beside, "REST", 0.0)
     read, begun, may_end = store.leaderboard, threading.Event(), threading.Event()
 
@@ -93,15 +147,15 @@ def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile
         return found
 
     monkeypatch.setattr(store, "leaderboard", slow)
-    rename(store, "away", "second")
-    assert names(known, "gone")["away"] == "first", "nobody waits for it"
+    rename(Store(store.engine, store.keeping), "away", "second")
+    assert names(known, store, "gone")["away"] == "first", "nobody waits for it"
     assert begun.wait(PATIENCE_S)
     rename(store, "gone", "second")
     for connected in (("gone",), (), ()):
-        assert names(known, *connected)["gone"] == "second"
+        assert names(known, store, *connected)["gone"] == "second"
     may_end.set()
     began_s = time.monotonic()
-    while (shown := names(known))["away"] == "first":
+    while (shown := names(known, store))["away"] == "first":
         assert shown["gone"] == "second" and time.monotonic() < began_s + PATIENCE_S
     assert shown == {"here": "first", "away": "second", "gone": "second"}
 
@@ -109,23 +163,23 @@ def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile
 @pytest.mark.usefixtures("long_books")
 def test_those_that_are_away_are_the_same_until_one_of_them_is_another(store: Store) -> None:
     known = AllNodes(store)
-    names(known, "here")
-    first = known.fleet({"here": Said()}, {})
+    names(known, store, "here")
+    first = look(known, store, "here")
     assert set(first.here) == {"here"} and first.here["here"].connected
     assert first.here["here"].totals.last_seen > time.time() - 60, "it is seen at this moment"
     assert set(first.away.by_id) == {"away", "gone"} and first.away.by_id["away"].totals.last_seen == 2.0
     rename(store, "here", "second")
-    second = known.fleet({"here": Said()}, {})
+    second = look(known, store, "here")
     assert second.away is first.away and second.here["here"].totals.name == "second"
-    both = known.fleet({"here": Said(), "away": Said()}, {})
+    both = look(known, store, "here", "away")
     assert set(both.away.by_id) == {"gone"} and both.away.by_id["gone"] is first.away.by_id["gone"]
-    owes = known.fleet({"here": Said()}, {"away": 3})
+    owes = look(known, store, "here", leased={"away": 3})
     assert (owes.here["away"].connected, owes.here["away"].in_flight) == (False, 3)
-    neither = known.fleet({}, {})
+    neither = look(known, store)
     assert not neither.here and set(neither.away.by_id) == {"away", "gone", "here"}
     assert not neither.away.by_id["here"].connected
     store.ban(["gone"], now=3.0)
-    assert known.fleet({}, {}).away.by_id["gone"].banned
+    assert look(known, store).away.by_id["gone"].banned
 
 
 async def test_the_hub_knows_what_its_nodes_have_done(hub: Any) -> None:

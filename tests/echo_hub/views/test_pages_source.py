@@ -153,6 +153,6 @@ async def test_what_is_leased_is_looked_at_as_it_was_when_somebody_asked(hub: An
     live = dict.fromkeys(("a", "b"), 3)
     moment = hub.pages._moment()
     hub.pages._moment = lambda: replace(moment, status=replace(moment.status, leased_by_node=live))
-    read = hub.pages._reading_of_nodes()
+    read = hub.pages._reading_of_nodes(hub.pages._moment())
     live["a"] = 7
     assert read().here["a"].in_flight == 3
