@@ -23,6 +23,7 @@ from benchmarks.progress import NoSuchCase, Progress, as_text
 
 NOT_BENCHMARKS = {
     "__main__",
+    "books",
     "driven_hub",
     "fuzzing",
     "measurement",

@@ -41,7 +41,7 @@ class PostgreSQL:
 
     def make(self) -> None:
         """Raises CalledProcessError, as all of these do."""
-        self._run("initdb", "-D", f"{self._directory}/data", "-U", "echo", "-A", "trust", "--no-sync")
+        self._run("initdb", "-D", f"{self._directory}/data", "-U", "echo", "-A", "trust", "-E", "UTF8", "--no-sync")
 
     def start(self) -> None:
         # Without autovacuum, which would look at the tables after a minute and have plans change in the middle.

@@ -1,8 +1,8 @@
 """The hub's pages in Debian's Chromium: who can use them, how soon they are there, how light and how live they are.
 
 The hub is a real one that trains, with two real nodes at work, on the books of a long run: 5,000 nodes and 10⁶ rollouts
-(`books`). Pages are found by following links, one of each shape. With `--json NAME.json`, pictures of every page in
-every mode and state are in the folder NAME.
+(`benchmarks.books`). Pages are found by following links, one of each shape. With `--json NAME.json`, pictures of every
+page in every mode and state are in the folder NAME.
 
 - `axe_serious`, `axe_moderate`: elements that axe-core finds fault with, summed over all pages, light, dark and phone.
 - `first_contentful_paint_s`, `transfer_kb`, `external_requests`, `csp_unsafe`: of the worst page, first visited.

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.pages.books import fill
+from benchmarks.books import Amount, fill
 from benchmarks.processes import RunFailed, hub_process, node_process
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.database import connect
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8
@@ -84,7 +85,9 @@ def open_site(
         while_empty(site)
         with _at_work(site):
             site.wait_for_step(STEPS_BEFORE)
-    fill(run.root / "echo.db", nodes=nodes, rollouts=rollouts, seed=seed, now=time.time())
+    engine = connect(run.database_url)
+    fill(engine, Amount(nodes=nodes, rollouts=rollouts), seed=seed, now=time.time())
+    engine.dispose()
     with _serving(run, scratch) as site, _at_work(site):
         site.wait_for_step(site.newest_step() + 1)
         yield site

@@ -63,7 +63,7 @@ from echo_shared.messages import Receipt
 from echo_shared.node_books import NodeRecord
 from echo_shared.rollout_books import RolloutFilter
 
-SEEN_A_STATEMENT: Final = 500
+SEEN_A_STATEMENT: Final = 100
 
 
 class Store:

@@ -137,8 +137,11 @@ async def test_a_dead_learner_is_a_problem_and_one_that_starts_is_not(hub: Any) 
     assert "learner" in problem and view.readiness is Readiness.FAILING
 
 
-async def test_what_a_curriculum_knows_is_shown(make_hub: Any, hub: Any) -> None:
+async def test_without_a_curriculum_none_is_shown(hub: Any) -> None:
     assert (await hub.pages.run_view()).curriculum is None
+
+
+async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
     settings = CurriculumSettings(rule="skip", by="problem", floor=0.1)
     choosy = await make_hub(curriculum=settings, tasks=(TrainedTask(key="sums"),))
     await choosy.join("a")

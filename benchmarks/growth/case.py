@@ -1,0 +1,135 @@
+"""One hub on filled books: how it starts, what its pages cost, what its writer asks for, how its books grow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import Engine, func, select, text
+
+from benchmarks.books import GROUP_SIZE, Amount, fill
+from benchmarks.driven_hub import write_adapter
+from benchmarks.growth.looks import connect_all, measure_pages
+from benchmarks.growth.turns import Turns, hearing
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
+from echo_hub.opening import open_hub
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import connect
+from echo_hub.store.store import Store
+from echo_hub.store.tables import groups, nodes, rollouts, versions
+
+SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "run": {"name": "growth"},
+    "learner": {"threads": 1},
+    "evaluation": {"problems": 16},
+    "server": {"port": 0, "shared_memory": False},
+}
+PER_ROLLOUT: Final = ("rollouts", "groups", "steps", "credit_days", "credit_steps")
+"""Tables that grow with rollouts."""
+PER_VERSION: Final = ("fetches", "versions", "version_tallies")
+STEPS: Final = 3
+"""Of the writer's work."""
+
+
+def measure_run(scratch: Path, url: str, amount: Amount, *, seed: int) -> dict[str, Any]:
+    """`url`: of an empty database; "" = the run's own SQLite file."""
+    run = RunDirectory(scratch / "run")
+    more = {
+        "run": {"name": "growth", "seed": seed},
+        "training": {"steps": 1_000_000, "groups_per_step": amount.groups_per_step, "group_size": GROUP_SIZE},
+        "store": {"url": url},
+    }
+    config = load_config(None, {**SETTINGS, **more})
+    make_run(run, config)
+    return asyncio.run(_measure(run, config, amount, seed))
+
+
+async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: int) -> dict[str, Any]:
+    await _start_s(config, run)  # Imports, and what a run makes once.
+    empty_s, _ = await _start_s(config, run)
+    engine = connect(config.store.url or run.database_url)
+    began_s = time.monotonic()
+    fill(engine, amount, seed=seed, now=time.time())
+    found: dict[str, Any] = {"nodes": amount.nodes, "rollouts": amount.rollouts, "fill_s": time.monotonic() - began_s}
+    with engine.connect() as connection:
+        newest = connection.scalar(select(func.max(versions.c.policy_version))) or 0
+        ids = list(connection.scalars(select(nodes.c.node_id).order_by(nodes.c.node_id)))
+    write_adapter(run.adapter(newest), seed)
+    per_rollout = _used_bytes(engine, PER_ROLLOUT) / amount.rollouts
+    start_s, processor_s = await _start_s(config, run)
+    found |= {"start_s": start_s, "start_processor_s": processor_s, "start_over_empty_s": start_s - empty_s}
+    async with open_hub(config, run) as hub:
+        connect_all(hub, ids, policy_version=newest)
+        found |= await measure_pages(hub, run, ids)
+    found |= await _measure_writer(config, run, amount, ids)
+    engine.dispose()
+    return {**found, "bytes_per_rollout": per_rollout}
+
+
+async def _start_s(config: HubConfig, run: RunDirectory) -> tuple[float, float]:
+    """To an open port, by the clock and of the processor."""
+    began_at, began_s = time.monotonic(), time.process_time()
+    async with open_hub(config, run):
+        return time.monotonic() - began_at, time.process_time() - began_s
+
+
+async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, ids: Sequence[str]) -> dict[str, Any]:
+    opened = Store.open(config.store.url or run.database_url)
+    engine, store = opened.engine, AsyncStore(opened)
+    with engine.connect() as connection:
+        training = select(func.max(groups.c.group_id)).where(groups.c.group_id < FIRST_EVALUATION_ID)
+        turns = Turns(
+            store=store,
+            nodes=ids,
+            groups_per_step=amount.groups_per_step,
+            step=(connection.scalar(select(func.max(versions.c.policy_version))) or 0) + 1,
+            lease_id=(connection.scalar(select(func.max(rollouts.c.lease_id))) or 0) + 1,
+            group_id=(connection.scalar(training) or 0) + 1,
+            now=time.time(),
+        )
+    took: list[float] = []
+    grown: list[float] = []
+    for number in range(STEPS):
+        with hearing(engine) as heard:
+            began_s = time.process_time()
+            await turns.work()
+            took.append(time.process_time() - began_s)
+            before = _used_bytes(engine, PER_VERSION)
+            fetched_s = time.process_time()
+            await turns.fetched_by_all()
+            fetched_s = time.process_time() - fetched_s
+            await turns.keep_house()
+            if number:  # Before, there may be more versions than are kept.
+                grown.append((_used_bytes(engine, PER_VERSION) - before) / len(ids))
+    await store.close()
+    worst = sorted(heard.worst.items(), key=lambda one: -one[1])
+    rollouts_a_step = amount.groups_per_step * GROUP_SIZE
+    return {
+        "worst_query_ms": 1000 * worst[0][1],
+        "worst_query": worst[0][0],
+        "slowest_queries": {sql[:160]: round(1000 * seconds, 2) for sql, seconds in worst[:6]},
+        "turn_ms": 1000 * min(took),
+        "turn_us_per_rollout": 1e6 * min(took) / rollouts_a_step,
+        "arrival_us": 1e6 * fetched_s / len(ids),
+        "bytes_per_version_per_node": sum(grown) / len(grown),
+    }
+
+
+def _used_bytes(engine: Engine, tables: Sequence[str]) -> int:
+    """What these tables take with their indices; of PostgreSQL once it has vacuumed, as it does by itself."""
+    with engine.connect() as connection:
+        if engine.dialect.name != "sqlite":
+            connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f"VACUUM {', '.join(tables)}"))
+        if engine.dialect.name == "sqlite":
+            of_table = "SELECT name FROM sqlite_master WHERE tbl_name = :name"
+            wanted = text(f"SELECT sum(pgsize) FROM dbstat WHERE name IN ({of_table})")
+        else:
+            wanted = text("SELECT pg_total_relation_size(:name)")
+        return sum(int(connection.scalar(wanted, {"name": name}) or 0) for name in tables)

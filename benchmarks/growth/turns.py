@@ -1,0 +1,210 @@
+"""The writer's turns on a long run's books, and what each of its statements takes.
+
+One step's work is written in the turns that a busy hub makes of it, by the store's own writer: groups are opened and
+leased, rollouts come in, are scored, checked and dropped, a step is planned and trained, its version is published and
+fetched by all nodes; then nodes are noted as there, and old steps and fetches let go.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from sqlalchemy import Engine
+from sqlalchemy.event import listen, remove
+
+from benchmarks.books import BYTES, GROUP_SIZE, LEASE_SIZE
+from echo_hub.core.effects import (
+    CheckingCredited,
+    CheckRecorded,
+    CostAccrued,
+    GroupDropped,
+    GroupOpened,
+    GroupsRated,
+    NodeCost,
+    Record,
+    RolloutReceived,
+    RolloutsDropped,
+    RolloutsLeased,
+    ScoreRecorded,
+    StandingRecorded,
+    StepPlanned,
+    StepTrained,
+    TrustDecided,
+    VersionRecorded,
+)
+from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.core.trust.standing import Decision, StandingRow
+from echo_hub.store.async_store import AsyncStore
+from echo_shared.books import RunEvent
+from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
+
+PART: Final = 512
+"""Records of a kind in one turn, at most."""
+WRITER: Final = "store-writer"
+_LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
+"""Of parameters, however many."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the writer's statements took: of each the most, in seconds for one set of parameters."""
+
+    worst: dict[str, float] = field(default_factory=dict)
+    _began_s: float = 0.0
+
+    def note(self, sql: str, seconds: float) -> None:
+        name = " ".join(_LIST.sub("IN (...)", sql).split())
+        self.worst[name] = max(self.worst.get(name, 0.0), seconds)
+
+
+@contextmanager
+def hearing(engine: Engine) -> Iterator[Heard]:
+    """Queries are carried out once more, to their last row, for SQLite finds each row when it is asked for."""
+    heard = Heard()
+    clock = time.thread_time if engine.dialect.name == "sqlite" else time.perf_counter
+
+    def before(_connection: Any, cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
+        if not threading.current_thread().name.startswith(WRITER):
+            return
+        if sql.startswith("SELECT") and not many:
+            with_rows = cursor.connection.cursor()
+            began_s = clock()
+            with_rows.execute(sql, given)
+            with_rows.fetchall()
+            heard.note(sql, clock() - began_s)
+            with_rows.close()
+        heard._began_s = clock()
+
+    def after(_connection: Any, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
+        if threading.current_thread().name.startswith(WRITER) and not sql.startswith(("SELECT", "BEGIN")):
+            heard.note(sql, (clock() - heard._began_s) / (len(given) if many else 1))
+
+    listen(engine, "before_cursor_execute", before)
+    listen(engine, "after_cursor_execute", after)
+    try:
+        yield heard
+    finally:
+        remove(engine, "before_cursor_execute", before)
+        remove(engine, "after_cursor_execute", after)
+
+
+@dataclass(slots=True, kw_only=True)
+class Turns:
+    """The next free ids; each step takes its own."""
+
+    store: AsyncStore
+    nodes: Sequence[str]
+    groups_per_step: int
+    step: int
+    lease_id: int
+    group_id: int
+    now: float
+
+    async def work(self) -> None:
+        """A whole step, in its turns."""
+        groups = range(self.group_id, self.group_id + self.groups_per_step)
+        leases = [
+            RolloutsLeased(
+                lease_id=self.lease_id + number,
+                node_id=self.nodes[(self.step + number) % len(self.nodes)],
+                group_id=groups[number * LEASE_SIZE // GROUP_SIZE],
+                indices=tuple(range(number * LEASE_SIZE % GROUP_SIZE, number * LEASE_SIZE % GROUP_SIZE + LEASE_SIZE)),
+                turn=0,
+                policy_version=self.step - 1,
+                deadline=self.now + 60.0,
+            )
+            for number in range(len(groups) * GROUP_SIZE // LEASE_SIZE)
+        ]
+        ids = [rollout_id(lease.lease_id, index) for lease in leases for index in lease.indices]
+        await self._turns([GroupOpened(group_id=group_id, seed=group_id) for group_id in groups])
+        await self._turns(leases)
+        await self._turns([RolloutReceived(rollout_id=one, received_at=self.now, payload=_payload()) for one in ids])
+        await self._turns([ScoreRecorded(rollout_id=one, reward=float(n % 2)) for n, one in enumerate(ids)])
+        await self._turns(self._checks(ids[::20]))
+        stale, trained = ids[: len(ids) // 16], ids[len(ids) // 16 :]
+        dropped = len(stale) // GROUP_SIZE
+        await self._turns(
+            [
+                RolloutsDropped(rollout_ids=tuple(stale), reason=DropReason.STALE),
+                *(GroupDropped(group_id=group_id, reason=DropReason.STALE) for group_id in groups[:dropped]),
+                GroupsRated(pass_rates=tuple((group_id, 0.5) for group_id in groups[dropped:])),
+            ]
+        )
+        batch = tuple(groups[dropped:])
+        planned = StepPlanned(
+            step=self.step,
+            group_ids=batch,
+            rollout_ids=tuple(trained),
+            staleness=(1,) * len(batch),
+            planned_at=self.now,
+        )
+        await self._turns([planned])
+        metrics = {"loss": 0.5, "train_s": 2.0}
+        done = StepTrained(step=self.step, rollout_ids=tuple(trained), metrics=metrics, trained_at=self.now)
+        await self._turns([done, VersionRecorded(policy_version=self.step, published_at=self.now)])
+        self.step, self.lease_id, self.group_id = self.step + 1, self.lease_id + len(leases), groups.stop
+
+    def _checks(self, ids: Sequence[str]) -> list[Record]:
+        some = self.nodes[: len(ids)]
+        return [
+            *(CheckRecorded(rollout_id=one, checked=Checked.PASSED) for one in ids),
+            *(StandingRecorded(row=StandingRow(node_id=node_id, num_verified=3)) for node_id in some),
+            *(CheckingCredited(node_id=node_id, num_tokens=9) for node_id in some),
+            TrustDecided(node_id=some[0], decision=Decision.TRUSTED, reason="", decided_at=self.now),
+            CostAccrued(nodes=tuple(NodeCost(node_id, 5.0, 0.01) for node_id in some)),
+        ]
+
+    async def _turns(self, records: Sequence[Record]) -> None:
+        event = RunEvent(at=self.now, kind="node_joined", subject=self.nodes[0], text="it has joined")
+        for start in range(0, len(records), PART):
+            await self.store.apply(records[start : start + PART], self.now, [event])
+
+    async def fetched_by_all(self) -> None:
+        """The newest version by every node, as the distributor tells of it."""
+        version = self.step - 1
+        await self.store.record_distribution(
+            [Release(policy_version=version, adapter_bytes=BYTES, payload_bytes=BYTES, carrier="delta", way=Way.SWARM)],
+            self.now,
+        )
+        for start in range(0, len(self.nodes), PART):
+            arrivals = [
+                Arrival(
+                    node_id=node_id,
+                    fetched=Fetched(
+                        info_hash=version.to_bytes(20),
+                        policy_version=version,
+                        seconds=1.0,
+                        swarm_bytes=BYTES,
+                        web_seed_bytes=0,
+                    ),
+                    broadcast_s=1.0 + number / len(self.nodes),
+                )
+                for number, node_id in enumerate(self.nodes[start : start + PART])
+            ]
+            await self.store.record_distribution(arrivals, self.now)
+
+    async def keep_house(self) -> None:
+        """As `Housekeeping` does; who joins, too."""
+        await self.store.nodes_still_here(self.nodes, self.now)
+        await self.store.prune(self.step - 20)
+        joined = self.nodes[0]
+        await self.store.node_seen(
+            node_id=joined, public_key=bytes(32), name=joined[:8], backend="torch", device="cpu", now=self.now
+        )
+
+
+def _payload() -> RolloutPayload:
+    return RolloutPayload(
+        completion_ids=np.arange(6, dtype=np.int32),
+        behavior_logprobs=np.full(6, -0.5, np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.5,
+    )
