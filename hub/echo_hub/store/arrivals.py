@@ -7,15 +7,17 @@ fetches are forgotten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, insert, select, update
 
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.old_fetches import forget_old_fetches, newest_forgotten
-from echo_hub.store.reading import in_parts
 from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
+
+NODES_A_QUERY: Final = 250
+"""Few enough for a statement of a few milliseconds."""
 
 
 def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float) -> None:
@@ -50,7 +52,8 @@ def _fresh(connection: Connection, arrivals: Sequence[Arrival], now: float, forg
     for node_id, info_hash in rows:
         by_hash.setdefault(info_hash, []).append(node_id)
     for info_hash, node_ids in by_hash.items():
-        for part in in_parts(node_ids):
+        for start in range(0, len(node_ids), NODES_A_QUERY):
+            part = node_ids[start : start + NODES_A_QUERY]
             known = select(fetches.c.node_id).where(fetches.c.node_id.in_(part), fetches.c.info_hash == info_hash)
             for node_id in connection.scalars(known):
                 del rows[node_id, info_hash]
