@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.dissemination import cases, faults
+from benchmarks.dissemination import cases, faults, simulated
 from benchmarks.dissemination.cases import FleetCases, beside, in_turns
 from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headline
 from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
@@ -25,7 +25,7 @@ DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to
 def plan() -> list[Planned]:
     from benchmarks.dissemination import delta  # As below.
 
-    return [*cases.plan([*in_turns(), *beside()]), *faults.plan(), *delta.plan()]
+    return [*cases.plan([*in_turns(), *beside()]), *faults.plan(), *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -35,10 +35,16 @@ def measure(seed: int, progress: Progress) -> Measurement:
         remove_leftovers()
     sent = asyncio.run(_send(seed, progress))
     tried = asyncio.run(faults.try_all(seed, progress))
+    virtual = simulated.measure(seed, progress)
     deltas = delta.measure(seed, progress)
     return Measurement(
-        headline=headline(sent, deltas, tried),
-        rows=[*sent, *({"side": "delta", **row} for row in deltas), *({"side": "fault", **row} for row in tried)],
+        headline=headline(sent, deltas, tried, virtual),
+        rows=[
+            *sent,
+            *virtual,
+            *({"side": "delta", **row} for row in deltas),
+            *({"side": "fault", **row} for row in tried),
+        ],
         conditions=_conditions(),
     )
 
@@ -68,5 +74,9 @@ def _conditions() -> dict[str, Any]:
         "busy_cores": "processor time of the hub's and all nodes' processes, over the time they took",
         "growth": f"8 MB, the slower of the link sets whose hub has {SLOW_HUB} Mbit/s",
         "delta_ratio": f"{PUBLISHED_DTYPE}, one step on, the worse of the models",
+        "simulated": f"virtual time; hub {simulated.HUB_UP:g} Mbit/s, nodes {simulated.NODE_UP:g} or, not equal, "
+        f"{simulated.UNEQUAL_UP[0]:g} to {simulated.UNEQUAL_UP[1]:g} up, {simulated.NODE_DOWN:g} down, "
+        f"{simulated.DELAY_S * 1e3:g} ms one way; the first version, of which the hub knows no uplink",
+        "ratio_N64, ratio_N256, ratio_N1024": "the worse of equal and unequal uplinks",
         "faults": faults.CONDITIONS if can_shape() else "none tried: they take shaped links",
     }

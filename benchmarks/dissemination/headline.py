@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, MIDDLE, SMALL, Side
 from benchmarks.dissemination.rounds import Row
+from benchmarks.dissemination.simulated import HEADLINE_KINDS, NUM_NODES
 
 GROWTH: Final = (4, 16)
 """Nodes: from, to."""
@@ -17,7 +18,9 @@ TOLERANCE: Final = 0.1
 """A carrier is a little larger or smaller than the payload that was asked for."""
 
 
-def headline(sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row]) -> dict[str, Any]:
+def headline(
+    sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row], virtual: Sequence[Row]
+) -> dict[str, Any]:
     """The worst of all link sets; of neighbouring versions, the worst of all models. None: not measured."""
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
     return {
@@ -33,7 +36,14 @@ def headline(sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row]) -
         "delta_exact": all(row["exact"] for row in deltas) if deltas else None,
         "faults_tried": len(tried),
         "faults_survived": sum(row["survived"] for row in tried),
+        **{f"ratio_N{num_nodes}": _simulated_ratio(virtual, num_nodes) for num_nodes in NUM_NODES},
+        "planner_cpu_s_per_version": max((float(row["planner_cpu_s"]) for row in virtual), default=None),
     }
+
+
+def _simulated_ratio(virtual: Sequence[Row], num_nodes: int) -> float | None:
+    ratios = [row["ratio_to_bound"] for row in virtual if row["nodes"] == num_nodes and row["kind"] in HEADLINE_KINDS]
+    return max(ratios, default=None)
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:

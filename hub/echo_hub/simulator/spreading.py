@@ -1,8 +1,8 @@
 """Versions that the hub's own planner spreads over simulated lines: it says who gets which piece, and who hands it on.
 
     the hub's uplink   sends what is planned, one piece after the other
-    an owner           hands a piece on to all others over its uplink, as nodes do; who has it by then is left out
-    a node             says what it has as soon as it has it; all nodes are linked with each other
+    an owner           hands a piece on to all that it is linked with, as nodes do; who has it by then is left out
+    a node             says what it has as soon as it has it; the first MAX_MESH nodes are linked with each other
 
 Every piece that arrives, and every `CHECK_S` besides, the planner is asked what to send, as the hub's broadcaster does.
 A node to which nothing comes for a while turns elsewhere. It has a version `APPLY_S` after its last piece: it hashes,
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import ceil
 from statistics import fmean
 from typing import Final
@@ -26,7 +27,7 @@ from echo_hub.core.spread.windows import Paths
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, Uplink
 from echo_hub.simulator.node import SimulatedNode
-from echo_shared.messages import Way
+from echo_shared.messages import MAX_MESH, Way
 
 APPLY_S: Final = 0.12
 """What a node takes from its last piece to a version that it has verified, and TCP until its windows are open: by what
@@ -61,6 +62,8 @@ class _Push:
     plan: Broadcast
     piece_bytes: float
     """On the line."""
+    hand_on: bool
+    num_pieces: int
     lacks: dict[str, set[int]] = field(default_factory=dict)
     """Pieces that each node in it does not have yet."""
 
@@ -77,8 +80,13 @@ class Spreading:
         delay_s: float,
         arrived: Callable[[SimulatedNode, int], None],
         turned_away: Callable[[SimulatedNode], None],
+        planner: Callable[..., Broadcast] = Broadcast,
     ) -> None:
+        """`planner` makes the plan of one version, given what a `Broadcast` is."""
         self._agenda = agenda
+        self._planner = planner
+        self.bytes_pushed = 0.0
+        """What has left the hub, all that is a line's own left out."""
         self._delay_s = delay_s
         self._arrived = arrived
         self._turned_away = turned_away
@@ -86,7 +94,7 @@ class Spreading:
         """When a piece last came to each node, or it was told of a version with nothing on its way."""
         self._uplink = Uplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
-        self._linked: frozenset[str] = frozenset()
+        self._links: dict[str, frozenset[str]] = {}
         self._paths = Paths()
         self._pushes: dict[int, _Push] = {}
         """By version, in the order in which they were announced."""
@@ -118,19 +126,29 @@ class Spreading:
         hand_on = self.way(payload_bytes, nodes) is Way.BROADCAST
         piece_bytes = piece_bytes_for(size)
         num_pieces = -(-size // piece_bytes)
-        plan = Broadcast(paths=self._paths, num_pieces=num_pieces, piece_bytes=piece_bytes)
-        push = _Push(version, plan, WIRE * size / num_pieces)
         for old in list(self._pushes)[: -(PUSHED_VERSIONS - 1)]:
             self._end(old)
         self._link(nodes)
+        plan = self._planner(paths=self._paths, num_pieces=num_pieces, piece_bytes=piece_bytes)
+        push = _Push(version, plan, WIRE * size / num_pieces, hand_on, num_pieces)
         for node in nodes:
-            if not self._is_waiting(node.node_id):
-                self._heard_at[node.node_id] = self._agenda.now
-            push.lacks[node.node_id] = set(range(num_pieces))
-            plan.join(node.node_id, hand_on=hand_on, now=self._agenda.now)
+            self._join(push, node)
         self._pushes[version] = push
         self._plan()
         self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
+
+    def joined(self, node: SimulatedNode) -> None:
+        """A node that comes while a version is on its way, and wants the newest."""
+        self._link([*(line.node for line in self._lines.values()), node])
+        if self._pushes:
+            self._join(self._pushes[max(self._pushes)], node)
+            self._plan()
+
+    def _join(self, push: _Push, node: SimulatedNode) -> None:
+        if not self._is_waiting(node.node_id):
+            self._heard_at[node.node_id] = self._agenda.now
+        push.lacks[node.node_id] = set(range(push.num_pieces))
+        push.plan.join(node.node_id, hand_on=push.hand_on, now=self._agenda.now)
 
     def left(self, node: SimulatedNode) -> None:
         """The node's connection is gone, and what was on its way to it and from it."""
@@ -140,7 +158,7 @@ class Spreading:
         for push in self._pushes.values():
             push.plan.leave(node_id, self._agenda.now)
             push.lacks.pop(node_id, None)
-        self._linked -= {node_id}
+        self._links.pop(node_id, None)
         self._paths.forget(node_id)
 
     def _link(self, nodes: Sequence[SimulatedNode]) -> None:
@@ -148,11 +166,12 @@ class Spreading:
             if node.node_id not in self._lines:
                 up, down = node.traits.uplink_bytes_s, node.traits.downlink_bytes_s
                 self._lines[node.node_id] = _Line(node, Uplink(self._agenda, up), Downlink(down))
-        linked = frozenset(node.node_id for node in nodes)
-        if linked != self._linked:
-            self._linked = linked
-            for node_id in sorted(linked):
-                self._paths.set_links(node_id, linked - {node_id})
+        linked = frozenset(islice(self._lines, MAX_MESH))
+        for node_id in self._lines:
+            links = linked - {node_id} if node_id in linked else frozenset()
+            if links != self._links.get(node_id):
+                self._links[node_id] = links
+                self._paths.set_links(node_id, links)
 
     def _end(self, version: int) -> None:
         push = self._pushes.pop(version)
@@ -190,6 +209,8 @@ class Spreading:
     def _off(self, push: _Push, node_id: str, piece: int, send: Send | None, began_at: float) -> None:
         """A piece has left the hub, as `send` says, or another node."""
         delay_s = self._delay_s
+        if send is not None:
+            self.bytes_pushed += push.piece_bytes / WIRE
         if node_id not in self._lines:
             return
         first_at, last_at = began_at + delay_s, self._agenda.now + delay_s
@@ -211,8 +232,8 @@ class Spreading:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int) -> None:
-        """To all others, each time beginning with another one."""
-        peers = sorted(push.lacks.keys() - {owner_id})
+        """To all that it is linked with, each time beginning with another one."""
+        peers = sorted(push.lacks.keys() & self._links.get(owner_id, frozenset()))
         first = piece % max(1, len(peers))
         for peer_id in peers[first:] + peers[:first]:
             self._lines[owner_id].uplink.send(

@@ -19,6 +19,10 @@ def delta(lr: float, ahead: int, dtype: str, ratio: float, *, exact: bool = True
     return {"lr": lr, "ahead": ahead, "dtype": dtype, "delta_ratio": ratio, "exact": exact}
 
 
+def virtual(nodes: int, kind: str, ratio: float, cpu_s: float) -> dict[str, object]:
+    return {"side": "simulated", "nodes": nodes, "kind": kind, "ratio_to_bound": ratio, "planner_cpu_s": cpu_s}
+
+
 def test_the_worst_of_the_link_sets_counts() -> None:
     rows = [
         sent("echo", 64, 8, 20, 30.0, 25.0),
@@ -42,7 +46,14 @@ def test_the_worst_of_the_link_sets_counts() -> None:
         delta(1e-4, 1, "bfloat16", 0.3),
     ]
     tried = [{"survived": True}, {"survived": False}, {"survived": True}]
-    assert headline(rows, deltas, tried) == {
+    fleets = [
+        virtual(64, "equal", 1.2, 0.1),
+        virtual(64, "unequal", 1.25, 0.1),
+        virtual(64, "one joins late", 1.9, 0.1),
+        virtual(256, "equal", 1.3, 0.2),
+        virtual(256, "some hand on nothing", 1.8, 0.9),
+    ]
+    assert headline(rows, deltas, tried, fleets) == {
         "ratio_to_bound_64MB_N8": 30 / 25,
         "ratio_to_bound_8MB_N8": 2.0,
         "start_overhead_s": 0.5 - 0.2,
@@ -53,7 +64,11 @@ def test_the_worst_of_the_link_sets_counts() -> None:
         "delta_exact": True,
         "faults_tried": 3,
         "faults_survived": 2,
+        "ratio_N64": 1.25,
+        "ratio_N256": 1.3,
+        "ratio_N1024": None,
+        "planner_cpu_s_per_version": 0.9,
     }
-    assert {*headline([], [], []).values()} == {None, 0}, "nothing was measured"
+    assert {*headline([], [], [], []).values()} == {None, 0}, "nothing was measured"
     inexact = [*deltas, delta(1e-4, 1, "float32", 0.9, exact=False)]
-    assert headline(rows, inexact, tried)["delta_exact"] is False
+    assert headline(rows, inexact, tried, [])["delta_exact"] is False
