@@ -266,7 +266,7 @@ class DrivenHub:
     def published(self, version: int | None) -> Path:
         return self.directory / artefact_name("base" if version is None else "policy", self.run_id, version or 0)
 
-    def pieces(self, offer: ArtefactOffer, *, hand_on: bool = False) -> list[Piece]:
+    def pieces(self, offer: ArtefactOffer, *, hand_on: bytes = b"") -> list[Piece]:
         """What a push of this offer consists of."""
         layout = read_torrent(offer.torrent)
         carrier = self.carriers / offer.web_seed_path.split("/")[2] / layout.name

@@ -21,8 +21,8 @@ def turn() -> None:
         setattr(kind, name, method)
 
 
-def _hand_on(mesh: Mesh, piece: Piece) -> None:
-    _honest_hand_on(mesh, piece.model_copy(update={"data": bytes(byte ^ 0xFF for byte in piece.data)}))
+def _hand_on(mesh: Mesh, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
+    _honest_hand_on(mesh, piece.model_copy(update={"data": bytes(byte ^ 0xFF for byte in piece.data)}), branches)
 
 
 async def _seed_rubbish(

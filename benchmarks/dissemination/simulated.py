@@ -10,6 +10,7 @@ import copy
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any, Final, Literal
 
@@ -21,6 +22,7 @@ from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.spreading import Spreading
+from echo_shared.messages import Way
 
 Kind = Literal["equal", "unequal", "some hand on nothing", "one joins late"]
 
@@ -82,6 +84,7 @@ def _measured(case: SimulatedCase, seed: int, progress: Progress) -> Row:
         "seconds": first,
         "ratio_to_bound": first / fleet.bound_s,
         "later_ratio_to_bound": max(later) / fleet.bound_s,
+        "estimate_over_seconds": fleet.estimate_s / first,
         "planner_cpu_s": max(recording.cpu_s() for recording in fleet.recordings),
         "num_pushed": fleet.num_pushed / VERSIONS,
     }
@@ -166,6 +169,11 @@ class SimulatedFleet:
         """Pieces that the hub itself has sent, over those of one payload."""
         return self._spreading.bytes_pushed / PAYLOAD_BYTES
 
+    @property
+    def estimate_s(self) -> float:
+        """What the choice of the way reckons with, if it knows all uplinks."""
+        return self._spreading.estimates(PAYLOAD_BYTES, self._nodes)[Way.BROADCAST]
+
     def spread(self, version: int) -> float:
         """Seconds until all have it, from its announcement or, of the one that joins late, from when it has joined and
         as much of the bound has passed as had when it did."""
@@ -175,6 +183,9 @@ class SimulatedFleet:
         self._spreading.announce(version, PAYLOAD_BYTES, [node for node in self._nodes if node is not late])
         joins_at = began_at + JOINS_AT * self.bound_s
         while len(had) < len(self._nodes) and self._agenda.now < began_at + PATIENCE_S:
+            if self._agenda.next_at == inf:  # Somebody has turned elsewhere.
+                self._agenda.now = began_at + PATIENCE_S
+                break
             if time.thread_time() - cpu_at > MOST_CPU_S:
                 break
             if late is not None and self._agenda.next_at > joins_at:

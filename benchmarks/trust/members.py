@@ -121,14 +121,15 @@ async def wrong_pieces(hub: DrivenHub, join: Join) -> str:
     try:
         liar.set_keys(hub.run_keys)
         assert hub.session is not None
-        liar.set_peers([MeshPeer(node_id=hub.session.node_id, host="127.0.0.1", port=0)])
-        await hub.send(MeshMessage(peers=(MeshPeer(node_id=me.node_id, host="127.0.0.1", port=liar.port),)))
+        liar.set_peers([MeshPeer(node_id=hub.session.node_id, host="127.0.0.1", port=0, number=1)])
+        await hub.send(MeshMessage(peers=(MeshPeer(node_id=me.node_id, host="127.0.0.1", port=liar.port, number=2),)))
         async with asyncio.timeout(30.0):
             await linked.wait()
         await hub.publish(1, announce=False, way=Way.BROADCAST)
         offer = hub.offers[1]
         for piece in hub.pieces(offer):
-            liar.hand_on(Piece(info_hash=piece.info_hash, index=piece.index, data=bytes(len(piece.data))))
+            wrong = Piece(info_hash=piece.info_hash, index=piece.index, data=bytes(len(piece.data)))
+            liar.hand_on(wrong, [(1, b"")])
         await asyncio.sleep(0.5)
         await hub.send(PolicyPublished(policy_version=1, offer=offer))
         said = await node.says("is dropped")

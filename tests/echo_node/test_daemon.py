@@ -27,7 +27,7 @@ from echo_node.host.sensors.machine import Sensors
 from echo_node.host.spool import Spool
 from echo_node.net.mesh import Mesh
 from echo_node.panel import PlainPanel
-from echo_shared import key_file, process_memory
+from echo_shared import key_file, process_memory, relay_tree
 from echo_shared.artefacts import open_offer
 from echo_shared.errors import ConnectError, RefusedError, StorageError
 from echo_shared.identity import Identity
@@ -209,19 +209,26 @@ async def test_what_the_hub_says_is_handed_on_and_what_peers_hand_on_is_taken(hu
     try:
         async with node.running(hub.url) as daemon:
             await hub.until(ready_for(hub, 0))
-            await hub.send(MeshNews(peers=(MeshPeer(node_id=me.node_id, host="127.0.0.1", port=mesh.port),)))
+            await hub.send(MeshNews(peers=(MeshPeer(node_id=me.node_id, host="127.0.0.1", port=mesh.port, number=1),)))
             mesh.set_peers(
-                [MeshPeer(node_id=daemon.snapshot().node_id, host="127.0.0.1", port=daemon.connections.mesh.port)]
+                [
+                    MeshPeer(
+                        node_id=daemon.snapshot().node_id,
+                        host="127.0.0.1",
+                        port=daemon.connections.mesh.port,
+                        number=2,
+                    )
+                ]
             )
             await hub.until(lambda: Links(node_ids=(me.node_id,)) in hub.all(Links))
             await hub.publish(1, way=Way.BROADCAST)
-            (piece,) = hub.pieces(hub.offers[1], hand_on=True)
+            (piece,) = hub.pieces(hub.offers[1], hand_on=relay_tree.pack([(1, 0, b"")]))
             await hub.send(piece)
             async with asyncio.timeout(60):
                 assert (await handed_on.get()).data == piece.data
             await hub.publish(2, way=Way.BROADCAST)
             (piece,) = hub.pieces(hub.offers[2])
-            mesh.hand_on(piece)
+            mesh.hand_on(piece, [(2, b"")])
             await hub.until(ready_for(hub, 2))
             await hub.until(lambda: len(told_pieces(hub)) == 2)  # They may come after the news that it is ready.
     finally:

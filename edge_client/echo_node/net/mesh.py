@@ -3,7 +3,7 @@
 Either node of a pair may have connected to the other; where both have, the connection of the node with the smaller id
 stays. A node must be one that the hub has named, and prove that it holds the run's current key (`mesh_proof`); when
 that key changes, all links are made anew. A node that sends what is wrong is dropped and not linked with for a while.
-What goes missing in here, the hub sends.
+What goes missing in here comes from elsewhere, as the hub sees to.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from echo_node.net.flow import Flow
-from echo_node.net.mesh_link import Link, UploadCap
+from echo_node.net.mesh_link import Link, Uplink
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_shared.backoff import backoff_s
 from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import RemoteProtocolError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
+    MAX_HAND_ON_BYTES,
     MAX_PIECE_BYTES,
     MeshPeer,
     Piece,
@@ -53,7 +54,7 @@ _PONG_S: Final = 60.0
 _RETRY_FIRST_S: Final = 0.3
 """Short: the other node hears of a newcomer from the hub up to a second later than the newcomer hears of it."""
 _RETRY_LIMIT_S: Final = 30.0
-_FRAME_BYTES: Final = MAX_PIECE_BYTES + 256
+_FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
 _SILENT: Final = logging.Logger("mesh", logging.CRITICAL + 1)
 """The library would log what strangers send."""
@@ -78,9 +79,11 @@ class Mesh:
         """Where other nodes can connect; 0 = nowhere."""
         self._me = me
         self._flow = flow or Flow()
-        self._cap = UploadCap(upload_limit_bytes_s, self._flow.sent)
+        self._uplink = Uplink(upload_limit_bytes_s, self._flow.sent)
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
+        self._named: dict[int, str] = {}
+        """The peers, by number."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
@@ -134,18 +137,28 @@ class Mesh:
         wanted = {peer.node_id: peer for peer in peers if peer.node_id != self._me.node_id}
         self._stop_connecting([name for name, peer in self._peers.items() if wanted.get(name) != peer])
         self._peers = wanted
+        self._named = {peer.number: peer.node_id for peer in wanted.values()}
         for link in tuple(self._links.values()):
             if link.node_id not in wanted:
                 link.abort()
         self._connect_to_all()
 
-    def hand_on(self, piece: Piece) -> None:
-        """Sends the piece to all linked nodes; where a queue is full it is left out."""
-        if self._links:
-            frame = encode(piece.model_copy(update={"hand_on": False}))
-            for link in self._links.values():
-                if not link.put(frame):
-                    log.debug("The queue to %s is full.", link.node_id)
+    def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
+        """Sends the piece to the nodes of these numbers, each with its way from there. Those that are not linked, or
+        whose queue is full, are left out."""
+        frames: dict[bytes, bytes] = {}
+        for number, below in branches:
+            link = self._links.get(self._named.get(number, ""))
+            if link is None:
+                continue
+            if below not in frames:
+                frames[below] = encode(piece.model_copy(update={"hand_on": below}))
+            if not link.put(frames[below], rank=-len(below)):
+                log.debug("The queue to %s is full.", link.node_id)
+
+    def is_linked_with(self, number: int) -> bool:
+        """Whether there is a link with the node that the hub has given this number."""
+        return self._named.get(number, "") in self._links
 
     def drop(self, node_id: str, why: str) -> None:
         """Ends the link with this node, and has none with it for a while."""
@@ -296,7 +309,7 @@ class Mesh:
             self._on_links(self.links)
         else:
             existing.abort()
-        writer = asyncio.create_task(link.write(self._cap), name=f"mesh-to-{link.node_id}")
+        writer = asyncio.create_task(link.write(self._uplink), name=f"mesh-to-{link.node_id}")
         try:
             async for frame in link.socket:
                 await self._flow.received(len(frame))

@@ -1,12 +1,14 @@
-"""One proven connection to another node, and the cap on what this node sends to all of them."""
+"""One proven connection to another node, and in which order and how fast this node sends to all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final
 
 from websockets.asyncio.connection import Connection
@@ -23,19 +25,67 @@ UNSENT_BYTES: Final = 64 * 1024
 """That the system has taken for one link."""
 
 
-class UploadCap:
-    """Caps what is sent over all links, in bytes a second, and counts it; 0 = no cap."""
+SENDING_AT_ONCE: Final = 4
+"""Links: one alone does not fill a line with a delay, and with many all that waits for a piece waits for longer."""
+TURN_S: Final = 0.15
+"""A link that takes its frame more slowly no longer keeps others from sending."""
 
-    def __init__(self, bytes_per_s: int, count: Callable[[int], None] = lambda count_bytes: None) -> None:
+
+Rank = tuple[int, int]
+"""The lowest goes first; the second number is that of the frame, in the order in which frames were queued."""
+_queued = count()
+
+
+class Uplink:
+    """Caps what is sent over all links, in bytes a second, and counts it; 0 = no cap. Few
+    links send at once, the lowest rank first, and of the same rank what was queued first on any link."""
+
+    def __init__(self, bytes_per_s: int, counted: Callable[[int], None] = lambda count_bytes: None) -> None:
         self._cap = RateCap(bytes_per_s)
-        self._count = count
+        self._counted = counted
+        self._free = SENDING_AT_ONCE
+        self._waiting: list[tuple[Rank, asyncio.Future[None]]] = []
+
+    @asynccontextmanager
+    async def turn(self, rank: Rank) -> AsyncIterator[None]:
+        """Waits for a turn to send, which lasts as long as the context, but no longer than TURN_S. Cancel-safe."""
+        await self._take_turn(rank)
+        loop = asyncio.get_running_loop()
+        ends = loop.call_later(TURN_S, self._give_back)
+        try:
+            yield
+        finally:
+            if loop.time() < ends.when():
+                ends.cancel()
+                self._give_back()
+
+    async def _take_turn(self, rank: Rank) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (rank, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            turn = heappop(self._waiting)[1]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
     async def take(self, count_bytes: int) -> None:
         """Waits until so many bytes may go; first come, first served."""
         delay_s = self._cap.delay_s(count_bytes, asyncio.get_running_loop().time())
         if delay_s:
             await asyncio.sleep(delay_s)
-        self._count(count_bytes)
+        self._counted(count_bytes)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -50,20 +100,20 @@ class Link:
     opened_here: bool
     """This node has connected to the other; else the other way round."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _queue: deque[bytes] = field(default_factory=deque)
+    _queue: list[tuple[Rank, bytes]] = field(default_factory=list)
     _queued_bytes: int = 0
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def put(self, frame: bytes) -> bool:
-        """Queues a frame; False when the queue is full."""
+    def put(self, frame: bytes, rank: int = 0) -> bool:
+        """Queues a frame, before those of a higher rank; False when the queue is full."""
         if self._queued_bytes + len(frame) > MOST_QUEUED_BYTES:
             return False
-        self._queue.append(frame)
+        heappush(self._queue, ((rank, next(_queued)), frame))
         self._queued_bytes += len(frame)
         self._more.set()
         return True
 
-    async def write(self, cap: UploadCap) -> None:
+    async def write(self, uplink: Uplink) -> None:
         """Sends what is queued until the connection is closed.
 
         A peer that takes nothing answers no ping either, and that closes it.
@@ -72,9 +122,10 @@ class Link:
             keep_unsent_short(self.socket.transport, UNSENT_BYTES)
             while await self._more.wait():
                 while self._queue:
-                    frame = self._queue.popleft()
-                    await cap.take(len(frame))
-                    await self.socket.send(frame)
+                    async with uplink.turn(self._queue[0][0]):
+                        frame = heappop(self._queue)[1]
+                        await uplink.take(len(frame))
+                        await self.socket.send(frame)
                     self._queued_bytes -= len(frame)
                 self._more.clear()
         except ConnectionClosed:

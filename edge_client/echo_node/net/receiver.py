@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.net.mesh import Mesh
+from echo_shared import relay_tree
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError
 from echo_shared.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Piece
 from echo_shared.swarm.base import OnProgress
 from echo_shared.swarm.piece_file import PieceFile
-from echo_shared.swarm.torrent import read_torrent
+from echo_shared.swarm.torrent import piece_hash, read_torrent
 from echo_shared.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ _OVERHEAD_BYTES: Final = 1_024
 """What a piece weighs beside its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
+"""Artefacts that are expected no more; what is there of them is handed on when the hub says so."""
 
 Send = Callable[[FromNode], Awaitable[None]]
 
@@ -77,6 +79,8 @@ class _Expected:
     """Complete, or failed."""
     unsaid: list[int] = field(default_factory=list)
     """Pieces that the hub does not know of."""
+    handed_on: set[tuple[int, int]] = field(default_factory=set)
+    """Pieces, and the numbers of nodes that they were sent to because a node said so."""
 
 
 class Receiver:
@@ -88,8 +92,8 @@ class Receiver:
         self._expected: dict[bytes, _Expected] = {}
         self._early: deque[tuple[Piece, str | None]] = deque()
         self._early_bytes = 0
-        self._forgotten: dict[bytes, bool] = {}
-        """Whether it was complete, oldest first."""
+        self._forgotten: dict[bytes, _Expected] = {}
+        """What was expected, oldest first."""
         self._senders: dict[str, _Sender] = {}
         self._farewells: list[Have] = []
         self._news = asyncio.Event()
@@ -128,13 +132,17 @@ class Receiver:
         return file
 
     def take(self, piece: Piece, sender: str | None) -> None:
-        """A piece from the node `sender`, or from the hub itself, which may want it handed on. Does not wait."""
+        """A piece from the node `sender`, or from the hub itself; it may have a way to go on. Does not wait."""
         expected = self._expected.get(piece.info_hash)
+        if not piece.data:
+            self._take_over(expected or self._forgotten.get(piece.info_hash), piece, sender)
+            return
         if expected is None:
             self._put_aside(piece, sender)
             return
-        if sender is not None and expected.file.has(piece.index):  # Not worth a hash.
+        if sender is not None and expected.file.has(piece.index):  # Not worth a hash, but for others.
             self._count_useless(sender, piece)
+            self._hand_on_again(expected, piece, sender)
             return
         try:
             is_new = expected.file.write(piece.index, piece.data)
@@ -145,10 +153,50 @@ class Receiver:
             expected.error = error
             expected.ended.set()
             return
-        if sender is None and piece.hand_on:
-            self._mesh.hand_on(piece)
+        self._hand_on(expected, piece, sender)
         if is_new:
             self._count(expected, piece, sender)
+
+    def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
+        """Sends a piece, which matches its hash, to whom its way says; because of a node, once to each at most."""
+        if not piece.hand_on:
+            return
+        try:
+            branches = relay_tree.split(piece.hand_on)
+        except CodecError as error:
+            self._blame(sender, str(error))
+            return
+        if sender is not None:
+            branches = [
+                (number, below)
+                for number, below in branches
+                if (piece.index, number) not in expected.handed_on and self._mesh.is_linked_with(number)
+            ]
+            expected.handed_on.update((piece.index, number) for number, _ in branches)
+        self._mesh.hand_on(piece, branches)
+
+    def _hand_on_again(self, expected: _Expected, piece: Piece, sender: str) -> None:
+        """A piece that is here already, and that others wait for behind this node."""
+        if not piece.hand_on:
+            return
+        if expected.file.layout.piece_hashes[piece.index] == piece_hash(piece.data):
+            self._hand_on(expected, piece, sender)
+        else:
+            self._blame(sender, f"piece {piece.index} does not match its hash")
+
+    def _take_over(self, expected: _Expected | None, piece: Piece, sender: str | None) -> None:
+        """Hands on what is here, as the hub says."""
+        if sender is not None:
+            self._blame(sender, "a piece without data")
+        elif expected is not None and expected.file.has(piece.index):
+            try:
+                data = expected.file.read(piece.index)
+                if piece.info_hash not in self._expected:
+                    expected.file.close()
+            except StorageError as error:
+                log.debug("Piece %d is not handed on: %s", piece.index, error)
+                return
+            self._hand_on(expected, piece.model_copy(update={"data": data}), None)
 
     async def wait(self, info_hash: bytes, *, silence_s: float, on_progress: OnProgress | None = None) -> Received:
         """Returns when all of what was expected is there, or nothing new has come for `silence_s`. The expectation ends
@@ -184,7 +232,7 @@ class Receiver:
         expected = self._expected.pop(info_hash, None)
         if expected is None:
             return
-        self._forgotten[info_hash] = expected.file.complete
+        self._forgotten[info_hash] = expected
         if len(self._forgotten) > _FORGOTTEN:
             del self._forgotten[next(iter(self._forgotten))]
         self._farewells += _haves(info_hash, expected.unsaid, wanted=expected.file.complete)
@@ -225,9 +273,11 @@ class Receiver:
 
     def _put_aside(self, piece: Piece, sender: str | None) -> None:
         """Keeps a piece that nobody expects, for a while. No node is to blame: the hub says what is sent where."""
-        if piece.info_hash in self._forgotten:
-            if sender is not None and self._forgotten[piece.info_hash]:
+        forgotten = self._forgotten.get(piece.info_hash)
+        if forgotten is not None:
+            if sender is not None and forgotten.file.has(piece.index):
                 self._count_useless(sender, piece)
+                self._hand_on_again(forgotten, piece, sender)
             return
         self._early.append((piece, sender))
         self._early_bytes += _weight(piece)

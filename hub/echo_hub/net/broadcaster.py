@@ -63,6 +63,10 @@ class Broadcaster:
         """By info-hash, in the order in which they began."""
         self._news = asyncio.Event()
 
+    def number_of(self, node_id: str) -> int:
+        """What a piece's way calls the node, until it has left."""
+        return self._paths[node_id].number
+
     @property
     def uplink_bytes_s(self) -> float | None:
         """What the hub's uplink carries when there is enough to send; None until that was seen."""
@@ -154,7 +158,7 @@ class Broadcaster:
         if left is None:
             return None
         try:
-            data = push.piece(left.piece)
+            data = b"" if left.is_there else push.piece(left.piece)
         except OSError as error:
             log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
             push.plan.end(time.monotonic())

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.core.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
+from echo_hub.core.spread.neighbours import Neighbours
 from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
@@ -94,8 +95,10 @@ class Distributor:
         connections: Connections,
         record: Callable[[Sequence[Release | Arrival]], Awaitable[None]],
         stands_by: Callable[[str], bool] = lambda node_id: False,
+        links_each: int = MAX_MESH,
     ) -> None:
-        """`stands_by`: whether a connected node has no work, and so is told of a version after all others."""
+        """`stands_by`: whether a connected node has no work, and so is told of a version after all others.
+        `links_each`: other nodes that one is linked with, at most."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
@@ -106,6 +109,7 @@ class Distributor:
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
         """Of the connected nodes, those that do not read versions from this host's memory."""
+        self._neighbours = Neighbours(degree=links_each, draw=random.randrange)
         self._with_base: set[str] = set()
         """Nodes that have said that the base is theirs: the others do not take pieces yet."""
         self._links: dict[str, frozenset[str]] = {}
@@ -199,9 +203,10 @@ class Distributor:
         offers = {node.node_id: self.offer(version, node, keyframe=keyframe) for node in nodes}
         for node_id, offer in offers.items():
             if offer.shared_memory is None:
-                self._linkable.setdefault(node_id, self._nodes[node_id])
+                self._make_linkable(self._nodes[node_id])
             else:
                 self._linkable.pop(node_id, None)
+                self._neighbours.leave(node_id)
         able = self._linkable.keys() & self._with_base
         pushed = [node_id for node_id in offers if node_id in able]
         way = self._way(carrier, pushed)
@@ -253,13 +258,18 @@ class Distributor:
         """Takes in a node whose session opens next, with nothing awaited in between: the caller offers it the newest
         version."""
         self._nodes[node.node_id] = node
-        self._linkable[node.node_id] = node
+        self._make_linkable(node)
         self._told_mesh[node.node_id] = self.mesh_for(node)
         self._told_unwanted[node.node_id] = frozenset()
         self._spread.node_joined(node.node_id, self._announced or self._newest)
         self._changed.set()
 
+    def _make_linkable(self, node: NodeInfo) -> None:
+        self._linkable[node.node_id] = node
+        self._neighbours.join(node.node_id, listens=node.mesh_port > 0)
+
     def node_left(self, node_id: str) -> None:
+        self._neighbours.leave(node_id)
         for known in (self._nodes, self._linkable, self._links, self._told_mesh, self._told_unwanted):
             known.pop(node_id, None)
         self._with_base.discard(node_id)
@@ -325,14 +335,16 @@ class Distributor:
     # --- who may link with whom, and who may be here
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
-        """The nodes to link with, whichever of the two connects: in a large fleet only the first to come are."""
-        linked = dict(islice(self._linkable.items(), MAX_MESH))
-        if node.node_id not in linked:
-            return ()
+        """The nodes to link with, whichever of the two connects."""
+        others = (self._linkable[other] for other in self._neighbours.of(node.node_id))
         return tuple(
-            _mesh_peer(other.node_id, other.host, other.mesh_port if reaches(node.host, other.host) else 0)
-            for other in linked.values()
-            if other.node_id != node.node_id
+            _mesh_peer(
+                other.node_id,
+                other.host,
+                other.mesh_port if reaches(node.host, other.host) else 0,
+                self._broadcaster.number_of(other.node_id),
+            )
+            for other in others
         )
 
     def admit(self, node_id: str) -> None:
@@ -454,10 +466,10 @@ class Distributor:
         return frozenset({self._newest, self._announced, self._evaluated})
 
 
-@lru_cache(4 * MAX_MESH)
-def _mesh_peer(node_id: str, host: str, port: int) -> MeshPeer:
-    """Everybody who joins is told of nearly the same ones."""
-    return MeshPeer(node_id=node_id, host=host, port=port)
+@lru_cache(1_024)
+def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
+    """Many are told of the same ones."""
+    return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 
 def pinned(way: Way, at: Circumstances) -> Way:

@@ -1,9 +1,9 @@
-"""One direction of a host's line to the internet: what is sent over it goes one after the other, in its order."""
+"""One direction of a host's line to the internet: what is sent over it goes one after the other."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 from echo_hub.simulator.agenda import Agenda
 
@@ -12,24 +12,27 @@ Sent = Callable[[float], None]
 
 
 class Uplink:
-    """Sends parcels of one size each. A parcel that is of no use any more when its turn comes is left out."""
+    """Sends parcels of one size each, the lowest rank first. A parcel that is of no use any more when its turn comes is
+    left out."""
 
     def __init__(self, agenda: Agenda, bytes_s: float) -> None:
         self.bytes_s = bytes_s
         self._agenda = agenda
-        self._waiting: deque[tuple[float, Ask, Sent]] = deque()
+        self._waiting: list[tuple[int, int, float, Ask, Sent]] = []
+        self._number = 0
         self._is_busy = False
 
-    def send(self, num_bytes: float, *, wanted: Ask, sent: Sent) -> None:
+    def send(self, num_bytes: float, *, wanted: Ask, sent: Sent, rank: int = 0) -> None:
         """`wanted` is asked when its turn comes; `sent` is told, when the last byte is off, when the first one was."""
-        self._waiting.append((num_bytes, wanted, sent))
+        self._number += 1
+        heappush(self._waiting, (rank, self._number, num_bytes, wanted, sent))
         if not self._is_busy:
             self._next(None)
 
-    def _next(self, _: None) -> None:
+    def _next(self, _nothing: None) -> None:
         self._is_busy = False
         while self._waiting:
-            num_bytes, wanted, sent = self._waiting.popleft()
+            _, _, num_bytes, wanted, sent = heappop(self._waiting)
             if wanted():
                 self._is_busy = True
                 began_at = self._agenda.now

@@ -1,8 +1,8 @@
 """Versions that the hub's own planner spreads over simulated lines: it says who gets which piece, and who hands it on.
 
     the hub's uplink   sends what is planned, one piece after the other
-    an owner           hands a piece on to all that it is linked with, as nodes do; who has it by then is left out
-    a node             says what it has as soon as it has it; the first MAX_MESH nodes are linked with each other
+    an owner           hands a piece on to whom its tree says, over its uplink; who has it by then is left out
+    a node             says what it has as soon as it has it; and is linked with MAX_MESH others at most
 
 Every piece that arrives, and every `CHECK_S` besides, the planner is asked what to send, as the hub's broadcaster does.
 A node to which nothing comes for a while turns elsewhere. It has a version `APPLY_S` after its last piece: it hashes,
@@ -13,21 +13,24 @@ measures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from math import ceil
 from statistics import fmean
 from typing import Final
 
+import numpy as np
+
 from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
-from echo_hub.core.spread.way_choice import PUSHED, Circumstances, choose_way
+from echo_hub.core.spread.neighbours import Neighbours
+from echo_hub.core.spread.way_choice import PUSHED, Circumstances, choose_way, estimates
 from echo_hub.core.spread.windows import Paths
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.lines import Downlink, Uplink
 from echo_hub.simulator.node import SimulatedNode
 from echo_shared.messages import MAX_MESH, Way
+from echo_shared.relay_tree import split
 
 APPLY_S: Final = 0.12
 """What a node takes from its last piece to a version that it has verified, and TCP until its windows are open: by what
@@ -37,6 +40,8 @@ WIRE: Final = 1.05
 messages beside."""
 SILENCE_S: Final = 3.0
 """A node to which nothing has come for so long turns elsewhere, as nodes do."""
+TOLD_BYTES: Final = 200
+"""On the line, of a message that tells a node to hand on what it has."""
 MOST_PIECES: Final = 65_536
 """Of all nodes together: more would take seconds of processor time for each version."""
 USUAL_PIECE_BYTES: Final = 64 * 1024
@@ -95,6 +100,8 @@ class Spreading:
         self._uplink = Uplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, frozenset[str]] = {}
+        rng = np.random.default_rng(0)
+        self._neighbours = Neighbours(degree=MAX_MESH, draw=lambda below: int(rng.integers(below)))
         self._paths = Paths()
         self._pushes: dict[int, _Push] = {}
         """By version, in the order in which they were announced."""
@@ -106,18 +113,24 @@ class Spreading:
         return payload_bytes > 0 and self.way(payload_bytes, nodes) in PUSHED
 
     def way(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Way:
-        """The one that the hub would choose, if all these are linked, and it knows their uplinks."""
+        """The one that the hub would choose, if all these are linked as it says, and it knows their uplinks."""
+        return choose_way(self._circumstances(payload_bytes, nodes))
+
+    def estimates(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Mapping[Way, float]:
+        """Seconds by each way, as the hub reckons."""
+        return estimates(self._circumstances(payload_bytes, nodes))
+
+    def _circumstances(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> Circumstances:
         size, num_nodes = ceil(payload_bytes), len(nodes)
-        return choose_way(
-            Circumstances(
-                payload_bytes=size,
-                piece_bytes=piece_bytes_for(size),
-                num_nodes=num_nodes,
-                num_linked=num_nodes if num_nodes > 1 else 0,
-                num_links=num_nodes * (num_nodes - 1),
-                hub_uplink=self._paths.uplink.steady_rate or self._uplink.bytes_s,
-                node_uplink=fmean(node.traits.uplink_bytes_s for node in nodes),
-            )
+        links_each = min(num_nodes - 1, MAX_MESH)
+        return Circumstances(
+            payload_bytes=size,
+            piece_bytes=piece_bytes_for(size),
+            num_nodes=num_nodes,
+            num_linked=num_nodes if num_nodes > 1 else 0,
+            num_links=num_nodes * links_each,
+            hub_uplink=self._paths.uplink.steady_rate or self._uplink.bytes_s,
+            node_uplink=fmean(node.traits.uplink_bytes_s for node in nodes),
         )
 
     def announce(self, version: int, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> None:
@@ -159,6 +172,7 @@ class Spreading:
             push.plan.leave(node_id, self._agenda.now)
             push.lacks.pop(node_id, None)
         self._links.pop(node_id, None)
+        self._neighbours.leave(node_id)
         self._paths.forget(node_id)
 
     def _link(self, nodes: Sequence[SimulatedNode]) -> None:
@@ -166,9 +180,9 @@ class Spreading:
             if node.node_id not in self._lines:
                 up, down = node.traits.uplink_bytes_s, node.traits.downlink_bytes_s
                 self._lines[node.node_id] = _Line(node, Uplink(self._agenda, up), Downlink(down))
-        linked = frozenset(islice(self._lines, MAX_MESH))
+            self._neighbours.join(node.node_id, listens=True)
         for node_id in self._lines:
-            links = linked - {node_id} if node_id in linked else frozenset()
+            links = frozenset(self._neighbours.of(node_id))
             if links != self._links.get(node_id):
                 self._links[node_id] = links
                 self._paths.set_links(node_id, links)
@@ -198,49 +212,62 @@ class Spreading:
             push.plan.check(now)
         for push in reversed(list(self._pushes.values())):
             for send in push.plan.plan(now):
+                size = TOLD_BYTES if send.is_there else push.piece_bytes
                 self._uplink.send(
-                    push.piece_bytes,
+                    size + len(send.hand_on),
                     wanted=partial(_is_wanted, push, send),
-                    sent=partial(self._off, push, send.node_id, send.piece, send),
+                    sent=partial(self._off, push, send.node_id, send.piece, send, send.hand_on),
                 )
             if push.plan.done:
                 del self._pushes[push.version]
 
-    def _off(self, push: _Push, node_id: str, piece: int, send: Send | None, began_at: float) -> None:
+    def _off(self, push: _Push, node_id: str, piece: int, send: Send | None, hand_on: bytes, began_at: float) -> None:
         """A piece has left the hub, as `send` says, or another node."""
         delay_s = self._delay_s
+        size = push.piece_bytes if send is None or not send.is_there else TOLD_BYTES
         if send is not None:
-            self.bytes_pushed += push.piece_bytes / WIRE
+            self.bytes_pushed += size / WIRE
         if node_id not in self._lines:
             return
         first_at, last_at = began_at + delay_s, self._agenda.now + delay_s
-        there_at = self._lines[node_id].downlink.receive(push.piece_bytes, first_at=first_at, last_at=last_at)
-        self._agenda.at(there_at, self._came, (push, node_id, piece, send))
+        there_at = self._lines[node_id].downlink.receive(size, first_at=first_at, last_at=last_at)
+        if send is not None and send.is_there:
+            self._agenda.at(there_at, self._told, (push, node_id, piece, hand_on))
+        else:
+            self._agenda.at(there_at, self._came, (push, node_id, piece, hand_on))
 
-    def _came(self, subject: tuple[_Push, str, int, Send | None]) -> None:
-        push, node_id, piece, send = subject
+    def _told(self, subject: tuple[_Push, str, int, bytes]) -> None:
+        """A node is to hand on what it has."""
+        push, node_id, piece, hand_on = subject
+        if piece not in push.lacks.get(node_id, (piece,)):
+            self._hand_on(push, node_id, piece, hand_on)
+
+    def _came(self, subject: tuple[_Push, str, int, bytes]) -> None:
+        push, node_id, piece, hand_on = subject
         lacks = push.lacks.get(node_id)
         if lacks is None:
             return
         self._heard_at[node_id] = self._agenda.now
-        if send is not None and (left := push.plan.left_of(send)) is not None and left.hand_on:
-            self._hand_on(push, node_id, piece)
+        if hand_on:
+            self._hand_on(push, node_id, piece, hand_on)
         if piece in lacks:
             lacks.remove(piece)
             self._agenda.at(self._agenda.now + self._delay_s, self._said, (push, node_id, piece))
             if not lacks:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
-    def _hand_on(self, push: _Push, owner_id: str, piece: int) -> None:
-        """To all that it is linked with, each time beginning with another one."""
-        peers = sorted(push.lacks.keys() & self._links.get(owner_id, frozenset()))
-        first = piece % max(1, len(peers))
-        for peer_id in peers[first:] + peers[:first]:
-            self._lines[owner_id].uplink.send(
-                push.piece_bytes,
-                wanted=partial(_is_lacking, push, owner_id, peer_id, piece),
-                sent=partial(self._off, push, peer_id, piece, None),
-            )
+    def _hand_on(self, push: _Push, owner_id: str, piece: int, hand_on: bytes) -> None:
+        """To whom the tree says, if it is linked with them; first to those behind whom most others wait."""
+        links = self._links.get(owner_id, frozenset())
+        for number, below in split(hand_on):
+            peer_id = self._paths.named(number)
+            if peer_id in links:
+                self._lines[owner_id].uplink.send(
+                    push.piece_bytes + len(below),
+                    wanted=partial(_is_lacking, push, owner_id, peer_id, piece, below),
+                    sent=partial(self._off, push, peer_id, piece, None, below),
+                    rank=-len(below),
+                )
 
     def _said(self, subject: tuple[_Push, str, int]) -> None:
         push, node_id, piece = subject
@@ -268,6 +295,6 @@ def _is_wanted(push: _Push, send: Send) -> bool:
     return push.plan.left_of(send) is not None
 
 
-def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int) -> bool:
-    """Whether its owner is still there, and the other has not got it from elsewhere."""
-    return owner_id in push.lacks and piece in push.lacks.get(peer_id, ())
+def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
+    """Whether its owner is still there, and the other has not got it from elsewhere, or is to hand it on."""
+    return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))

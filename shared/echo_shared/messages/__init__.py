@@ -61,6 +61,7 @@ from echo_shared.messages.rollouts import (
     rollout_id,
 )
 from echo_shared.messages.spread import (
+    MAX_HAND_ON_BYTES,
     MAX_MESH,
     MAX_PIECE_BYTES,
     ArtefactOffer,
@@ -90,6 +91,7 @@ __all__ = [
     "MAX_FRAME_BYTES",
     "MAX_FRAME_FROM_NODE_BYTES",
     "MAX_GROUP_SIZE",
+    "MAX_HAND_ON_BYTES",
     "MAX_MESH",
     "MAX_PARTS_TOKENS",
     "MAX_PIECE_BYTES",

@@ -6,9 +6,9 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 """What this software speaks. It rises when an old peer could misread a new one."""
-OLDEST_PROTOCOL_VERSION: Final = 7
+OLDEST_PROTOCOL_VERSION: Final = 8
 """The oldest peer version that this software still understands."""
 MAX_FRAME_BYTES: Final = 8 * 2**20
 MAX_FRAME_FROM_NODE_BYTES: Final = 2 * 2**20

@@ -10,9 +10,10 @@ from pydantic import Field
 from echo_shared.messages.base import MAX_BATCHED, Message
 from echo_shared.messages.fields import Count, InfoHash, Lax, NodeId, Peer, PieceIndex, PolicyVersion, Signature
 
-MAX_MESH: Final = 64
-"""Nodes of a fleet that are linked with each other; larger fleets are not: links, and what must be said of them, grow
-with the square."""
+MAX_MESH: Final = 32
+"""Other nodes that one is linked with: all of them in a small fleet, random ones in a larger."""
+MAX_HAND_ON_BYTES: Final = 48 * 1024
+"""Of a piece's way: 16,384 nodes."""
 MAX_PIECE_BYTES: Final = 256 * 1024
 """Of a piece that travels in a message; artefacts with larger pieces go through the swarm."""
 
@@ -47,6 +48,8 @@ class MeshPeer(Message):
     host: Annotated[str, Field(max_length=255)]
     port: Annotated[int, Field(ge=0, le=65535)]
     """0 = it cannot be connected to from here; it connects by itself if it can."""
+    number: Annotated[int, Field(ge=0, le=65_535)]
+    """What a piece's way calls it."""
 
 
 MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=False)]
@@ -109,14 +112,17 @@ class Mesh(Message):
 
 
 class Piece(Message):
-    """One piece of an artefact, from the hub or from a node that hands it on; it counts once it matches its hash."""
+    """One piece of an artefact, from the hub or from a node that hands it on; it counts once it matches its hash.
+
+    Without data, which only the hub sends, it is one that the node has, and is to hand on.
+    """
 
     type: Literal["piece"] = "piece"
     info_hash: InfoHash
     index: PieceIndex
-    data: Annotated[bytes, Field(min_length=1, max_length=MAX_PIECE_BYTES)]
-    hand_on: bool = False
-    """The node is to send it to all nodes that it is linked with. Only the hub says so."""
+    data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
+    hand_on: Annotated[bytes, Field(max_length=MAX_HAND_ON_BYTES)] = b""
+    """To which nodes that it is linked with the node is to send it, and they to others: `echo_shared.relay_tree`."""
 
 
 class Unwanted(Message):

@@ -123,6 +123,10 @@ class PieceFile:
                 file.write(b"\0")  # At the end, as all of this file's writes: it was opened to append.
         return had_bytes > 0
 
+    def read(self, piece: int) -> bytes:
+        """A piece that has come, from the page cache as a rule. Raises StorageError."""
+        return self._read(piece)
+
     def _read(self, piece: int) -> bytes:
         data = bytearray()
         with on_disk(self.directory):

@@ -1,7 +1,8 @@
 """Nodes and a hub behind access links, in virtual time: what a plan of a broadcast comes to.
 
 Every host has an uplink and a downlink of its own rate and delay, and the core between them is free. An uplink serves
-the connections with something to send in turn, a packet each (TCP's fair share); a downlink is a queue. Buffers are
+connections with something to send in turn, a packet each (TCP's fair share): the hub's all of them, a node's as many as
+send at once there, those first whose pieces most others wait for; a downlink is a queue. Buffers are
 endless, so that nothing is lost and delays grow instead, and hosts compute in no time. `Have` costs its delay only.
 """
 
@@ -16,8 +17,10 @@ from itertools import count
 
 from echo_hub.core.spread.broadcast import CHECK_S, Broadcast, Send
 from echo_hub.core.spread.windows import Paths
+from echo_shared.relay_tree import split
 
 PACKET_BYTES = 8 * 1024
+SENDING_AT_ONCE = 4
 HAVE_EVERY_S = 0.005
 PAUSE_S = 20.0
 MBIT = 1e6 / 8
@@ -43,9 +46,12 @@ class Host:
 @dataclass
 class _Uplink:
     rate: float
-    queues: dict[int, deque[tuple[Send, int]]] = field(default_factory=dict)
+    queues: dict[int, deque[tuple[Send, int, int]]] = field(default_factory=dict)
     """By receiver: messages, and what of the first is left."""
     turns: deque[int] = field(default_factory=deque)
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Receivers that have no turn yet, each with its place."""
+    number: int = 0
     busy: bool = False
     sent_bytes: int = 0
 
@@ -124,15 +130,21 @@ class Network:
     def _plan_now(self) -> None:
         self._hub_is_to_plan = False
         for send in self.broadcast.plan(self.now):
-            self.directs += not send.hand_on
-            self._transmit(0, int(send.node_id[1:]), send)
+            number = int(send.node_id[1:])
+            if send.is_there:
+                delay_s = self.hosts[0].delay_s + self.hosts[number].delay_s
+                self.at(self.now + delay_s, partial(self._hand_on, number, send))
+            else:
+                self.directs += not send.hand_on
+                self._transmit(0, number, send)
 
     def _transmit(self, source: int, target: int, send: Send) -> None:
         uplink = self._uplinks[source]
         queue = uplink.queues.setdefault(target, deque())
         if not queue:
-            uplink.turns.append(target)
-        queue.append((send, self.piece_bytes))
+            self._line_up(source, target, send, uplink.number)
+        queue.append((send, self.piece_bytes, uplink.number))
+        uplink.number += 1
         if not uplink.busy:
             self._next_packet(source)
 
@@ -149,20 +161,32 @@ class Network:
         there_at = gone_at + self.hosts[source].delay_s + self.hosts[target].delay_s
         self.at(there_at, lambda: self._enter(source, target, send, size, is_last))
 
+    def _line_up(self, source: int, target: int, send: Send, number: int) -> None:
+        uplink = self._uplinks[source]
+        if source:
+            uplink.waiting[target] = -len(send.hand_on), number
+        else:
+            uplink.turns.append(target)
+
     def _packet(self, source: int) -> tuple[int, Send, int, bool] | None:
         """The next one: its receiver, its piece, its bytes, and whether it is the piece's last. The hub leaves out what
         has become useless before it was begun."""
         uplink = self._uplinks[source]
-        while uplink.turns and source not in self.dead:
+        while (uplink.turns or uplink.waiting) and source not in self.dead:
+            while uplink.waiting and len(uplink.turns) < SENDING_AT_ONCE:
+                first = min(uplink.waiting, key=lambda one: uplink.waiting[one])
+                del uplink.waiting[first]
+                uplink.turns.append(first)
             target = uplink.turns.popleft()
             queue = uplink.queues[target]
-            send, left = queue.popleft()
+            send, left, number = queue.popleft()
             is_useless = source == 0 and left == self.piece_bytes and self.broadcast.left_of(send) is None
             size = min(left, PACKET_BYTES)
             if left > size and not is_useless:
-                queue.appendleft((send, left - size))
-            if queue:
+                queue.appendleft((send, left - size, number))
                 uplink.turns.append(target)
+            elif queue:
+                self._line_up(source, target, queue[0][0], queue[0][2])
             if not is_useless:
                 return target, send, size, left == size
         return None
@@ -182,12 +206,17 @@ class Network:
         else:
             self.got[number][send.piece] = self.now
             self._claim(number, (send.piece,) if host.lies is None else host.lies(send.piece))
-        if source == 0 and send.hand_on:
-            for peer in range(1, len(self.hosts)):
-                joined = self.began + self.hosts[peer].joins_at <= self.now and peer not in self.dead
-                reached = host.hands_on_to is None or peer in host.hands_on_to
-                if peer != number and joined and reached and self.linked(number, peer):
-                    self._transmit(number, peer, send)
+        self._hand_on(number, send)
+
+    def _hand_on(self, number: int, send: Send) -> None:
+        host = self.hosts[number]
+        if number in self.dead or send.piece not in self.got[number]:
+            return
+        for one, below in split(send.hand_on):
+            peer = int((self.paths.named(one) or "n0")[1:])
+            reached = host.hands_on_to is None or peer in host.hands_on_to
+            if peer and peer not in self.dead and reached and self.linked(number, peer):
+                self._transmit(number, peer, Send(node_id=f"n{peer}", piece=send.piece, hand_on=below))
 
     def _claim(self, number: int, pieces: tuple[int, ...]) -> None:
         if not self._fresh[number]:

@@ -22,6 +22,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
 from echo_shared.errors import RefusedError
 from echo_shared.messages import (
+    MAX_MESH,
     ArtefactOffer,
     Fetched,
     FromHub,
@@ -60,7 +61,7 @@ def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -
 class Nodes:
     """What the hub has said to each, and what of it is on record, other than of the base."""
 
-    def __init__(self, published: Any, **settings: Any) -> None:
+    def __init__(self, published: Any, *, links_each: int = MAX_MESH, **settings: Any) -> None:
         self.hub = published
         self.told: dict[str, list[FromHub]] = {}
         self.sent: list[tuple[str, FromHub]] = []
@@ -75,6 +76,7 @@ class Nodes:
             connections=self,
             record=self._record,
             stands_by=self.standing_by.__contains__,
+            links_each=links_each,
         )
 
     async def _record(self, news: Sequence[Release | Arrival]) -> None:
@@ -414,7 +416,7 @@ async def test_nobody_is_believed_to_have_what_is_not_published(nodes: Nodes) ->
     assert nodes.distributor.status().num_holding == 0
 
 
-async def test_nodes_hear_of_those_to_link_with(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nodes_hear_of_those_to_link_with(nodes: Nodes) -> None:
     def peers(node_id: str) -> dict[str, int] | None:
         """With the ports to connect to."""
         said = nodes.of(node_id, Mesh)
@@ -432,12 +434,20 @@ async def test_nodes_hear_of_those_to_link_with(nodes: Nodes, monkeypatch: pytes
     assert nodes.of("a", Mesh)[-1].peers[-1].host == "192.0.2.8"
     nodes.leave("b")
     await nodes.until(lambda: peers("a") == {"deaf": 0, "local": 0})
-    monkeypatch.setattr(distributor_module, "MAX_MESH", 3)
-    await nodes.join("c", host="192.0.2.9")
-    assert nodes.distributor.mesh_for(node_info("c")) == (), "who came first is linked"
-    assert len(nodes.distributor.mesh_for(node_info("a"))) == 2
-    nodes.leave("deaf")
-    await nodes.until(lambda: peers("c") == {"a": 7000, "local": 0} and peers("a") == {"local": 0, "c": 7000})
+
+
+async def test_in_a_large_fleet_each_node_is_linked_with_a_few(make_nodes: Callable[..., Nodes]) -> None:
+    nodes = make_nodes(links_each=4)
+    names = [f"n{number}" for number in range(12)]
+    await nodes.join(*names)
+    await nodes.join("deaf", mesh_port=0)
+    told = {name: nodes.distributor.mesh_for(node_info(name)) for name in [*names, "deaf"]}
+    assert all(2 <= len(peers) <= 4 for peers in told.values())
+    for name, peers in told.items():
+        for peer in peers:
+            assert name in {other.node_id for other in told[peer.node_id]}, "whoever connects, both are told"
+    numbers = {peer.node_id: peer.number for peers in told.values() for peer in peers}
+    assert len(set(numbers.values())) == len(numbers) == 13
 
 
 async def test_who_does_not_have_the_base_yet_is_not_pushed_to(

@@ -7,7 +7,7 @@ from echo_shared.messages import Hello
 
 
 def hello(number: int) -> Hello:
-    return Hello(protocol_version=7, software_version="1", node_key=number.to_bytes(32), nonce=bytes(32))
+    return Hello(protocol_version=8, software_version="1", node_key=number.to_bytes(32), nonce=bytes(32))
 
 
 ALICE, BOB = hello(1), hello(2)

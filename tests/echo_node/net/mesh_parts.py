@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver
+from echo_shared import relay_tree
 from echo_shared.identity import Identity
 from echo_shared.messages import FromNode, Have, MeshPeer, Piece, RunKey
 from echo_shared.swarm import make_torrent, read_torrent
@@ -37,11 +39,15 @@ class News:
                 await self._changed.wait()
 
 
+_numbers = itertools.count(1)
+
+
 class Node:
     """A mesh and a receiver, wired as the node's daemon does it."""
 
     def __init__(self, news: News, root: Path, *, me: Identity | None = None) -> None:
         self.me = me or Identity.generate()
+        self.number = next(_numbers)
         self.directory = root / self.me.node_id
         self.said: list[FromNode] = []
         self.links: list[tuple[str, ...]] = []
@@ -59,7 +65,7 @@ class Node:
 
     @property
     def peer(self) -> MeshPeer:
-        return MeshPeer(node_id=self.node_id, host=LOOPBACK, port=self.mesh.port)
+        return MeshPeer(node_id=self.node_id, host=LOOPBACK, port=self.mesh.port, number=self.number)
 
     async def open(self, *, key: RunKey | None = KEY) -> None:
         await self.mesh.open(LOOPBACK, 0, on_piece=self._take, on_links=self._linked)
@@ -92,6 +98,10 @@ class Node:
         self._news.tell()
 
 
+def way(*nodes: Node) -> bytes:
+    return relay_tree.pack((node.number, 0, b"") for node in nodes)
+
+
 @dataclass
 class Artefact:
     directory: Path
@@ -99,8 +109,9 @@ class Artefact:
     layout: Layout
     pieces: list[bytes]
 
-    def piece(self, index: int, *, hand_on: bool = False) -> Piece:
-        return Piece(info_hash=self.layout.info_hash, index=index, data=self.pieces[index], hand_on=hand_on)
+    def piece(self, index: int, *, to: Iterable[Node] = ()) -> Piece:
+        """`to`: the nodes that it is to be handed on to, and by these to nobody."""
+        return Piece(info_hash=self.layout.info_hash, index=index, data=self.pieces[index], hand_on=way(*to))
 
     def matches(self, parent: Path) -> bool:
         found = parent / self.directory.name

@@ -144,7 +144,7 @@ async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
     client = client_of(hub.url)
     task = asyncio.create_task(client.run(deliver, take=pieces.put_nowait, patient=False))
     await hub.until(lambda: hub.handshakes)
-    piece = Piece(info_hash=bytes(20), index=3, data=b"x", hand_on=True)
+    piece = Piece(info_hash=bytes(20), index=3, data=b"x", hand_on=b"\1\0\0")
     await hub.send(piece)
     async with asyncio.timeout(60):
         assert await pieces.get() == piece

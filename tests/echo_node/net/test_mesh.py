@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from echo_node.net import mesh as mesh_module
 from echo_node.net.mesh import Mesh
 from echo_node.net.mesh_proof import Handshake
+from echo_shared import relay_tree
 from echo_shared.codec import encode
 from echo_shared.errors import SwarmError
 from echo_shared.identity import Identity
@@ -29,7 +30,7 @@ from echo_shared.messages import (
     MeshPeer,
     RunKey,
 )
-from tests.echo_node.net.mesh_parts import KEY, LOOPBACK, PATIENCE_S, Artefact, News, Node, make_artefact
+from tests.echo_node.net.mesh_parts import KEY, LOOPBACK, PATIENCE_S, Artefact, News, Node, make_artefact, way
 
 NEW_KEY = RunKey(key_id=2, key=b"n" * 32)
 
@@ -72,7 +73,7 @@ def accept_only(nodes: Sequence[Node], *, but: Sequence[Node] = ()) -> list[Mesh
 
 def name(node: Node, *members: Identity) -> None:
     """The hub names those who connect by themselves."""
-    node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0) for me in members])
+    node.mesh.set_peers([MeshPeer(node_id=me.node_id, host=LOOPBACK, port=0, number=0) for me in members])
 
 
 def ids(nodes: Sequence[Node], *, but: Node | None = None) -> tuple[str, ...]:
@@ -175,7 +176,7 @@ async def test_a_node_that_moved_or_that_is_not_there_yet_is_found(
     port = nowhere.getsockname()[1]
     nowhere.close()
     for host in (LOOPBACK, "x" * 80 + ".invalid", "no such host", ""):
-        first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=host, port=port)])
+        first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=host, port=port, number=second.number)])
         await asyncio.sleep(0)
     first.mesh.set_peers([second.peer])
     name(second, first.me)
@@ -241,7 +242,8 @@ async def test_what_a_hub_gives_to_one_reaches_all(nodes: list[Node], news: News
         await node.receiver.expect(artefact.torrent, node.directory)
     waits = [asyncio.create_task(node.receiver.wait(info_hash, silence_s=PATIENCE_S)) for node in nodes]
     for index in range(len(artefact.pieces)):
-        nodes[index % 3].receiver.take(artefact.piece(index, hand_on=True), None)
+        first = nodes[index % 3]
+        first.receiver.take(artefact.piece(index, to=[node for node in nodes if node is not first]), None)
     async with asyncio.timeout(PATIENCE_S):
         stats = await asyncio.gather(*waits)
     for number, (node, one) in enumerate(zip(nodes, stats, strict=True)):
@@ -254,6 +256,33 @@ async def test_what_a_hub_gives_to_one_reaches_all(nodes: list[Node], news: News
     await news.until(lambda: all(node.had(info_hash) == everything for node in nodes))
 
 
+async def test_a_piece_goes_on_from_node_to_node(nodes: list[Node], news: News, artefact: Artefact) -> None:
+    """From the first, by way of the second, to the third; there is no link between the first and the third."""
+    first, second, third = nodes
+    second.mesh.set_peers([first.peer, third.peer])
+    first.mesh.set_peers([second.peer])
+    third.mesh.set_peers([second.peer])
+    await news.until(lambda: len(second.mesh.links) == 2)
+    for node in nodes:
+        await node.receiver.expect(artefact.torrent, node.directory)
+    all_way = relay_tree.pack([(second.number, 1, way(third))])
+    for index in range(len(artefact.pieces)):
+        first.receiver.take(artefact.piece(index).model_copy(update={"hand_on": all_way}), None)
+    info_hash = artefact.layout.info_hash
+    await news.until(lambda: len(third.had(info_hash)) == len(artefact.pieces))
+    assert {sender for _, sender in third.pieces} == {second.node_id}
+    assert {piece.hand_on for piece, _ in second.pieces} == {way(third)}
+    assert {piece.hand_on for piece, _ in third.pieces} == {b""}
+    for node in nodes:
+        node.receiver.forget(info_hash)
+        assert artefact.matches(node.directory)
+    third.pieces.clear()
+    told = artefact.piece(3, to=[third]).model_copy(update={"data": b""})
+    second.receiver.take(told, None)
+    await news.until(lambda: len(third.pieces) == 1)
+    assert third.pieces[0][0].data == artefact.pieces[3], "what the hub tells a node to hand on, it reads from its disk"
+
+
 async def test_a_link_cut_in_the_middle_is_made_anew(nodes: list[Node], news: News, artefact: Artefact) -> None:
     for number, node in enumerate(nodes):  # One side connects, so that no two connections meet while pieces travel.
         later = nodes[number + 1 :]
@@ -263,14 +292,14 @@ async def test_a_link_cut_in_the_middle_is_made_anew(nodes: list[Node], news: Ne
     for node in nodes:
         await node.receiver.expect(artefact.torrent, node.directory)
     for index in range(half):
-        nodes[0].receiver.take(artefact.piece(index, hand_on=True), None)
+        nodes[0].receiver.take(artefact.piece(index, to=nodes[1:]), None)
         if index == half // 2:
             nodes[0].mesh._links[nodes[1].node_id].abort()
     await news.until(lambda: len(nodes[2].had(info_hash)) == half)
     await news.until(lambda: len(nodes[1].links) > 2 and all_linked(nodes))
     assert ids(nodes[2:]) in nodes[1].links[2:], "the hub was not told"
     for index in range(half, len(artefact.pieces)):
-        nodes[0].receiver.take(artefact.piece(index, hand_on=True), None)
+        nodes[0].receiver.take(artefact.piece(index, to=nodes[1:]), None)
     await news.until(lambda: set(range(half, len(artefact.pieces))) <= nodes[1].had(info_hash))
     for index in set(range(half)) - nodes[1].had(info_hash):
         nodes[1].receiver.take(artefact.piece(index), None)  # As the hub repairs it.
@@ -287,7 +316,7 @@ async def test_a_new_key_shuts_out_who_does_not_have_it(nodes: list[Node], news:
         node.mesh.set_keys([KEY, NEW_KEY])
     await news.until(lambda: all_linked(nodes[:2]) and not nodes[2].mesh.links)
     assert all(link.ended.is_set() for link in old)
-    nodes[0].mesh.hand_on(artefact.piece(0))
+    nodes[0].mesh.hand_on(artefact.piece(0), [(node.number, b"") for node in nodes[1:]])
     await news.until(lambda: len(nodes[1].pieces) == 1)
     assert nodes[2].pieces == []
     nodes[2].mesh.set_keys([NEW_KEY])
@@ -400,9 +429,10 @@ async def test_a_member_that_sends_wrong_bytes_is_dropped_and_not_taken_back(
     victim, liar, other = nodes
     for node in nodes:
         await node.receiver.expect(artefact.torrent, node.directory)
-    liar.mesh.hand_on(artefact.piece(0).model_copy(update={"data": artefact.pieces[1]}))
+    wrong = artefact.piece(0).model_copy(update={"data": artefact.pieces[1]})
+    liar.mesh.hand_on(wrong, [(victim.number, b""), (other.number, b"")])
     await news.until(lambda: victim.mesh.links == (other.node_id,) and other.mesh.links == (victim.node_id,))
-    other.receiver.take(artefact.piece(2, hand_on=True), None)
+    other.receiver.take(artefact.piece(2, to=[victim]), None)
     await news.until(lambda: victim.had(artefact.layout.info_hash) == {2})
     for node in (victim, other):
         assert node.node_id not in liar.mesh.links
@@ -464,9 +494,11 @@ async def test_another_node_or_something_else_at_a_peers_address(nodes: list[Nod
     server = await asyncio.start_server(redirect, LOOPBACK, 0)
     async with asyncio.timeout(PATIENCE_S), serve(lambda peer: peer.close(), LOOPBACK, 0) as closing:
         for port in (server.sockets[0].getsockname()[1], next(iter(closing.sockets)).getsockname()[1]):
-            first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=LOOPBACK, port=port)])
+            first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=LOOPBACK, port=port, number=second.number)])
             await asked.wait()
-        first.mesh.set_peers([MeshPeer(node_id=second.node_id, host=LOOPBACK, port=third.mesh.port), third.peer])
+        first.mesh.set_peers(
+            [MeshPeer(node_id=second.node_id, host=LOOPBACK, port=third.mesh.port, number=second.number), third.peer]
+        )
         await news.until(lambda: first.mesh.links == (third.node_id,))
         first.mesh.set_peers([second.peer, third.peer])
         await news.until(lambda: first.mesh.links == ids([second, third]))

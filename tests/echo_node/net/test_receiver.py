@@ -1,16 +1,17 @@
 """Pieces from a hub and from peers, into real files; what the hub is told; silence, a full disk, and junk."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 
 from echo_node.net import receiver as receiver_module
 from echo_node.net.receiver import Received
+from echo_shared import relay_tree
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError
 from echo_shared.messages import Have, Piece
-from tests.echo_node.net.mesh_parts import PATIENCE_S, Artefact, News, Node, make_artefact
+from tests.echo_node.net.mesh_parts import PATIENCE_S, Artefact, News, Node, make_artefact, way
 
 PEER, OTHER = "a" * 20, "b" * 20
 
@@ -203,20 +204,49 @@ async def test_the_counts_of_few_peers_are_kept(
     assert list(node.receiver._senders) == ["b", "c"]
 
 
-async def test_only_what_is_right_and_from_the_hub_is_handed_on(
+async def test_only_what_is_right_is_handed_on_and_because_of_a_node_only_once(
     node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handed: list[int] = []
-    monkeypatch.setattr(node.mesh, "hand_on", lambda piece: handed.append(piece.index))
-    node.receiver.take(artefact.piece(4, hand_on=True), None)
-    assert handed == []
+    handed: list[tuple[int, bytes]] = []
+    dropped: list[str] = []
+
+    def hand_on(piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
+        assert piece.data == artefact.pieces[piece.index]
+        handed.extend((piece.index, relay_tree.pack([(number, 0, below)])) for number, below in branches)
+
+    def taken(index: int, sender: str | None = None, data: bytes | None = None) -> list[tuple[int, bytes]]:
+        piece = artefact.piece(index, to=[node])
+        node.receiver.take(piece if data is None else piece.model_copy(update={"data": data}), sender)
+        told, handed[:] = list(handed), []
+        return told
+
+    monkeypatch.setattr(node.mesh, "hand_on", hand_on)
+    monkeypatch.setattr(node.mesh, "is_linked_with", lambda number: number == node.number)
+    monkeypatch.setattr(node.mesh, "drop", lambda node_id, why: dropped.append(node_id))
+    to_it = way(node)
+    assert taken(4) == []
     await node.receiver.expect(artefact.torrent, node.directory)
-    node.receiver.take(artefact.piece(0, hand_on=True), None)
-    node.receiver.take(artefact.piece(0, hand_on=True), None)
+    assert handed == [(4, to_it)]
+    handed.clear()
+    assert taken(0) == [(0, to_it)] and taken(0) == [(0, to_it)], "as often as the hub says"
     node.receiver.take(artefact.piece(1), None)
-    node.receiver.take(artefact.piece(2, hand_on=True), PEER)
-    node.receiver.take(artefact.piece(3, hand_on=True).model_copy(update={"data": b"wrong"}), None)
-    assert handed == [4, 0, 0]
+    assert handed == []
+    assert taken(2, PEER) == [(2, to_it)] and taken(2, PEER) == [] and taken(2, OTHER) == []
+    assert taken(0, PEER) == [(0, to_it)] and taken(0, PEER) == [], "what is here may be wanted behind this node"
+    assert taken(3, None, b"wrong") == [] and taken(1, OTHER, b"wrong") == [] and dropped == [OTHER]
+    assert taken(2, None, b"") == [(2, to_it)] and taken(5, None, b"") == [], "what is not here is not handed on"
+    assert taken(2, PEER, b"") == [] and dropped == [OTHER, PEER], "only the hub may say so"
+    cut_off = artefact.piece(5).model_copy(update={"hand_on": to_it[:2]})
+    node.receiver.take(cut_off, OTHER)
+    assert handed == [] and dropped == [OTHER, PEER, OTHER]
+    node.receiver.forget(artefact.layout.info_hash)
+    assert taken(2, None, b"") == [(2, to_it)], "from its files"
+    assert taken(1, PEER) == [(1, to_it)] and taken(1, PEER) == []
+    far_off = artefact.piece(4).model_copy(update={"hand_on": relay_tree.pack([(65_535, 0, b"")])})
+    node.receiver.take(far_off, PEER)
+    assert handed == [] and node.receiver._forgotten[artefact.layout.info_hash].handed_on <= {
+        (index, node.number) for index in range(len(artefact.pieces))
+    }
 
 
 async def test_a_full_disk_fails_the_wait(node: Node, artefact: Artefact, small_disk, news: News) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from echo_hub.core.spread.trees import Tree
 from echo_hub.core.spread.windows import Path
 
 
@@ -13,11 +14,12 @@ class Member:
     """A node of this broadcast."""
 
     node_id: str
+    number: int
     bit: int
     path: Path
     num_missing: int
     reach: int = 0
-    """Members that it hands pieces on to, as a bit mask."""
+    """Members that it is linked with, as a bit mask."""
     flights: dict[int, float] = field(default_factory=dict)
     """Pieces on their way from the hub, and when they were sent."""
     overdue: set[int] = field(default_factory=set)
@@ -25,22 +27,27 @@ class Member:
     direct: deque[int] = field(default_factory=deque)
     """Pieces to be sent to it that nobody hands on."""
     relays: dict[int, Relay] = field(default_factory=dict)
-    """Pieces that it hands on, oldest first."""
+    """Pieces whose trees begin with it, oldest first."""
+    promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
+    """Pieces that come from a neighbour that had them, and since when it is to send them."""
+    is_slow: bool = False
+    """It did not get what a neighbour was to send it."""
     heard_at: float = 0.0
     """When it last had a piece that it lacked before, or was sent one with none on its way."""
 
 
 @dataclass(slots=True, eq=False)
 class Relay:
-    """A piece that its owner hands on."""
+    """A piece that its owner hands on, and others after it."""
 
     owner: Member
     piece: int
+    tree: Tree
     since: float
     due_at: float
     """When all should have the piece; infinite while nothing is known of its owner."""
     asked: int
-    """Members that were to get the piece from its owner, as a bit mask."""
+    """Members that were to get the piece by the tree, as a bit mask."""
     waiting: int
     """Members of `asked` that do not have it yet."""
     counts: bool = True

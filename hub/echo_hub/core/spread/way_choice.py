@@ -9,9 +9,11 @@ term, S over the slowest node's downlink, bounds all ways alike and so tells non
 themselves:
 
     INLINE      N S / u                                            every byte leaves the hub N times
-    BROADCAST   the bound + BROADCAST_START_S, with one copy from the hub, and another for every node that the piece's
-                owner has no link with: S / u becomes S (1 + (1 - c) (N - 1)) / u, where c is the share of the
-                N (N - 1) links that are there. U is that of the linked nodes alone
+    BROADCAST   the bound + BROADCAST_START_S, with one copy from the hub, and another for every node that nobody hands
+                the piece to. Of up to MOST_IN_A_STAR nodes these are those that its owner has no link with: S / u
+                becomes S (1 + (1 - c) (N - 1)) / u, where c is the share of the N (N - 1) links that are there. Of more
+                they are those that have no link at all, and the last piece takes FAN_OUT copies of a node at each of
+                log N / log FAN_OUT hops more. U is that of the linked nodes alone
     SWARM       SWARM_FACTOR times the bound + SWARM_START_S
 
 WEB_SEED costs the hub what INLINE does, and more; it is never chosen, only pinned or fallen back to.
@@ -21,8 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
 from typing import Final
 
+from echo_hub.core.spread.trees import FAN_OUT, HOP_S, MOST_IN_A_STAR
 from echo_shared.messages import MAX_PIECE_BYTES, Way
 
 PUSHED: Final = frozenset({Way.INLINE, Way.BROADCAST})
@@ -66,10 +70,14 @@ def estimates(at: Circumstances) -> Mapping[Way, float]:
         return seconds
     seconds[Way.INLINE] = nodes * size / hub
     if at.num_links:
-        not_linked = 1 - at.num_links / (nodes * (nodes - 1))
-        from_hub = size * (1 + not_linked * (nodes - 1)) / hub
+        hops_s = 0.0
+        if nodes > MOST_IN_A_STAR:
+            copies = 1.0 + nodes - at.num_linked
+            hops_s = log(nodes, FAN_OUT) * (FAN_OUT * at.piece_bytes / at.node_uplink + HOP_S)
+        else:
+            copies = 1 + (1 - at.num_links / (nodes * (nodes - 1))) * (nodes - 1)
         by_all = nodes * size / (hub + at.num_linked * at.node_uplink)
-        seconds[Way.BROADCAST] = max(from_hub, by_all) + BROADCAST_START_S
+        seconds[Way.BROADCAST] = max(copies * size / hub, by_all) + hops_s + BROADCAST_START_S
     return seconds
 
 

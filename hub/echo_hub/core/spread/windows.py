@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from statistics import fmean, median
 from typing import Final
 
@@ -127,18 +128,74 @@ FIRST_PATH_BYTES: Final = 128 * 1024
 FIRST_RELAY_BYTES: Final = 128 * 1024
 
 
+HANDING_SLACK_S: Final = 0.35
+"""Seconds of copies that wait at a node's uplink, of those that the hub asks for one by one."""
+LONGEST_SAMPLE_S: Final = 0.5
+NEWEST_SHARE: Final = 0.3
+"""Of the newest sample, in a rate."""
+
+
+class Handing:
+    """Copies that a node hands on, each of them counted: how fast it does while it has any."""
+
+    __slots__ = ("_began_at", "_sample_bytes", "bytes_in_flight", "rate", "work_bytes")
+
+    def __init__(self) -> None:
+        self.bytes_in_flight = 0
+        """Of pieces that the node has."""
+        self.work_bytes = 0
+        """All that it is to hand on, of pieces that have not come to it too."""
+        self.rate: float | None = None
+        """Bytes per second; None until measured."""
+        self._began_at = 0.0
+        self._sample_bytes = 0
+
+    def has_room(self, copy_bytes: int) -> bool:
+        """Whether another copy would be under way before long; two may always be."""
+        return self.bytes_in_flight < max(2 * copy_bytes, (self.rate or 0.0) * HANDING_SLACK_S)
+
+    def sent(self, num_bytes: int, now: float) -> None:
+        """The node has more to hand on."""
+        if not self.bytes_in_flight:
+            self._began_at, self._sample_bytes = now, 0
+        self.bytes_in_flight += num_bytes
+
+    def arrived(self, num_bytes: int, now: float) -> None:
+        """One more copy has come to another node."""
+        self._sample_bytes += num_bytes
+        self.lost(num_bytes)
+        span_s = now - self._began_at
+        if span_s > 0 and (not self.bytes_in_flight or span_s > LONGEST_SAMPLE_S):
+            rate = self._sample_bytes / span_s
+            if self.rate is None:
+                self.rate = rate
+            elif self._sample_bytes > num_bytes or rate > self.rate:  # Of a lone copy the most is the way to the other.
+                self.rate += NEWEST_SHARE * (rate - self.rate)
+            self._began_at, self._sample_bytes = now, 0
+
+    def lost(self, num_bytes: int) -> None:
+        """A copy will not come, or it does not matter any more whether it does."""
+        self.bytes_in_flight = max(0, self.bytes_in_flight - num_bytes)
+
+
 @dataclass(slots=True)
 class Path:
     """What is known of the way to one node, and of its own uplink."""
 
+    number: int = 0
+    """The smallest that no other node had when it came: what trees, and sets of nodes, know it by."""
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
     """The window of what goes from the hub to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
     """Pieces that the node is to hand on, until its peers have them."""
+    handing: Handing = field(default_factory=Handing)
+    """Copies of pieces, from the node to others."""
     links: frozenset[str] = frozenset()
     """The nodes that it says it is linked with."""
+    has_confirmed: bool = False
+    """It has said that something arrived."""
     num_late: int = 0
     """Times in a row that it failed as an owner of pieces."""
     benched_until: float = 0.0
@@ -147,7 +204,7 @@ class Path:
     @property
     def proven(self) -> bool:
         """Whether it has ever said that something arrived, and has not failed as an owner since it last did well."""
-        return not self.num_late and self.push.delay < float("inf")
+        return not self.num_late and self.has_confirmed
 
 
 class Paths:
@@ -157,10 +214,23 @@ class Paths:
         self.uplink = Window(first_bytes=FIRST_PUSH_BYTES, slack_s=PUSH_SLACK_S, bursts=True)
         self.links_changed = 0
         """Counts the changes of who is linked with whom."""
+        self.news = 0
+        """Counts what may have given some broadcast something to send."""
         self._paths: dict[str, Path] = {}
+        self._names: dict[int, str] = {}
+        self._free: list[int] = []
+        """Numbers below the largest that nobody has."""
 
     def __getitem__(self, node_id: str) -> Path:
-        return self._paths.setdefault(node_id, Path())
+        if (path := self._paths.get(node_id)) is None:
+            number = heappop(self._free) if self._free else len(self._names)
+            path = self._paths[node_id] = Path(number)
+            self._names[number] = node_id
+        return path
+
+    def named(self, number: int) -> str | None:
+        """The node that has this number, if any has."""
+        return self._names.get(number)
 
     def set_links(self, node_id: str, peer_ids: Iterable[str]) -> None:
         """`peer_ids` are all nodes that `node_id` says it is linked with."""
@@ -168,5 +238,7 @@ class Paths:
         self.links_changed += 1
 
     def forget(self, node_id: str) -> None:
-        self._paths.pop(node_id, None)
-        self.links_changed += 1
+        if (path := self._paths.pop(node_id, None)) is not None:
+            del self._names[path.number]
+            heappush(self._free, path.number)
+            self.links_changed += 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_hub.core.spread.broadcast import LATE_S, Broadcast, Send
+from echo_hub.core.spread.neighbours import Neighbours
 from echo_hub.core.spread.windows import Paths
+from echo_shared.relay_tree import pack
 from tests.echo_hub.core.access_links import MBIT, Host, Network, bound_s, fleet
 
 MB = 1_000_000
@@ -17,6 +20,11 @@ KIB = 1024
 def linked(paths: Paths, *node_ids: str) -> None:
     for node_id in node_ids:
         paths.set_links(node_id, [other for other in node_ids if other != node_id])
+
+
+def to(*numbers: int) -> bytes:
+    """They are handed the piece, and hand it on to nobody."""
+    return pack((number, 0, b"") for number in numbers)
 
 
 def started(*node_ids: str, num_pieces: int = 100) -> Broadcast:
@@ -36,12 +44,12 @@ def test_the_example_at_the_modules_top(leaves: bool) -> None:
     for node_id in "abc":
         broadcast.join(node_id, hand_on=True, now=0.0)
     assert broadcast.plan(0.0) == [
-        *[Send(node_id="ab"[piece % 2], piece=piece, hand_on=True) for piece in range(4)],
-        *[Send(node_id="c", piece=piece, hand_on=False) for piece in range(4)],
+        *[Send(node_id="ab"[piece % 2], piece=piece, hand_on=to(1 - piece % 2)) for piece in range(4)],
+        *[Send(node_id="c", piece=piece) for piece in range(4)],
     ]
     if leaves:
         broadcast.leave("a", 0.1)
-        assert broadcast.plan(0.1) == [Send(node_id="b", piece=piece, hand_on=False) for piece in (0, 2)]
+        assert broadcast.plan(0.1) == [Send(node_id="b", piece=piece) for piece in (0, 2)]
     for node_id in "abc":
         broadcast.have(node_id, range(4), 0.2)
     assert broadcast.plan(0.2) == [] and broadcast.done
@@ -130,7 +138,7 @@ def test_what_has_come_otherwise_is_of_no_use() -> None:
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (None, second)
     for node_id in {"a", "b", "c"} - {second.node_id}:
         broadcast.have(node_id, [second.piece], 0.2)
-    assert broadcast.left_of(second) == Send(node_id=second.node_id, piece=second.piece, hand_on=False)
+    assert broadcast.left_of(second) == Send(node_id=second.node_id, piece=second.piece)
     broadcast.leave(second.node_id, 0.3)
     assert broadcast.left_of(second) is None
 
@@ -200,7 +208,7 @@ def test_what_a_node_has_from_before_is_not_sent() -> None:
 def test_one_copy_leaves_the_hub_while_owners_have_room() -> None:
     broadcast = started("a", "b", "c")
     sends = broadcast.plan(0.0)[:6]
-    assert [send.hand_on for send in sends] == [True] * 6
+    assert all(send.hand_on for send in sends)
     assert [send.piece for send in sends] == [0, 1, 2, 3, 4, 5]
     assert {send.node_id for send in sends} == {"a", "b", "c"}
 
@@ -372,9 +380,85 @@ def test_the_one_that_is_asked_first_has_the_uplink() -> None:
     assert newer.plan(0.0) and not older.plan(0.0)
 
 
-def hosts_of_any_kind() -> st.SearchStrategy[list[Host]]:
-    numbers = st.integers(1, 6)
-    some = st.none() | st.sets(numbers, max_size=6)
+def large(nodes: int, *, degree: int = 16, up_mbit: float = 20.0) -> list[Host]:
+    """Each linked with a few others."""
+    hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=up_mbit)
+    neighbours = Neighbours(degree=degree, draw=random.Random(4).randrange)
+    for number in range(1, nodes + 1):
+        neighbours.join(str(number), listens=True)
+    for number in range(1, nodes + 1):
+        hosts[number].links = {int(other) for other in neighbours.of(str(number))}
+    return hosts
+
+
+def test_a_large_fleet_has_it_close_to_the_bound_over_few_links_each() -> None:
+    hosts = large(40)
+    network = Network(hosts, size=4 * MB, piece_bytes=64 * KIB)
+    assert network.run() <= bound_s(hosts, 4 * MB) + 1.0
+    assert network.directs < 2 * network.num_pieces and network.broadcast.done
+    for number in range(1, 41):
+        hosts[number].up = (8 + 32 * (number % 5) / 4) * MBIT
+    assert Network(hosts, size=4 * MB, piece_bytes=64 * KIB, after=network).run() <= bound_s(hosts, 4 * MB) + 1.0
+
+
+def test_what_relays_hand_to_nobody_others_take_over() -> None:
+    hosts = large(24, degree=8, up_mbit=40)
+    undisturbed = Network(hosts, size=4 * MB, piece_bytes=64 * KIB).run()
+    for number in (3, 9, 17):
+        hosts[number].hands_on_to = set()
+    first = Network(hosts, size=4 * MB, piece_bytes=64 * KIB)
+    assert first.run() <= 2 * undisturbed
+    second = Network(hosts, size=4 * MB, piece_bytes=64 * KIB, after=first)
+    assert second.run() <= 1.5 * undisturbed, "they are known by then"
+
+
+def test_relays_that_die_are_made_up_for() -> None:
+    hosts = large(24, degree=8, up_mbit=40)
+    undisturbed = Network(hosts, size=4 * MB, piece_bytes=64 * KIB).run()
+    for number in (2, 5, 11):
+        hosts[number].dies_at = 0.6
+    network = Network(hosts, size=4 * MB, piece_bytes=64 * KIB)
+    assert network.run() <= 1.5 * undisturbed
+    assert all(len(network.got[n]) == network.num_pieces for n in range(1, 25) if n not in network.dead)
+
+
+def test_who_joins_late_gets_from_its_neighbours_what_they_have() -> None:
+    broadcast = started(*"abc", num_pieces=8)
+    paths = broadcast._paths
+    assert {send.piece for send in broadcast.plan(0.0)} == set(range(8))
+    for name in "abc":
+        broadcast.have(name, range(8), 0.1)
+    paths.set_links("d", "abc")
+    for name in "abc":
+        paths.set_links(name, [other for other in "abcd" if other != name])
+    broadcast.join("d", hand_on=True, now=0.2)
+    sends = broadcast.plan(0.2)
+    told = [send for send in sends if send.is_there]
+    assert [send.piece for send in told] == list(range(6)) and {send.node_id for send in told} == set("abc")
+    assert {send.hand_on for send in told} == {to(3)}
+    assert {send.piece for send in sends if not send.is_there} <= {6, 7}, "what neighbours have no room for yet"
+    broadcast.have("d", [told[0].piece], 0.3)
+    assert (broadcast.left_of(told[0]), broadcast.left_of(told[1])) == (None, told[1])
+    gone = told[1].node_id
+    broadcast.leave(gone, 0.3)
+    again = [send for send in broadcast.plan(0.3) if send.is_there and send.piece == told[1].piece]
+    assert len(again) == 1 and again[0].node_id != gone
+
+
+def test_a_node_that_gets_nothing_from_its_neighbour_is_served_by_the_hub() -> None:
+    broadcast = started("a", "b", num_pieces=2)
+    assert broadcast.plan(0.0)
+    broadcast.have("a", [0, 1], 0.1)
+    broadcast.leave("b", 0.1)
+    broadcast.join("b", hand_on=True, now=0.2)
+    assert [(send.node_id, send.is_there) for send in broadcast.plan(0.2)] == [("a", True)] * 2
+    later = [send for tenth in range(3, 30) for send in broadcast.plan(tenth / 10)]
+    assert [(send.node_id, send.piece, send.is_there) for send in later] == [("b", 0, False), ("b", 1, False)]
+
+
+def hosts_of_any_kind(least: int = 1, most: int = 6) -> st.SearchStrategy[list[Host]]:
+    numbers = st.integers(1, most)
+    some = st.none() | st.sets(numbers, max_size=most)
     node = st.builds(
         Host,
         up=st.floats(0.5, 100).map(lambda mbit: mbit * MBIT),
@@ -387,11 +471,11 @@ def hosts_of_any_kind() -> st.SearchStrategy[list[Host]]:
         lies=st.none() | st.sampled_from([lambda piece: (), lambda piece: (piece + 1, piece + 7, 2**19)]),
     )
     hub = st.floats(5, 200).map(lambda mbit: Host(up=mbit * MBIT, down=1_000 * MBIT))
-    return st.builds(lambda hub, nodes: [hub, *nodes], hub, st.lists(node, min_size=1, max_size=6))
+    return st.builds(lambda hub, nodes: [hub, *nodes], hub, st.lists(node, min_size=least, max_size=most))
 
 
-@settings(max_examples=60, deadline=None)
-@given(hosts_of_any_kind(), st.integers(1, 60))
+@settings(max_examples=50, deadline=None)
+@given(hosts_of_any_kind() | hosts_of_any_kind(13, 15), st.integers(1, 60))
 def test_whatever_fails_every_honest_node_ends_with_every_piece(hosts: list[Host], num_pieces: int) -> None:
     for host in hosts[1:]:
         if host.dies_at <= host.joins_at:
@@ -403,6 +487,9 @@ def test_whatever_fails_every_honest_node_ends_with_every_piece(hosts: list[Host
         if number and host.lies is None and number not in network.dead:
             assert len(network.got[number]) == num_pieces
     assert network.paths.uplink.bytes_in_flight == 0
+    for number in range(1, len(hosts)):
+        handing = network.paths[f"n{number}"].handing
+        assert (handing.work_bytes, handing.bytes_in_flight) == (0, 0)
 
 
 @settings(max_examples=30, deadline=None)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from typing import Any
 
 import pytest
 
+from echo_hub.core.spread.trees import FAN_OUT, HOP_S
 from echo_hub.core.spread.way_choice import (
     BROADCAST_START_S,
     SWARM_FACTOR,
@@ -46,6 +48,17 @@ def test_a_missing_link_costs_a_copy_from_the_hub() -> None:
     assert half[Way.BROADCAST] == pytest.approx(64 / 2.5 * (1 + 0.5 * 7) + BROADCAST_START_S)
     few = estimates(at(num_links=2, num_linked=2, hub_uplink=20 * MBIT))
     assert half[Way.BROADCAST] < few[Way.BROADCAST] <= few[Way.INLINE] + BROADCAST_START_S
+
+
+def test_in_a_large_fleet_only_a_node_without_any_link_costs_a_copy() -> None:
+    """1,024 nodes with 32 links each: 7 copies of 64 KiB at 20 Mbit/s, and what is added once."""
+    at_all = at(num_nodes=1_024, num_linked=1_024, num_links=32 * 1_024, hub_uplink=20 * MBIT, node_uplink=40 * MBIT)
+    linked_s = estimates(at_all)[Way.BROADCAST]
+    hops_s = log(1_024, FAN_OUT) * (FAN_OUT * 64 * 1_024 / (40 * MBIT) + HOP_S)
+    assert linked_s == pytest.approx(64 / 2.5 + hops_s + BROADCAST_START_S)
+    lone_s = estimates(replace(at_all, num_linked=1_022))[Way.BROADCAST]
+    assert lone_s == pytest.approx(3 * 64 / 2.5 + hops_s + BROADCAST_START_S)
+    assert choose_way(at_all) is Way.BROADCAST
 
 
 @pytest.mark.parametrize(

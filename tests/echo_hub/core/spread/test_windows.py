@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.spread.windows import SAMPLE_S, SAMPLES_KEPT, Paths, Window
+from echo_hub.core.spread.windows import SAMPLE_S, SAMPLES_KEPT, Handing, Paths, Window
 
 PIECE = 10_000
 LEAST = 2 * PIECE
@@ -115,3 +115,39 @@ def test_paths_are_per_node_and_count_changes_of_links() -> None:
     assert paths["a"].links == {"b"} and paths.links_changed == 1
     paths.forget("a")
     assert paths["a"].links == frozenset() and paths.links_changed == 2
+
+
+def test_how_fast_a_node_hands_on_is_measured_while_it_has_copies_to_send() -> None:
+    handing, now = Handing(), 0.0
+    for _ in range(12):
+        handing.sent(3 * 1_000, now)
+        for copy in (1, 2, 3):
+            handing.arrived(1_000, now + copy * 0.1 + 0.02)  # 10,000 bytes a second, and a hop.
+        now += 5.0  # With nothing to send, which says nothing.
+    assert handing.rate == pytest.approx(3_000 / 0.32)
+    handing.sent(1_000, now)
+    handing.arrived(1_000, now + 0.5)
+    assert handing.rate == pytest.approx(3_000 / 0.32), "of a lone copy the most is the way to the other"
+    assert handing.bytes_in_flight == 0
+
+
+def test_a_node_that_always_has_copies_to_send_is_measured_too() -> None:
+    handing = Handing()
+    handing.sent(200 * 1_000, 0.0)
+    for copy in range(1, 101):
+        handing.arrived(1_000, copy * 0.1)
+    assert handing.rate == pytest.approx(10_000, rel=0.1)
+    assert handing.bytes_in_flight == 100 * 1_000
+    handing.lost(100 * 1_000)
+    assert handing.has_room(1_000)
+    handing.sent(3_000, 10.0)
+    assert handing.has_room(1_000)
+    handing.sent(1_000, 10.0)
+    assert not handing.has_room(1_000), "0.35 s of 10,000 bytes a second are under way"
+
+
+def test_each_node_has_the_smallest_number_that_is_free() -> None:
+    paths = Paths()
+    assert [paths[name].number for name in "abca"] == [0, 1, 2, 0]
+    paths.forget("b")
+    assert (paths.named(1), paths["d"].number, paths.named(1), paths["e"].number) == (None, 1, "d", 3)

@@ -1,0 +1,122 @@
+"""The trees by which one broadcast's pieces go: stars in a small fleet, a deep tree for each in a large one.
+
+A deep tree is grown with what each uplink still has to send (`trees`), so that no uplink falls behind for long: what
+one does not do in the time that was assumed, the next trees leave to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, log
+from statistics import fmean
+from typing import Final
+
+from echo_hub.core.spread.members import Member
+from echo_hub.core.spread.trees import FAN_OUT, HOP_S, MOST_IN_A_STAR, Tree, bits, grow, star
+from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S
+from echo_hub.core.spread.windows import RELAY_SLACK_S, Paths
+
+LOOK_S: Final = 0.25
+"""Who can hand on, and how fast, is looked at anew after so long."""
+NODES_PER_SHARE: Final = 4_096
+"""In a fleet larger than so many nodes, times n, a tree serves n + 1 pieces: growing it takes a while."""
+ROOTS_TRIED: Final = 8
+
+
+class Forest:
+    """`members` by number is the broadcast's own, and read only."""
+
+    def __init__(self, paths: Paths, members: Mapping[int, Member], piece_bytes: int) -> None:
+        self._paths = paths
+        self._members = members
+        self._piece_bytes = piece_bytes
+        self._links: dict[int, list[int]] = {}
+        self._copy_s: dict[int, float] = {}
+        """Of those that may hand on, by number."""
+        self._most_copies = inf
+        self._last: tuple[Tree, int, int] | None = None
+        """The last tree, for whom it was grown, and how many pieces it may still serve."""
+        self._links_changed = True
+        self._look_at = 0.0
+
+    @property
+    def is_deep(self) -> bool:
+        return len(self._members) > MOST_IN_A_STAR
+
+    def links_changed(self) -> None:
+        """Members, or their links, are others than they were."""
+        self._links_changed = True
+        self._last = None
+
+    def look_again(self) -> None:
+        """Who may hand on has changed."""
+        self._look_at = 0.0
+        self._last = None
+
+    def look(self, owners: int, now: float) -> None:
+        """Takes in who can hand on, of this set of members, and how fast; does nothing if that was a moment ago."""
+        if not self.is_deep or (now < self._look_at and not self._links_changed):
+            return
+        self._look_at = now + LOOK_S
+        if self._links_changed:
+            self._links_changed = False
+            self._links = {number: list(bits(member.reach)) for number, member in self._members.items()}
+        able = {
+            number: member
+            for number, member in self._members.items()
+            if member.bit & owners and member.reach and member.path.benched_until <= now
+        }
+        proven = {number: member for number, member in able.items() if member.path.proven}
+        if 2 * len(proven) > len(able):  # The others have yet to prove themselves, as those that others hand on to.
+            able = proven
+        known = [member.path.handing.rate for member in able.values() if member.path.handing.rate]
+        usual = fmean(known) if known else self._paths.uplink.rate or ASSUMED_UPLINK_BYTES_S
+        self._copy_s = {
+            number: self._piece_bytes / (member.path.handing.rate or usual) for number, member in able.items()
+        }
+        copies_s = sum(1 / each_s for each_s in self._copy_s.values())
+        hop_s = FAN_OUT * len(able) / copies_s + HOP_S if able else 0.0
+        self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
+
+    def has_room(self, num_copies: int) -> bool:
+        """Whether so many copies, yet to be handed on, are fewer than keep the nodes' uplinks busy while a piece passes
+        through a tree."""
+        return num_copies < self._most_copies
+
+    def roots(self, wanting: int) -> list[Member]:
+        """Who may be given a piece that these want: those whose uplinks are free first."""
+        if self._last is not None and self._last[1] == wanting:
+            return [self._members[self._last[0].root]]
+        free_at = self._free_at()
+        able = [one for one in free_at if wanting >> one & 1]
+        able.sort(key=lambda one: free_at[one] + FAN_OUT * self._copy_s[one])
+        return [self._members[one] for one in able[:ROOTS_TRIED]]
+
+    def tree(self, owner: Member, wanting: int) -> Tree:
+        """By which the owner's piece goes to these."""
+        if not self.is_deep:
+            return star(owner.number, wanting & owner.reach)
+        if self._last is not None and self._last[1] == wanting and self._last[0].root == owner.number:
+            tree, left = self._last[0], self._last[2]
+        else:
+            numbers = set(bits(wanting)) | {owner.number}
+            tree = grow(
+                owner.number,
+                self._links,
+                wanting=numbers,
+                number_wanting=len(numbers),
+                free_at=self._free_at(),
+                copy_s=self._copy_s,
+            )
+            left = 1 + len(self._members) // NODES_PER_SHARE
+        self._last = (tree, wanting, left - 1) if left > 1 else None
+        return tree
+
+    def _free_at(self) -> dict[int, float]:
+        """Seconds until each uplink has done what it was asked."""
+        members, piece_bytes = self._members, self._piece_bytes
+        return {
+            number: members[number].path.handing.work_bytes / piece_bytes * copy_s
+            for number, copy_s in self._copy_s.items()
+            if number in members
+        }
