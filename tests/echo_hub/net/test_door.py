@@ -18,7 +18,7 @@ from echo_shared.codec import decode_from_hub, encode
 from echo_shared.credentials import Credentials
 from echo_shared.errors import RefusedError
 from echo_shared.identity import Identity
-from echo_shared.messages import Hello, RefusalCode, Refused, Welcome
+from echo_shared.messages import PROTOCOL_VERSION, Hello, RefusalCode, Refused, Welcome
 from tests.echo_hub.net.gateway_parts import Hub, MakeHub, hubs, status
 
 
@@ -33,7 +33,7 @@ async def hub(make_hub: MakeHub) -> Hub:
     return await make_hub()
 
 
-def hello(version: int = 7) -> Hello:
+def hello(version: int = PROTOCOL_VERSION) -> Hello:
     return Hello(
         protocol_version=version,
         software_version="0.0.1",
