@@ -74,7 +74,10 @@ def measure_for(seed: int, progress: Progress, *, factor: float) -> Measurement:
             ends[case] = end
             rows += [{"case": case, **row} for row in end.rounds]
             note()
-            progress.done(case, {"rounds": len(end.rounds), "kills": end.kills, **end.books.as_dict()})
+            progress.done(
+                case,
+                {"rounds": len(end.rounds), "kills": end.kills, **end.books.as_dict(), "evaluated": end.evaluated},
+            )
         if case == SQLITE and progress.wants(UNDISTURBED):
             end_of_it = ends.get(case)
             if end_of_it is not None and end_of_it.evaluated is not None:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, Row, Select, func, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from echo_hub.core.trust.standing import StandingState
@@ -33,24 +33,28 @@ class Books:
 
 def newest_step(engine: Engine) -> int | None:
     """The newest that is trained; None where the database does not answer, or has no tables yet."""
-    try:
-        with engine.connect() as connection:
-            found = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
-    except (OperationalError, ProgrammingError):
-        return None
-    return int(found or 0)
+    found = _first(engine, select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
+    return None if found is None else int(found[0] or 0)
 
 
 def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple[int, float] | None:
-    """The newest evaluated version, or this one, and the share of held-out problems that it solves greedily."""
+    """The newest evaluated version, or this one, and the share of held-out problems that it solves greedily; None where
+    there is none, as yet."""
     wanted = select(evaluations.c.policy_version, evaluations.c.accuracy).where(
         evaluations.c.kind == EvaluationKind.GREEDY.value
     )
     if of_version is not None:
         wanted = wanted.where(evaluations.c.policy_version == of_version)
-    with engine.connect() as connection:
-        row = connection.execute(wanted.order_by(evaluations.c.policy_version.desc()).limit(1)).first()
+    row = _first(engine, wanted.order_by(evaluations.c.policy_version.desc()).limit(1))
     return None if row is None else (int(row[0]), float(row[1]))
+
+
+def _first(engine: Engine, wanted: Select[Any]) -> Row[Any] | None:
+    try:
+        with engine.connect() as connection:
+            return connection.execute(wanted).first()
+    except (OperationalError, ProgrammingError):
+        return None
 
 
 def check(engine: Engine, acknowledged: Collection[str]) -> Books:

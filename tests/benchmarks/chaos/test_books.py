@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Engine, insert, update
 
 from benchmarks.chaos.books import check, newest_evaluation, newest_step
+from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, rollouts, steps
 
@@ -55,6 +56,12 @@ def test_good_books(engine: Engine) -> None:
         "acknowledged": 3, "lost_after_ack": 0, "trained_twice": 0, "identity_holds": True, "quarantined": 0,
     }  # fmt: skip
     assert newest_step(engine) == 1 and newest_evaluation(engine) is None
+
+
+def test_a_database_without_tables_has_nothing_to_tell(tmp_path: Path) -> None:
+    engine = connect(f"sqlite:///{tmp_path / 'empty.db'}")
+    assert newest_step(engine) is None and newest_evaluation(engine) is None
+    engine.dispose()
 
 
 def test_what_was_acknowledged_and_is_leased_still_or_unknown_is_lost(engine: Engine) -> None:
