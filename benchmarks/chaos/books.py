@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Engine, Row, Select, func, select
+from sqlalchemy import Engine, Select, func, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from echo_hub.core.trust.standing import StandingState
@@ -49,7 +49,8 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
     return None if row is None else (int(row[0]), float(row[1]))
 
 
-def _first(engine: Engine, wanted: Select[Any]) -> Row[Any] | None:
+def _first(engine: Engine, wanted: Select[Any]) -> Any:
+    """The first row; None: there is none."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()
