@@ -132,8 +132,12 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
             assert [node_id for node_id, _, _ in row.spans] == [killed, row.node_id] and killed != row.node_id
             assert sum(count for _, _, count in row.spans) == len(row.completion_ids) // 4
         view = await hub.pages.run_view()
-        # On a busy machine one that is late is given out once more, and gone on with there as well.
-        assert view.rollouts_gone_on >= len(had) and view.tokens_saved >= sum(had.values())
+        gone_on_with, expected = (view.rollouts_gone_on, view.tokens_saved), (len(had), sum(had.values()))
+        if view.accounting.dropped.get("duplicate"):
+            # What was late on a busy machine was given out once more, and gone on with there as well.
+            assert all(np.greater_equal(gone_on_with, expected))
+        else:
+            assert gone_on_with == expected
         for row, expected in undisturbed(hub, rows, tmp_path / "derived"):
             assert np.frombuffer(row.completion_ids, "<i4").tolist() == expected, (row.lease_id, row.at, row.spans)
         serving.cancel()

@@ -1310,4 +1310,4 @@ def test_any_world() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_many_worlds() -> None:
-    _run(examples=60, steps=80, phases=(Phase.generate, Phase.shrink))
+    _run(examples=100, steps=80, phases=(Phase.generate, Phase.shrink))
