@@ -167,11 +167,9 @@ class Receiver:
             self._blame(sender, str(error))
             return
         if sender is not None:
-            branches = [
-                (number, below)
-                for number, below in branches
-                if (piece.index, number) not in expected.handed_on and self._mesh.is_linked_with(number)
-            ]
+            # In one way, too, a hostile node may name the same one as often as it likes.
+            first = {number: below for number, below in reversed(branches) if self._mesh.is_linked_with(number)}
+            branches = [one for one in first.items() if (piece.index, one[0]) not in expected.handed_on]
             expected.handed_on.update((piece.index, number) for number, _ in branches)
         self._mesh.hand_on(piece, branches)
 

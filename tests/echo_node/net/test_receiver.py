@@ -239,6 +239,9 @@ async def test_only_what_is_right_is_handed_on_and_because_of_a_node_only_once(
     cut_off = artefact.piece(5).model_copy(update={"hand_on": to_it[:2]})
     node.receiver.take(cut_off, OTHER)
     assert handed == [] and dropped == [OTHER, PEER, OTHER]
+    node.receiver.take(artefact.piece(5).model_copy(update={"hand_on": 50 * to_it}), PEER)
+    assert handed == [(5, to_it)], "a way that names it fifty times"
+    handed.clear()
     node.receiver.forget(artefact.layout.info_hash)
     assert taken(2, None, b"") == [(2, to_it)], "from its files"
     assert taken(1, PEER) == [(1, to_it)] and taken(1, PEER) == []
