@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from echo_hub.core.curriculum import CurriculumSettings
 from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.operating import restored
 from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.hub import Hub
 from echo_hub.judges.judges import secrets_of as keys_of_judges
@@ -58,6 +60,9 @@ from echo_shared.room import Room
 from echo_shared.swarm import SwarmSettings, open_swarm
 
 log = logging.getLogger(__name__)
+
+LEASES_APART: Final = 2**32
+"""Fewer than this apart are the leases of one life of a hub from those of the life before it."""
 
 SWITCH_S: Final = 0.0005
 """A thread that reads for the pages waits so long at most for its turn beside a busy event loop, a tenth of Python's
@@ -96,7 +101,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         memory = HostMemory(enabled=config.server.shared_memory)
         stack.callback(memory.close)
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
-        snapshot = await store.snapshot()
+        snapshot = apart(await store.snapshot())
         stored = await _stored_settings(store, config)
         scoring = await stack.enter_async_context(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
@@ -151,6 +156,18 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
+    """With leases that are none of another life's of this run.
+
+    Books may be older than the hub that was served from them last: restored from a backup, they know nothing of the
+    leases that followed, whose rollouts nodes still hold. A node takes a lease by one of those numbers for work that it
+    has done, and what it has done for the lease's own.
+    """
+    if snapshot.next_lease_id == CoordinatorSnapshot().next_lease_id:
+        return snapshot
+    return replace(snapshot, next_lease_id=snapshot.next_lease_id + secrets.randbelow(LEASES_APART))
 
 
 def _say_full(said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.opening import check_unchanged, open_hub
+from echo_hub.core.snapshot import CoordinatorSnapshot
+from echo_hub.opening import apart, check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.keeping import Keeping
@@ -87,6 +89,16 @@ async def test_a_run_that_has_not_trained_yet_begins_in_any_empty_database(tmp_p
     (directory.root / "checkpoints" / "step-000001").mkdir()
     async with open_hub(HubConfig(server=ServerConfig(port=0)), directory) as hub:
         assert hub.run_id == run_id, "and goes on in it once it has trained"
+
+
+def test_each_life_of_a_run_has_leases_of_its_own() -> None:
+    assert apart(CoordinatorSnapshot()) == CoordinatorSnapshot(), "a new run's begin at the first"
+    books = CoordinatorSnapshot(next_group_id=8, next_lease_id=42)
+    # From the same books, as a restored run begins where another has gone on.
+    lives = [apart(books) for _ in range(3)]
+    begins = {life.next_lease_id for life in lives}
+    assert min(begins) >= 42 and len(begins) == 3
+    assert {replace(life, next_lease_id=42) for life in lives} == {books}
 
 
 async def test_the_store_keeps_as_much_as_the_settings_say(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,13 @@ def adapters(run: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in run.glob("adapters/v*/adapter_model.safetensors")}
 
 
+def leases(database: sqlite3.Connection) -> set[int]:
+    return {lease_id for (lease_id,) in database.execute("SELECT DISTINCT lease_id FROM rollouts")}
+
+
 @pytest.mark.slow
 async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
-    site: Any, until: Any, books: Callable[[Path], Any]
+    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     # Of every fourth step there is a checkpoint: the steps behind it are trained again, from the copied books.
     run = await site.make_run("run", training={"steps": STEPS}, learner={"checkpoint_every": 4})
@@ -49,12 +54,15 @@ async def test_a_killed_hub_goes_on_elsewhere_from_a_backup_of_when_it_ran(
     trained = int(newest[1:])
     assert checkpoints and checkpoints[-1] <= trained
 
+    known = leases(books(again))
     hub, url = await site.hub(again)
     await site.node(url, "volunteer")
     await until(url, lambda view: view["state"] == "finished")
     assert (await hub.end())[0] == 0
     after = adapters(again)
     assert restored.items() <= after.items(), "steps that were trained again came out the same"
+    new = leases(books(again)) - known
+    assert new and new.isdisjoint(leases(books(site.root / "lost"))), "the node has done work by those numbers"
     rows = books(again).execute("SELECT step, rollout_ids FROM steps WHERE trained_at IS NOT NULL").fetchall()
     assert sorted(step for step, _ in rows) == list(range(1, STEPS + 1))
     used = Counter(name for _, names in rows for name in json.loads(names))
