@@ -248,7 +248,7 @@ def test_arrays_never_travel_as_pickle() -> None:
     [
         ("echo_node.main", (*HEAVY, "llama_cpp", "gguf", "mlx", "aiohttp", "sqlalchemy", "echo_hub")),
         ("echo_hub.main", ("torch", "peft", "accelerate", "llama_cpp", "echo_node")),
-        ("echo_hub.learner.worker", ("sqlalchemy", "aiohttp", "llama_cpp", "echo_node")),
+        ("echo_hub.learner.serve", ("sqlalchemy", "aiohttp", "llama_cpp", "echo_node")),
     ],
 )
 def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The learner's process with a pace of its own: `echo_hub.learner.worker`, each of whose steps lasts `STEP_S` or more.
+"""The learner's process with a pace of its own: `echo_hub.learner.serve`, each of whose steps lasts `STEP_S` or more.
 
 The real step is trained; behind it the process sleeps for what is left, and counts it as training. So a step takes the
 same time on a busy machine, which has much else to do in a run on one machine. `paced_hub` starts it.
@@ -15,7 +15,7 @@ from typing import Final
 
 from torch.optim import Optimizer
 
-from echo_hub.learner import step, within_memory, worker
+from echo_hub.learner import serve, step, within_memory
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
@@ -44,7 +44,7 @@ def screened_step(
 def main() -> int:
     assert vars(within_memory)["screened_step"] is step.screened_step, "what every step is trained by"
     vars(within_memory)["screened_step"] = screened_step
-    return worker.main()
+    return serve.main()
 
 
 if __name__ == "__main__":

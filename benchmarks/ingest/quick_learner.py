@@ -1,4 +1,4 @@
-"""The learner's process, `echo_hub.learner.worker`, whose steps take no time: no gradient is computed.
+"""The learner's process, `echo_hub.learner.serve`, whose steps take no time: no gradient is computed.
 
 All else is real: it is sent every batch, writes checkpoints, exports and tells of each step. So a machine of two cores
 shows what steps cost the hub, though nobody there could train on thousands of rollouts a second. `quick_hub` starts it.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch.optim import Optimizer
 
-from echo_hub.learner import step, within_memory, worker
+from echo_hub.learner import serve, step, within_memory
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.screen import Findings
@@ -43,7 +43,7 @@ def untrained_step(
 def main() -> int:
     assert vars(within_memory)["screened_step"] is step.screened_step, "what every step is trained by"
     vars(within_memory)["screened_step"] = untrained_step
-    return worker.main()
+    return serve.main()
 
 
 if __name__ == "__main__":

@@ -202,6 +202,7 @@ class Hub:
             export_path=lambda step: export_path(self.config, self.directory, self._opened.coordinator.settings, step),
             learning_rate=self._learning_rate,
             objective=lambda step: self._opened.coordinator.settings.objective_of(step),
+            disk=partial(self._opened.store.room.elsewhere, "the learner"),
         )
 
     def _learning_rate(self, step: int) -> float:

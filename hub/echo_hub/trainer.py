@@ -100,7 +100,8 @@ class Batches(Protocol):
 class Trainer:
     """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere; `learning_rate` and `objective`
     (JSON): the step's, None: as the settings have them. All are asked once a step is planned, and answer the same
-    whenever it is repeated."""
+    whenever it is repeated. `disk`: called with what a full disk says while the learner waits for room on it, with
+    nothing once it does not."""
 
     def __init__(
         self,
@@ -111,6 +112,7 @@ class Trainer:
         export_path: Callable[[int], Path | None],
         learning_rate: Callable[[int], float | None] = lambda step: None,
         objective: Callable[[int], str | None] = lambda step: None,
+        disk: Callable[[str], object] = lambda said: None,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
@@ -118,6 +120,7 @@ class Trainer:
         self._export_path = export_path
         self._learning_rate = learning_rate
         self._objective = objective
+        self._disk = disk
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
         """Groups that were handed over and are not on their way yet, with their rollouts."""
@@ -176,7 +179,7 @@ class Trainer:
             try:
                 if (hosts := self._settings.learner.hosts) > 1:
                     log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
-                learner = await Learner.start(self._settings, self._run_dir)
+                learner = await Learner.start(self._settings, self._run_dir, disk=self._disk)
                 self._pid = learner.pid
                 self._coming.clear()
                 self._held.clear()

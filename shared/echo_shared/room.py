@@ -43,6 +43,13 @@ class Room:
         with self._lock:
             return next(iter(self._waiting.values()), "")
 
+    def elsewhere(self, who: str, said: str) -> None:
+        """Another process, `who`, waits for room on the same disk, which says `said`; empty = it no longer waits."""
+        if said:
+            self._begin(who, said)
+        else:
+            self._done(who)
+
     def give_up(self) -> None:
         """Nobody waits any more: what does not fit is raised."""
         self._given_up.set()
@@ -81,7 +88,9 @@ class Room:
         """Raises the error if room does not cure it."""
         if error.code != DISK_FULL:
             raise error
-        said = error.got or error.what
+        self._begin(turn, error.got or error.what)
+
+    def _begin(self, turn: object, said: str) -> None:
         with self._lock:
             is_first = not self._waiting
             self._waiting[turn] = said

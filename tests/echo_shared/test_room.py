@@ -89,3 +89,16 @@ async def test_as_long_as_one_waits_there_is_no_room() -> None:
     with pytest.raises(StorageError):
         await waiting
     assert room.lacks == ""
+
+
+def test_another_process_waits_too() -> None:
+    told = list[str]()
+    room = Room(retry_s=0.0, full=told.append, over=lambda: told.append("over"))
+    room.elsewhere("the learner", "")
+    assert told == [], "it did not wait"
+    room.elsewhere("the learner", "No space left for a checkpoint")
+    assert room.lacks == "No space left for a checkpoint"
+    assert room.until(failing(1)) == "written"
+    assert room.lacks, "the other one still waits"
+    room.elsewhere("the learner", "")
+    assert room.lacks == "" and told == ["No space left for a checkpoint", "over"]

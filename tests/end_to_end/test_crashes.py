@@ -20,7 +20,7 @@ STEPS = 32
 
 def learner_of(hub: Any) -> psutil.Process:
     (learner,) = [
-        child for child in psutil.Process(hub.process.pid).children() if "echo_hub.learner.worker" in child.cmdline()
+        child for child in psutil.Process(hub.process.pid).children() if "echo_hub.learner.serve" in child.cmdline()
     ]
     return learner
 

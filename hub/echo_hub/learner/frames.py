@@ -3,6 +3,7 @@
 A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...} and then by one
 {call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The one item of "train" says
 that the step is computed; its result may come after answers to later requests, but not after that of the next "train".
+{call: 0, kind: "disk", full} says that writing waits for room on the disk, and what the disk says; empty: it goes on.
 "begin" is a "train" of groups that it names, which "hold" has given, and that is not written before a "confirm": that
 is the next request but for "hold". "hold" and "confirm" are not answered.
 """
@@ -68,6 +69,14 @@ def unpack_told(packed: Sequence[Frame]) -> dict[int, StepTold]:
 
 def pack_error(error: EchoError) -> Frame:
     return {"code": error.code, "what": error.what, "got": error.got, "do": error.do}
+
+
+def failure(error: Exception) -> Frame:
+    """The answer to a command that has failed, of whatever kind the error is."""
+    if not isinstance(error, EchoError):
+        got = f"{type(error).__name__}: {error}"
+        error = LearnerError("The learner failed.", got=got, do="See logs/learner.log.")
+    return {"kind": "error", **pack_error(error)}
 
 
 def unpack_error(frame: Frame) -> EchoError:

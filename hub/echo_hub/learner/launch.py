@@ -89,7 +89,7 @@ def run(launch: Launch) -> None:
         local_addr=host if launch.host_rank == 0 else None,
         max_restarts=0,
     )
-    arguments = ["-m", "echo_hub.learner.worker", "--launcher", os.getpid()]
+    arguments = ["-m", "echo_hub.learner.serve", "--launcher", os.getpid()]
     if launch.base_dir is not None:
         arguments += ["--base", launch.base_dir]
     try:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -25,7 +25,7 @@ from echo_shared.child import ChildExited, Frame
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
-WORKER: Final = "echo_hub.learner.worker"
+WORKER: Final = "echo_hub.learner.serve"
 LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)
 """Once it is ready: until then it may wait for other hosts for hours."""
 
@@ -41,12 +41,13 @@ class Drawn:
 class Learner:
     """Made by `start`. Every command raises LearnerError (refused, or failed) or ChildExited (the process is gone)."""
 
-    def __init__(self, child: SupervisedChild, opened: Frame) -> None:
+    def __init__(self, child: SupervisedChild, opened: Frame, disk: Callable[[str], object]) -> None:
         self.policy_version: int = opened["policy_version"]
         """What the process holds, by its last answer; right even when nobody waited for that answer."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
         """What came with its checkpoint: of its step and of the one before, by step."""
         self._child = child
+        self._disk = disk
         self._numbers = itertools.count(1)
         # Unbounded, but a call gets no more answers than it asked for rollouts.
         self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
@@ -54,8 +55,11 @@ class Learner:
         self._reader = asyncio.create_task(self._read(), name="learner-reader")
 
     @classmethod
-    async def start(cls, settings: LearnerSettings, run_dir: Path) -> Learner:
-        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log.
+    async def start(
+        cls, settings: LearnerSettings, run_dir: Path, *, disk: Callable[[str], object] = lambda said: None
+    ) -> Learner:
+        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `disk` is
+        called with what a full disk says to the process, which waits; with nothing once it goes on, or is gone.
 
         With learner.processes or learner.hosts more than 1 it is the launcher of several (`echo_hub.learner.launch`),
         which end and start together; this waits until the other hosts have come.
@@ -76,7 +80,7 @@ class Learner:
         if child.ready["kind"] == "error":
             await child.stop()
             raise frames.unpack_error(child.ready)
-        return cls(child, child.ready)
+        return cls(child, child.ready, disk)
 
     @property
     def pid(self) -> int:
@@ -201,6 +205,8 @@ class Learner:
         try:
             while True:
                 frame = await self._child.receive()
+                if frame["kind"] == "disk":
+                    self._disk(frame["full"])
                 self.policy_version = frame.get("policy_version", self.policy_version)
                 answers = self._answers.get(frame["call"])
                 if answers is not None:
@@ -209,6 +215,7 @@ class Learner:
             self._ended = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
+            self._disk("")
 
 
 class StepUnderWay:

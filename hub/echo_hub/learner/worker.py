@@ -1,6 +1,6 @@
-"""The learner process: `python -m echo_hub.learner.worker`, driven by `echo_hub.learner.process`.
+"""What the learner's process (`serve`) does: steps, evaluations and, in co-located mode, sampling.
 
-One command at a time, in order. A step is told of twice: that it is computed, at once, and its result once all is
+A step is told of twice: that it is computed, at once, and its result once all is
 written that it leaves, its adapter and its checkpoint. They are copied at its end and written beside what comes next;
 the result of the next step comes no earlier. So a kill at any moment costs what is not in a checkpoint yet, two steps
 at most where each is checkpointed, and the hub gives those again. What is still to be begun when the hub closes the
@@ -9,39 +9,30 @@ pipe, or is gone, is not begun.
 A step may come before its batch is in the hub's store. Nothing of it is written then until the hub has confirmed that
 it is, nor is the next one begun: of a step that the hub forgets in a crash, nothing is left.
 
-Only one learner works in a run directory: it holds RUN/learner.lock, which the system frees when the process dies. A
-command that is refused changes nothing (LearnerError); any other failure ends the process, and the next one starts
-from the newest checkpoint.
-
-Of several processes (`echo_hub.learner.launch`), rank 0 speaks with the hub, refuses commands, and has the run
-directory; every rank carries out what was not refused.
+Only one learner works in a run directory: it holds RUN/learner.lock, which the system frees when the process dies.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from torch import Tensor, distributed
+from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner import checkpoint, determinism, frames
 from echo_hub.learner.cuts import Cuts
 from echo_hub.learner.drawing import Drawing
 from echo_hub.learner.history import NO_HISTORY, History
-from echo_hub.learner.launch import end_with
 from echo_hub.learner.offload import Offload
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut, place
@@ -50,8 +41,8 @@ from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, 
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_hub.learner.writer import Writer
-from echo_shared.child import Frame, ParentPipe
-from echo_shared.errors import EchoError, LearnerError
+from echo_shared.child import Frame
+from echo_shared.errors import LearnerError
 from echo_shared.files import atomic_directory
 from echo_shared.heartbeat import Heartbeat
 from echo_shared.room import Room
@@ -61,9 +52,6 @@ from echo_shared.torch_draws import draw, most_likely
 from echo_shared.torch_sampler import Choose
 
 log = logging.getLogger(__name__)
-
-TICK_S: Final = 60.0
-"""Well below `ranks.SILENCE`."""
 
 Answer = Callable[[Frame], None]
 """Called with one answer to a command, from any thread."""
@@ -79,8 +67,9 @@ class Worker:
         policy: Policy,
         lock: FileLock | None,
         heartbeat: Heartbeat | None,
+        tell_disk: Callable[[str], object],
     ) -> None:
-        """`heartbeat`: rank 0's, which the hub hears."""
+        """`heartbeat`: rank 0's, which the hub hears. `tell_disk`: as of `open`."""
         self._settings = settings
         self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
@@ -92,7 +81,7 @@ class Worker:
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = Writer()
-        self._room = Room(full=lambda said: log.warning("the disk is full: %s", said))
+        self._room = Room(full=tell_disk, over=lambda: tell_disk(""))
         self._unconfirmed: Callable[[], None] | None = None
         """Writes what the last step has left, if that is computed and not confirmed."""
         self.failed = False
@@ -110,8 +99,18 @@ class Worker:
         self._drawing = Drawing(policy, kv_cache_bytes=kv_cache_bytes, multi_turn=settings.multi_turn)
 
     @classmethod
-    def open(cls, frame: Frame, ranks: Ranks = ALONE, heartbeat: Heartbeat | None = None) -> Worker:
-        """Locks the run directory, loads the base and the newest checkpoint, if there is one."""
+    def open(
+        cls,
+        frame: Frame,
+        ranks: Ranks = ALONE,
+        heartbeat: Heartbeat | None = None,
+        tell_disk: Callable[[str], object] = lambda said: None,
+    ) -> Worker:
+        """Locks the run directory, loads the base and the newest checkpoint, if there is one.
+
+        `tell_disk`: called with what a full disk says when writing begins to wait for room, with nothing once it goes
+        on; from any thread.
+        """
         given = LearnerSettings.model_validate(frame["settings"])
         settings = ranks.agree(lambda: ranks.place(given))
         run_dir = Path(frame["run_dir"])
@@ -119,7 +118,7 @@ class Worker:
             torch.set_num_threads(settings.learner.threads)
         determinism.choose(deterministic=settings.learner.deterministic)
         lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
-        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock, heartbeat)
+        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock, heartbeat, tell_disk)
         if heartbeat is not None:
             worker._policy.computed = heartbeat.step
         worker._resume()
@@ -304,7 +303,7 @@ class Worker:
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
-            answer(_failure(error))  # At once: there may be no next command that could find out.
+            answer(frames.failure(error))  # At once: there may be no next command that could find out.
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})
@@ -402,116 +401,3 @@ def _are_finite(rollouts: Sequence[TrainingRollout]) -> bool:
     logprobs = np.concatenate([rollout.behavior_logprobs for rollout in rollouts])
     rewards = np.concatenate([np.append(rollout.turn_rewards, rollout.reward) for rollout in rollouts])
     return bool(np.isfinite(logprobs).all() and np.isfinite(rewards).all())
-
-
-def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
-    """Rank 0's part: answers commands until the parent is gone; the exit status."""
-    opening = _next_command(pipe, ranks)
-    if opening is not None:
-        assert opening["command"] == "open", "the parent opens first"
-        with Heartbeat(pipe, opening["beat_s"]) as heartbeat:
-            status = _answer_all(pipe, ranks, heartbeat, opening)
-        if status:
-            return status
-    ranks.tell({"command": "end"})
-    ranks.leave()
-    return 0
-
-
-def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: Frame) -> int:
-    """From the opening command on; the exit status."""
-    worker: Worker | None = None
-    frame: Frame | None = opening
-    while frame is not None:
-        if worker is not None and worker.failed:
-            return 1
-        answer = partial(_send, pipe, frame["call"])
-        try:
-            if worker is None:
-                worker = Worker.open(ranks.tell(frame), ranks, heartbeat)
-                told = frames.pack_told(worker.told)
-                answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
-            elif frame["command"] == "hold":
-                worker.hold(frame["groups"])
-            elif frame["command"] == "confirm":
-                worker.confirm(frame["step"])
-            else:
-                with heartbeat.at_work():
-                    worker.handle(ranks.tell(worker.admitted(frame)), answer)
-        except BrokenPipeError:
-            break
-        except LearnerError as error:
-            answer({"kind": "error", **frames.pack_error(error)})
-        except Exception as error:
-            logging.exception("command %s failed", frame["command"])
-            # Of any other kind, most likely another rank has died: nothing that ends a run.
-            if isinstance(error, EchoError) or ranks.count == 1:
-                answer(_failure(error))
-            return 1
-        frame = _next_command(pipe, ranks)
-    if worker is not None:
-        with suppress(BrokenPipeError):
-            worker.close()
-    return 0
-
-
-def _failure(error: Exception) -> Frame:
-    if not isinstance(error, EchoError):
-        got = f"{type(error).__name__}: {error}"
-        error = LearnerError("The learner failed.", got=got, do="See logs/learner.log.")
-    return {"kind": "error", **frames.pack_error(error)}
-
-
-def _send(pipe: ParentPipe, call: int, frame: Frame) -> None:
-    pipe.send({"call": call, **frame})
-
-
-def _next_command(pipe: ParentPipe, ranks: Ranks) -> Frame | None:
-    """The hub's, however long it takes: the other ranks wait for no silence longer than `TICK_S`."""
-    while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
-        ranks.tell({"command": "wait"})
-    return None if pipe.closed else frame
-
-
-def follow(ranks: Ranks) -> int:
-    """What the ranks do that the hub does not speak with: the same as rank 0; the exit status."""
-    worker: Worker | None = None
-    while (frame := ranks.tell())["command"] != "end":
-        if frame["command"] == "open":
-            try:
-                worker = Worker.open(frame, ranks)
-            except LearnerError as error:
-                log.warning("rank 0 tells the hub: %s", error)
-        elif frame["command"] != "wait":
-            assert worker is not None, "rank 0 opens first"
-            worker.handle(frame, _unheard)
-    ranks.leave()
-    return 0
-
-
-def _unheard(_: Frame) -> None:
-    """Rank 0 answers."""
-
-
-def main() -> int:
-    """Runs the process to its end; its exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # On other hosts than the hub's nobody else sets it, and without it no product on CUDA is deterministic.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if not distributed.is_torchelastic_launched():
-        return serve(ParentPipe())
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--launcher", type=int, required=True)
-    parser.add_argument("--base", type=Path)
-    given = parser.parse_args()
-    end_with(given.launcher)
-    # Before anything is printed: both streams are the hub's. Rank 0 speaks over them, the others have no say.
-    pipe = ParentPipe() if os.environ["RANK"] == "0" else None
-    if pipe is None:
-        os.dup2(2, 1)
-    ranks = Ranks.join(base_dir=given.base)
-    return follow(ranks) if pipe is None else serve(pipe, ranks)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -41,8 +41,8 @@ LEARNER_IS_DOWN: Final = (
     "The learner process has died; it is being started again. If it dies again, `echo-hub log RUN` says of what."
 )
 DISK_IS_FULL: Final = (
-    "The disk is full ({said}): nothing is leased, acknowledged or trained on until there is room. Make some; nothing "
-    "is lost."
+    "The disk is full ({said}): what cannot be written waits, and training with it, until there is room. Make some; "
+    "nothing is lost."
 )
 COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "

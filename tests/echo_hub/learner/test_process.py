@@ -19,6 +19,7 @@ from echo_hub.learner.process import LIMITS, WORKER, Learner, _command
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.child import ChildExited, Death
 from echo_shared.sampling import GroupRequest
+from tests.small_disk import SmallDisk
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
 
@@ -76,7 +77,7 @@ async def test_a_cancelled_command_leaves_the_stream_whole(
 
 HUNG = """
 import sys, threading
-from echo_hub.learner import worker
+from echo_hub.learner import serve
 from echo_hub.learner.policy import Policy
 
 compute = Policy._predicting_states
@@ -88,7 +89,7 @@ def hang(policy, batch):
     return compute(policy, batch)
 
 Policy._predicting_states = hang
-sys.exit(worker.main())
+sys.exit(serve.main())
 """
 
 
@@ -115,6 +116,26 @@ async def test_one_that_gives_no_sign_of_life_or_does_not_get_on_is_ended(
         with pytest.raises(ChildExited) as stalled:
             await (await learner.train(1, make_groups(1), None)).computed()
         assert stalled.value.death is Death.STALLED
+    finally:
+        await learner.stop()
+
+
+async def test_what_a_full_disk_says_to_the_process_the_hub_is_told(
+    settings: LearnerSettings, make_groups: MakeGroups, small_disk: SmallDisk
+) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    run_dir = small_disk.directory / "run"
+    run_dir.mkdir()
+    learner = await Learner.start(settings, run_dir, disk=said.put_nowait)
+    try:
+        small_disk.fill()
+        step = await learner.train(1, make_groups(1), run_dir / "v1")
+        await step.computed()
+        assert "No space left" in await asyncio.wait_for(said.get(), 60)
+        small_disk.empty()
+        assert (await step.metrics())["updated"] == 1
+        assert await asyncio.wait_for(said.get(), 60) == ""
+        assert (run_dir / "v1").is_dir()
     finally:
         await learner.stop()
 

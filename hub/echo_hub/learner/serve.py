@@ -1,0 +1,145 @@
+"""The learner's process: `python -m echo_hub.learner.serve`, driven by `echo_hub.learner.process`.
+
+It takes one command at a time, in order, and hands each to its `Worker`. A command that is refused changes nothing
+(LearnerError); any other failure ends the process, and the next one starts from the newest checkpoint.
+
+Of several processes (`echo_hub.learner.launch`), rank 0 speaks with the hub, refuses commands, and has the run
+directory; every rank carries out what was not refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from torch import distributed
+
+from echo_hub.learner import frames
+from echo_hub.learner.launch import end_with
+from echo_hub.learner.ranks import ALONE, Ranks
+from echo_hub.learner.worker import Worker
+from echo_shared.child import Frame, ParentPipe
+from echo_shared.errors import EchoError, LearnerError
+from echo_shared.heartbeat import Heartbeat
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 60.0
+"""Well below `ranks.SILENCE`."""
+
+
+def serve(pipe: ParentPipe, ranks: Ranks = ALONE) -> int:
+    """Rank 0's part: answers commands until the parent is gone; the exit status."""
+    opening = _next_command(pipe, ranks)
+    if opening is not None:
+        assert opening["command"] == "open", "the parent opens first"
+        with Heartbeat(pipe, opening["beat_s"]) as heartbeat:
+            status = _answer_all(pipe, ranks, heartbeat, opening)
+        if status:
+            return status
+    ranks.tell({"command": "end"})
+    ranks.leave()
+    return 0
+
+
+def _answer_all(pipe: ParentPipe, ranks: Ranks, heartbeat: Heartbeat, opening: Frame) -> int:
+    """From the opening command on; the exit status."""
+    worker: Worker | None = None
+    frame: Frame | None = opening
+    while frame is not None:
+        if worker is not None and worker.failed:
+            return 1
+        answer = partial(_send, pipe, frame["call"])
+        try:
+            if worker is None:
+                worker = Worker.open(ranks.tell(frame), ranks, heartbeat, partial(_tell_disk, pipe))
+                told = frames.pack_told(worker.told)
+                answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
+            elif frame["command"] == "hold":
+                worker.hold(frame["groups"])
+            elif frame["command"] == "confirm":
+                worker.confirm(frame["step"])
+            else:
+                with heartbeat.at_work():
+                    worker.handle(ranks.tell(worker.admitted(frame)), answer)
+        except BrokenPipeError:
+            break
+        except LearnerError as error:
+            answer({"kind": "error", **frames.pack_error(error)})
+        except Exception as error:
+            logging.exception("command %s failed", frame["command"])
+            # Of any other kind, most likely another rank has died: nothing that ends a run.
+            if isinstance(error, EchoError) or ranks.count == 1:
+                answer(frames.failure(error))
+            return 1
+        frame = _next_command(pipe, ranks)
+    if worker is not None:
+        with suppress(BrokenPipeError):
+            worker.close()
+    return 0
+
+
+def _send(pipe: ParentPipe, call: int, frame: Frame) -> None:
+    pipe.send({"call": call, **frame})
+
+
+def _tell_disk(pipe: ParentPipe, said: str) -> None:
+    log.warning("the disk is full: %s", said) if said else log.warning("there is room on the disk again")
+    pipe.send({"call": 0, "kind": "disk", "full": said})
+
+
+def _next_command(pipe: ParentPipe, ranks: Ranks) -> Frame | None:
+    """The hub's, however long it takes: the other ranks wait for no silence longer than `TICK_S`."""
+    while (frame := pipe.receive(timeout_s=TICK_S)) is None and not pipe.ended:
+        ranks.tell({"command": "wait"})
+    return None if pipe.closed else frame
+
+
+def follow(ranks: Ranks) -> int:
+    """What the ranks do that the hub does not speak with: the same as rank 0; the exit status."""
+    worker: Worker | None = None
+    while (frame := ranks.tell())["command"] != "end":
+        if frame["command"] == "open":
+            try:
+                worker = Worker.open(frame, ranks)
+            except LearnerError as error:
+                log.warning("rank 0 tells the hub: %s", error)
+        elif frame["command"] != "wait":
+            assert worker is not None, "rank 0 opens first"
+            worker.handle(frame, _unheard)
+    ranks.leave()
+    return 0
+
+
+def _unheard(_: Frame) -> None:
+    """Rank 0 answers."""
+
+
+def main() -> int:
+    """Runs the process to its end; its exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # On other hosts than the hub's nobody else sets it, and without it no product on CUDA is deterministic.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if not distributed.is_torchelastic_launched():
+        return serve(ParentPipe())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launcher", type=int, required=True)
+    parser.add_argument("--base", type=Path)
+    given = parser.parse_args()
+    end_with(given.launcher)
+    # Before anything is printed: both streams are the hub's. Rank 0 speaks over them, the others have no say.
+    pipe = ParentPipe() if os.environ["RANK"] == "0" else None
+    if pipe is None:
+        os.dup2(2, 1)
+    ranks = Ranks.join(base_dir=given.base)
+    return follow(ranks) if pipe is None else serve(pipe, ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
