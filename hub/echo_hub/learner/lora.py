@@ -47,13 +47,20 @@ class LoraLinear(lora.Linear):
             result: Tensor = self.base_layer(x, *args, **kwargs)
             return result
         base = self.linear
-        (name,) = self.active_adapters
-        if self.parts:
+        if self.adapter is None:
+            (name,) = self.active_adapters
             return _by_parts(x, base, self.parts, self.scaling[name])
-        computed: Tensor = _LoraLinear.apply(  # type: ignore[no-untyped-call]
-            x, base.weight, base.bias, self.lora_A[name].weight, self.lora_B[name].weight, self.scaling[name]
-        )
+        computed: Tensor = _LoraLinear.apply(x, base.weight, base.bias, *self.adapter)  # type: ignore[no-untyped-call]
         return computed
+
+    @property
+    def adapter(self) -> tuple[Tensor, Tensor, float] | None:
+        """A [R, I], B [O, R] and the scaling of the one that computes all tokens; None: there is none."""
+        if self.disable_adapters or self.merged or self.parts:
+            return None
+        (name,) = self.active_adapters
+        a, b = cast("nn.Linear", self.lora_A[name]), cast("nn.Linear", self.lora_B[name])
+        return a.weight, b.weight, self.scaling[name]
 
 
 def layers(model: nn.Module) -> dict[str, LoraLinear]:
@@ -95,32 +102,57 @@ def _by_parts(x: Tensor, base: nn.Linear, parts: Sequence[Part], scaling: float)
     return y
 
 
+def compute(
+    x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """The outputs [..., O] for inputs x [..., I] by weight [O, I], bias [O], lora_a [R, I] and lora_b [O, R]; and A x
+    [N, R] of all N tokens, for `gradients`."""
+    x_NI = _rows(x, weight)
+    h_NR = x_NI @ lora_a.to(weight.dtype).T
+    y_NO = nn.functional.linear(x_NI, weight, bias).addmm_(h_NR, lora_b.to(weight.dtype).T, alpha=scaling)
+    return y_NO.unflatten(0, x.shape[:-1]), h_NR
+
+
+def gradients(
+    dy: Tensor,
+    x: Tensor,
+    h_NR: Tensor,
+    weight: Tensor,
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scaling: float,
+    *,
+    of_input: bool = True,
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Of x, if that is wanted, lora_a and lora_b, for the gradient `dy` of what `compute` gave."""
+    dy_NO = dy.flatten(0, -2)
+    a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
+    dh_NR = (dy_NO @ b_OR).mul_(scaling)
+    dx = (dy_NO @ weight).addmm_(dh_NR, a_RI).unflatten(0, dy.shape[:-1]) if of_input else None
+    da = (dh_NR.T @ _rows(x, weight)).to(lora_a.dtype)
+    db = (dy_NO.T @ h_NR).to(lora_b.dtype).mul_(scaling)
+    return dx, da, db
+
+
+def _rows(x: Tensor, weight: Tensor) -> Tensor:
+    return x.to(weight.dtype).flatten(0, -2)
+
+
 class _LoraLinear(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scaling: float
     ) -> Tensor:
-        """x [..., I], weight [O, I], bias [O], lora_a [R, I] and lora_b [O, R] to outputs [..., O]."""
-        x_NI = x.to(weight.dtype).flatten(0, -2)
-        a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
-        h_NR = x_NI @ a_RI.T
-        y_NO = nn.functional.linear(x_NI, weight, bias).addmm_(h_NR, b_OR.T, alpha=scaling)
-        ctx.save_for_backward(x_NI, h_NR, weight, lora_a, lora_b)
+        x = x.to(weight.dtype)
+        y, h_NR = compute(x, weight, bias, lora_a, lora_b, scaling)
+        ctx.save_for_backward(x, h_NR, weight, lora_a, lora_b)
         ctx.scaling = scaling
-        y: Tensor = y_NO.unflatten(0, x.shape[:-1])
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, h_NR, weight, lora_a, lora_b = ctx.saved_tensors
-        (dy,) = gradients
-        dy_NO = dy.flatten(0, -2)
-        a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
-        dh_NR = (dy_NO @ b_OR).mul_(ctx.scaling)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = (dy_NO @ weight).addmm_(dh_NR, a_RI).unflatten(0, dy.shape[:-1])
-        da = (dh_NR.T @ x_NI).to(lora_a.dtype)
-        db = (dy_NO.T @ h_NR).to(lora_b.dtype).mul_(ctx.scaling)
+    def backward(ctx: Any, *of_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (dy,) = of_outputs
+        x, h_NR, weight, lora_a, lora_b = ctx.saved_tensors
+        dx, da, db = gradients(dy, x, h_NR, weight, lora_a, lora_b, ctx.scaling, of_input=ctx.needs_input_grad[0])
         return dx, None, None, da, db, None

@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.learner import lora, packing
+from echo_hub.learner import gated_mlp, lora, packing
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.logprobs import Screened, distances, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, Ranks
@@ -287,6 +287,7 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
                 do="Set training.lora_targets to layers that it has, or choose another base model.",
             ) from error
     model.peft_config["default"].base_model_name_or_path = settings.base_name
+    gated_mlp.use_in(model)
     return model.eval()
 
 
