@@ -49,6 +49,10 @@ class PostgreSQL:
         log = f"{self._directory}/log"
         self._run("pg_ctl", "-D", f"{self._directory}/data", "-l", log, "-w", "-o", options, "start")
 
+    @property
+    def runs(self) -> bool:
+        return Path(f"{self._directory}/data/postmaster.pid").exists()
+
     def stop(self) -> None:
         """At once, as after a power cut; all connections end, and the next start recovers what is committed."""
         self._run("pg_ctl", "-D", f"{self._directory}/data", "-m", "immediate", "-w", "stop")
@@ -64,4 +68,5 @@ def postgresql() -> Iterator[PostgreSQL]:
         try:
             yield server
         finally:
-            server.stop()
+            if server.runs:
+                server.stop()

@@ -40,6 +40,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.dashboard.books_away import books_away
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.source import Changes
 from echo_hub.driver import Driver
@@ -129,7 +130,7 @@ class Hub:
         self._housekeeping = self._make_housekeeping()
         self._totals = TotalsNews(store=opened.store, nodes=self.nodes.live, send=self._gateway.send)
         self._sinks = chosen_sinks(
-            config, directory.root, self.run_id, opened.store.store, codec=opened.codec, problems=opened.problems
+            config, directory.root, self.run_id, opened.store, codec=opened.codec, problems=opened.problems
         )
         self._siblings = SiblingRuns(
             directory, opened.store, run_id=self.run_id, hub_key=self.key, changed=self._changes.notify
@@ -292,7 +293,7 @@ class Hub:
             self.directory,
             run_id=self.run_id,
             driver=self._driver,
-            store=self._opened.store.store,
+            store=self._opened.store,
             moment=self._moment,
             view=self.pages.run_view,
             finished=self.ending.finished,
@@ -349,6 +350,7 @@ class Hub:
             needs_nodes=self.config.run.mode != "colocated",
             watched=self.operation.watching.active,
             lacks_room=self._opened.store.room.lacks,
+            lacks_database=self._opened.store.server.lacks,
         )
 
     async def open(self) -> None:
@@ -364,12 +366,12 @@ class Hub:
             guard=self.guard,
             desk=self._desk,
         )
-        await self.server.open(routes, guards=[self.guard.middleware], dress=add_security_headers)
+        await self.server.open(routes, guards=[books_away, self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
         """Works until cancelled. Raises what makes going on impossible: a disk that fails, a learner that cannot live.
 
-        A disk that is full is waited for.
+        A disk that is full is waited for, and so is a database server that is away.
         """
         report = self._driver.report
         self.operation.began()
@@ -405,7 +407,7 @@ class Hub:
             self.operation.failed(error)
             raise
         finally:
-            self._opened.store.room.give_up()
+            self._opened.store.give_up()
             await self._gateway.close(*self.ending.farewell())
             await self.operation.ended()
 

@@ -54,7 +54,7 @@ from echo_hub.store.store import Store
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
 from echo_shared import key_file
-from echo_shared.errors import ConfigError, StorageError
+from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.room import Room
 from echo_shared.swarm import SwarmSettings, open_swarm
@@ -67,6 +67,8 @@ LEASES_APART: Final = 2**32
 SWITCH_S: Final = 0.0005
 """A thread that reads for the pages waits so long at most for its turn beside a busy event loop, a tenth of Python's
 own time. It asks for its turn with every row: beside a loop that never rests, a picture of the run took seconds."""
+AWAY_AT_START_S: Final = 60.0
+"""How long a hub that starts waits for its database server. One that serves waits for ever."""
 
 
 @asynccontextmanager
@@ -89,7 +91,8 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         if warning := warning_of(config.task.name):
             log.warning("%s", warning)
         room = Room(full=_say_full, over=_say_room)
-        store = AsyncStore(await asyncio.to_thread(_open_store, config, directory), room)
+        server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
+        store = AsyncStore(await _opened_store(config, directory), room, server)
         stack.push_async_callback(store.close)
         start = await begin(store, directory, config, base_dir)
         await check_unchanged(store, config, problems.content_hash)
@@ -175,8 +178,28 @@ def _say_full(said: str) -> None:
     log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
 
 
+def _say_away(said: str) -> None:
+    said = " ".join(said.split())
+    log.error("the database server is away; the hub waits until it is back: %s", said, extra={"event": "database_away"})
+
+
+def _say_back() -> None:
+    log.warning("the database server is back: the hub goes on", extra={"event": "database_back"})
+
+
 def _say_room() -> None:
     log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
+
+
+async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
+    """Waits for a server that is away, as after a power cut, for `AWAY_AT_START_S` at most: its URL may be wrong."""
+    server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
+    in_time = asyncio.get_running_loop().call_later(AWAY_AT_START_S, server.give_up)
+    try:
+        return await asyncio.to_thread(server.until, lambda: _open_store(config, directory))
+    finally:
+        server.give_up()
+        in_time.cancel()
 
 
 def _open_store(config: HubConfig, directory: RunDirectory) -> Store:

@@ -18,7 +18,7 @@ from echo_hub.operation.event_log import EventLog
 from echo_hub.operation.problems import Observation, ProblemKind
 from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.store import Store
+from echo_hub.store.async_store import AsyncStore
 from echo_hub.views.alarms import alarms
 from echo_hub.views.run import Moment, broken_now, common_faults, lacks_nodes, waits_for
 from echo_shared.books import EventFilter, StepRecord
@@ -43,7 +43,7 @@ class Operation:
         *,
         run_id: str,
         driver: Driver,
-        store: Store,
+        store: AsyncStore,
         moment: Callable[[], Moment],
         view: Callable[[], Awaitable[RunView]],
         finished: asyncio.Event,
@@ -97,20 +97,25 @@ class Operation:
     async def _tell_of_the_end(self) -> None:
         await self._finished.wait()
         wanted = EventFilter(kind="run_finished")
-        if not await asyncio.to_thread(self._store.events, wanted, 1):  # Nor was it told before a restart.
-            text = summary(await self._view())
+        if not await self._store.read(self._store.store.events, wanted, 1):  # Nor was it told before a restart.
+            text = summary(await self._store.server.until_done(self._view))
             log.info("%s", text, extra={"event": "run_finished"})
             self._alerts.finished(text, time.time())
         self._end_is_told = True
 
     async def _steps(self, since: int) -> Sequence[StepRecord]:
-        return await asyncio.to_thread(self._store.steps_history, since, STEPS_AT_ONCE)
+        return await asyncio.to_thread(self._store.store.steps_history, since, STEPS_AT_ONCE)
 
     async def _observe(self) -> Observation:
-        moment, view = self._moment(), await self._view()
+        """What the books alone say is left out while they cannot be read."""
+        try:
+            view = await self._view()
+        except StorageError:
+            view = None
+        moment = self._moment()
         faults = " ".join(common_faults(moment))
         broken = broken_now(moment) | ({ProblemKind.COMMON_FAULT: faults} if faults else {})
-        capacity = view.capacity if view.trained_step >= STEADY_STEPS else None
+        capacity = view.capacity if view is not None and view.trained_step >= STEADY_STEPS else None
         return Observation(
             broken=broken,
             is_over=moment.last_is_published,
@@ -120,7 +125,7 @@ class Operation:
             idle_share=capacity.idle_by_reason.get("rollouts", 0.0) if capacity else None,
             idle_window_s=capacity.window_s if capacity else 0.0,
             disk_free_bytes=await asyncio.to_thread(free_bytes, self._directory.root),
-            forged=" ".join(alarms(view.newest_step)),
+            forged=" ".join(alarms(view.newest_step)) if view is not None else "",
             quarantined=moment.status.trust.quarantined,
             turned_away=sum(sum(counts.values()) for counts in moment.turned_away.values()),
         )

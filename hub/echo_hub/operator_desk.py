@@ -137,10 +137,10 @@ class Desk:
         return await self.act(undo.action, undo.model_dump(mode="json"), by, undoes=number)
 
     async def log(self, *, limit: int, before: int | None) -> list[ActionRecord]:
-        return await self._store.read(self._books.log, limit=limit, before=before)
+        return await asyncio.to_thread(self._books.log, limit=limit, before=before)
 
     async def tokens(self) -> list[ApiToken]:
-        return await self._store.read(self._books.tokens)
+        return await asyncio.to_thread(self._books.tokens)
 
     def settled(self, number: int) -> None:
         """Of this action the books have what became of it."""

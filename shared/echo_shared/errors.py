@@ -20,6 +20,8 @@ from typing import ClassVar, Final
 
 DISK_FULL: Final = "disk_full"
 """The code of a StorageError that some free space cures."""
+DATABASE_AWAY: Final = "database_away"
+"""The code of a StorageError that the database server's return cures."""
 
 
 class EchoError(Exception):

@@ -1,7 +1,7 @@
 """Room on a disk: what a full one does not take is tried again until there is some, and all else waits for it.
 
 So a hub whose disk is full stands still, says so, and goes on by itself: nothing is leased, acknowledged or trained on
-that was not written.
+that was not written. A database server that is away is waited for in the same way, by a `Room` of its own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ RETRY_S: Final = 1.0
 
 
 class Room:
-    """Safe to use from several threads. What is tried again must have left nothing behind when it failed. `full` is
-    called with what the disk says when somebody begins to wait, `over` when nobody waits any more; from any thread."""
+    """Safe to use from several threads. What is tried again must have left nothing behind when it failed. `code`: of
+    the StorageErrors that are waited for. `full` is called with what the disk (or server) says when somebody begins to
+    wait, `over` when nobody waits any more; from any thread."""
 
     def __init__(
         self,
         *,
+        code: str = DISK_FULL,
         retry_s: float = RETRY_S,
         full: Callable[[str], object] = lambda said: None,
         over: Callable[[], object] = lambda: None,
     ) -> None:
+        self._code = code
         self._retry_s = retry_s
         self._full = full
         self._over = over
@@ -85,8 +88,8 @@ class Room:
             self._done(turn)
 
     def _wait(self, turn: object, error: StorageError) -> None:
-        """Raises the error if room does not cure it."""
-        if error.code != DISK_FULL:
+        """Raises the error if waiting does not cure it."""
+        if error.code != self._code:
             raise error
         self._begin(turn, error.got or error.what)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
+from benchmarks.postgresql import PostgreSQL, lacking, postgresql
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import Action, PrepareGroup, PublishVersion, ScoreRollout, SendLease, TrainStep
 from echo_hub.core.events import (
@@ -29,6 +31,7 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.driver import Driver
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason, rollout_id
 from tests.echo_hub.judge_endpoint import FakeEndpoint, served
@@ -155,3 +158,28 @@ async def endpoint() -> AsyncIterator[FakeEndpoint]:
     """An LLM judge on loopback."""
     async with served() as judge:
         yield judge
+
+
+@pytest.fixture(scope="session")
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """A private server; skips where none is installed. Whoever stops it starts it again."""
+    if why := lacking():
+        pytest.skip(why)
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgresql_url(postgresql_server: PostgreSQL) -> str:
+    return postgresql_server.url
+
+
+@pytest.fixture
+def empty_postgresql(postgresql_url: str) -> str:
+    """The private server's database, with nothing in it."""
+    engine = connect(postgresql_url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+    return postgresql_url

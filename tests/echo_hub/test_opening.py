@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.postgresql import PostgreSQL
+from echo_hub import opening
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import EvaluationConfig
@@ -16,6 +19,7 @@ from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.opening import apart, check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
@@ -108,3 +112,40 @@ async def test_the_store_keeps_as_much_as_the_settings_say(tmp_path: Path) -> No
     config = HubConfig(server=ServerConfig(port=0), keeping=KeepingConfig(share=0.25, max_bytes=1_000))
     async with open_hub(config, directory) as hub:
         assert hub._opened.store.store.keeping == Keeping(share=0.25, max_bytes=1_000)
+
+
+async def test_a_hub_that_starts_waits_for_its_database_server(
+    postgresql_server: PostgreSQL, empty_postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a while: its address may be wrong."""
+    directory = RunDirectory(tmp_path / "run")
+    config = HubConfig(server=ServerConfig(port=0), store=StoreConfig(url=empty_postgresql))
+    make_run(directory, config)
+    waits, say_away = asyncio.Event(), opening._say_away
+    loop = asyncio.get_running_loop()
+
+    def told(said: str) -> None:
+        say_away(said)
+        loop.call_soon_threadsafe(waits.set)
+
+    monkeypatch.setattr(opening, "_say_away", told)
+
+    async def start() -> None:
+        async with open_hub(config, directory) as hub:
+            assert hub.run_id
+
+    postgresql_server.stop()
+    try:
+        starting = asyncio.create_task(start())
+        async with asyncio.timeout(60):
+            await waits.wait()
+    finally:
+        postgresql_server.start()
+    await starting
+    monkeypatch.setattr(opening, "AWAY_AT_START_S", 0.0)
+    postgresql_server.stop()
+    try:
+        with pytest.raises(StorageError, match=r"(?s)cannot be opened.*server runs"):
+            await start()
+    finally:
+        postgresql_server.start()

@@ -78,7 +78,7 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
             RunDirectory(tmp_path),
             run_id="r",
             driver=driven.driver,
-            store=driven.store,
+            store=driven.async_store,
             moment=lambda: replace(moment, watched=operation.watching.active),
             view=view,
             finished=finished,

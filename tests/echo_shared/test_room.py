@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from echo_shared.errors import DISK_FULL, StorageError
+from echo_shared.errors import DATABASE_AWAY, DISK_FULL, StorageError
 from echo_shared.room import Room
 
 FULL = StorageError("The disk is full.", got="No space left on device", code=DISK_FULL)
@@ -42,6 +42,16 @@ async def test_so_it_is_on_the_event_loop() -> None:
 
     assert await room.until_done(later) == "written"
     assert room.lacks == ""
+
+
+async def test_another_kind_of_trouble_has_a_room_of_its_own() -> None:
+    away = StorageError("The database is away.", got="connection refused", code=DATABASE_AWAY)
+    server, disk = Room(code=DATABASE_AWAY, retry_s=0.0), Room(retry_s=0.0)
+    assert server.until(failing(2, away)) == "written"
+    with pytest.raises(StorageError, match="is away"):
+        disk.until(failing(1, away))
+    with pytest.raises(StorageError, match="is full"):
+        server.until(failing(1))
 
 
 @pytest.mark.parametrize("error", [StorageError("The disk is broken."), OSError("what"), KeyError("x")])

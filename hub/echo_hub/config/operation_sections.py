@@ -11,6 +11,7 @@ from echo_hub.config.section import Port, Section
 AlertKind = Literal[
     "learner_down",
     "disk_full",
+    "database_away",
     "learner_idle",
     "no_nodes",
     "reward_fell",

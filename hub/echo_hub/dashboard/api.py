@@ -129,6 +129,6 @@ class EventStream:
                         "published_version": run.published_version,
                     }
                     await stream.send(json.dumps(news), event="changed")
-            except (ConnectionResetError, TimeoutError):
-                pass  # The viewer is gone, or no longer reads.
+            except (ConnectionResetError, TimeoutError, StorageError):
+                pass  # The viewer is gone, or no longer reads; or books cannot be read now, and it comes back later.
         return stream

@@ -52,6 +52,8 @@ class EventKind(StrEnum):
     VERSION_EVALUATED = "version_evaluated"
     DISK_FULL = "disk_full"
     DISK_HAS_ROOM = "disk_has_room"
+    DATABASE_AWAY = "database_away"
+    DATABASE_BACK = "database_back"
     PROBLEM_BEGAN = "problem_began"
     PROBLEM_ENDED = "problem_ended"
     ALERT_FAILED = "alert_failed"

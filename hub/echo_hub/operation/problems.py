@@ -28,6 +28,8 @@ class ProblemKind(StrEnum):
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
     """The hub waits for room."""
+    DATABASE_AWAY = "database_away"
+    """The hub waits for the database server."""
     JUDGE_AWAY = "judge_away"
     """Rollouts wait for it."""
     COMMON_FAULT = "common_fault"

@@ -41,8 +41,8 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class Watching:
-    """`observe` says how the run is; `steps` are the trained steps after one, in order; none = there are no more yet.
-    `notify` is called when the problems that there are have changed."""
+    """`observe` says how the run is, whether its books can be read or not; `steps` are the trained steps after one, in
+    order; none = there are no more yet. `notify` is called when the problems that there are have changed."""
 
     def __init__(
         self,
@@ -67,26 +67,29 @@ class Watching:
         return self._problems.active
 
     async def run(self) -> None:
-        """Looks for ever. Books that cannot be read are somebody else's to complain of."""
+        """Looks for ever."""
         while True:
-            try:
-                await self.look()
-            except StorageError as error:
-                log.debug("the run could not be looked at: %s", error.brief)
+            await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Once."""
-        trend = self._problems.rewards
-        while records := await self._steps(trend.step):
-            for record in records:
-                trend.add(record.step, record.mean_reward)
+        """Once. Books that cannot be read are somebody else's to complain of: steps are read the next time."""
+        try:
+            await self._read_steps()
+        except StorageError as error:
+            log.debug("the newest steps could not be looked at: %s", error.brief)
         before = self.active
         for change in self._problems.observe(await self._observe(), self._clock()):
             _say(change)
             self._told.changed(change)
         if self.active != before:
             self._notify()
+
+    async def _read_steps(self) -> None:
+        trend = self._problems.rewards
+        while records := await self._steps(trend.step):
+            for record in records:
+                trend.add(record.step, record.mean_reward)
 
 
 def _say(change: Change) -> None:

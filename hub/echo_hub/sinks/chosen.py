@@ -13,11 +13,11 @@ from echo_hub.sinks.following import Following
 from echo_hub.sinks.reading import Reading
 from echo_hub.sinks.texts import SampleTexts
 from echo_hub.sinks.wandb_sink import WandB
-from echo_hub.store.store import Store
+from echo_hub.store.async_store import AsyncStore
 
 
 def chosen_sinks(
-    config: HubConfig, root: Path, run_id: str, store: Store, *, codec: PromptCodec, problems: Problems
+    config: HubConfig, root: Path, run_id: str, store: AsyncStore, *, codec: PromptCodec, problems: Problems
 ) -> list[Following]:
     """Each with what follows the store for it; `root` is the run's directory."""
     sinks: list[MetricSink] = []
@@ -27,5 +27,5 @@ def chosen_sinks(
         sinks.append(TensorBoard(root / "tensorboard"))
     if config.metrics.wandb != "off":
         sinks.append(WandB(config, directory=root / "wandb", logs=root / "logs", run_id=run_id))
-    texts = SampleTexts(config.metrics, store=store, codec=codec, problems=problems)
-    return [Following(sink, partial(Reading, store, texts=texts)) for sink in sinks]
+    texts = SampleTexts(config.metrics, store=store.store, codec=codec, problems=problems)
+    return [Following(sink, partial(Reading, store.store, texts=texts), store.server) for sink in sinks]

@@ -13,6 +13,7 @@ from typing import Final
 from echo_hub.dashboard.source import Changes
 from echo_hub.sinks.base import MetricSink, Position
 from echo_hub.sinks.reading import Reading
+from echo_shared.room import Room
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +30,12 @@ MOST_CHARACTERS: Final = 300
 
 
 class Following:
-    """`read` makes the reading of what the sink has not got yet."""
+    """`read` makes the reading of what the sink has not got yet; a store whose `server` is away is waited for."""
 
-    def __init__(self, sink: MetricSink, read: Callable[[Position], Reading]) -> None:
+    def __init__(self, sink: MetricSink, read: Callable[[Position], Reading], server: Room) -> None:
         self._sink = sink
         self._read = read
+        self._server = server
         self.problem: str | None = None
         """What is wrong with it, for the operator; None: nothing, or not any more."""
 
@@ -53,10 +55,10 @@ class Following:
         try:
             async with asyncio.timeout(OPEN_S):
                 position = await self._sink.open()
-            reading = await asyncio.to_thread(self._read, position)
+            reading = await self._server.until_done(lambda: asyncio.to_thread(self._read, position))
             while True:
                 seen = changes.number
-                while entries := await asyncio.to_thread(reading.read):
+                while entries := await self._server.until_done(lambda: asyncio.to_thread(reading.read)):
                     async with asyncio.timeout(WRITE_S):
                         await self._sink.write(entries, reading.position)
                 if self._recovered():

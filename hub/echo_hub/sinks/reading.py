@@ -31,24 +31,24 @@ class Reading:
         self._whole_from = (newest.step if newest else 0) - HISTOGRAMS_AT_START
 
     def read(self) -> list[Entry]:
-        """The next entries; none: there are no more yet."""
+        """The next entries; none: there are no more yet. When it fails, the next reading gives the same."""
         entries = []
-        evaluated_at = self.position.evaluated_at
+        evaluated_at, before = self.position.evaluated_at, self._before
         for record in self._store.steps_history(self.position.step, STEPS_A_READ):
-            entries.append(self._of_step(record))
-            self._before = record
+            entries.append(self._of_step(record, before))
+            before = record
         for evaluation in self._store.evaluations(evaluated_at):
             entries.append(_of_evaluation(evaluation))
             evaluated_at = max(evaluated_at, evaluation.evaluated_at)
-        self.position = Position(step=self._before.step if self._before else 0, evaluated_at=evaluated_at)
+        self.position, self._before = Position(step=before.step if before else 0, evaluated_at=evaluated_at), before
         return entries
 
-    def _of_step(self, record: StepRecord) -> Entry:
+    def _of_step(self, record: StepRecord, before: StepRecord | None) -> Entry:
         is_whole = record.step > self._whole_from
         return Entry(
             policy_version=record.step,
             at=record.trained_at,
-            scalars=_scalars(record, self._before),
+            scalars=_scalars(record, before),
             histograms=self._histograms(record.step) if is_whole else {},
             texts=self._texts(record.step) if is_whole else (),
         )

@@ -1,8 +1,9 @@
 """The store for the event loop: its methods as coroutines, those that write on one thread, those that read on another.
 
 SQLite has one writer, and what is told to it in order is committed in order; what a full disk does not take waits, and
-all behind it. Reads go on beside writes, and have what was committed when they began. Pages and curves read `store`
-directly, on threads of theirs.
+all behind it. Reads go on beside writes, and have what was committed when they began. While a database server is away,
+both wait, and each write is done once, also where the answer to its commit was lost. Pages and curves read `store`
+directly, on threads of theirs, and wait for nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.credits import Credit
 from echo_hub.store.drawing import StoredDraw
+from echo_hub.store.lost_commits import finding_out
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, Invite, RunEvent
 from echo_shared.contribution import Contribution
+from echo_shared.errors import DATABASE_AWAY
 from echo_shared.messages import Receipt
 from echo_shared.room import Room
 
@@ -31,23 +34,33 @@ _T = TypeVar("_T")
 
 class AsyncStore:
     """Each method is the store's of that name, and raises what it raises. `write` and `read` take those of books that
-    are classes of their own."""
+    are classes of their own. `room` is what waits for a full disk, `server` for a database server that is away."""
 
-    def __init__(self, store: Store, room: Room | None = None) -> None:
+    def __init__(self, store: Store, room: Room | None = None, server: Room | None = None) -> None:
         self.store = store
         self.room = room or Room()
+        self.server = server or Room(code=DATABASE_AWAY)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
 
     async def write(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        write = partial(self.room.until, lambda: method(*args, **kwargs))
+        def write() -> _T:
+            with finding_out(self.server):
+                return self.room.until(lambda: self.server.until(lambda: method(*args, **kwargs)))
+
         return await asyncio.get_running_loop().run_in_executor(self._writer, write)
 
     async def read(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, lambda: method(*args, **kwargs))
+        read = partial(self.server.until, lambda: method(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read)
+
+    def give_up(self) -> None:
+        """Nobody waits any more for a disk or a server: what they do not take is raised."""
+        self.room.give_up()
+        self.server.give_up()
 
     async def close(self) -> None:
-        self.room.give_up()
+        self.give_up()
         await asyncio.to_thread(self._reader.shutdown)
         await self.write(self.store.close)
         self._writer.shutdown()

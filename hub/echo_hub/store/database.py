@@ -24,11 +24,12 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
+from echo_hub.store.lost_commits import is_away, surely_committed
 from echo_hub.store.tables import run_meta
-from echo_shared.errors import DISK_FULL, ConfigError, StorageError
+from echo_shared.errors import DATABASE_AWAY, DISK_FULL, ConfigError, StorageError
 from echo_shared.installation import how_to_install, how_to_upgrade
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,18 @@ log = logging.getLogger(__name__)
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long a commit waits for another process (a backup, an export) that holds the file."""
+
+IDLE_TRANSACTION: Final = "60s"
+"""PostgreSQL ends a transaction in which it has heard nothing for so long: its hub may be behind a dead line, and would
+wait for its own locks by its next connection."""
+LINE: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+"""libpq's parameters, as far as the URL says nothing else: a server that has gone without a word is noticed in time."""
 
 CHECK_S: Final = 10.0
 """How long the start may take to look for damage; what it has not come to by then is found when it is read."""
@@ -68,7 +81,7 @@ def storage_errors(what: str) -> Iterator[None]:
     except DBAPIError as error:
         text = str(error.orig)
         advice = next((advice for word, advice in _ADVICE.items() if word in text.lower()), None)
-        code = DISK_FULL if advice is _MAKE_ROOM else None
+        code = DISK_FULL if advice is _MAKE_ROOM else DATABASE_AWAY if is_away(error) else None
         raise StorageError(what, got=text, do=advice, code=code) from error
 
 
@@ -104,7 +117,11 @@ def one_look(engine: Engine) -> Iterator[None]:
 def open_to_write(engine: Engine) -> Iterator[Connection]:
     """A transaction that waits for other writers before it begins. Raises StorageError."""
     waiting = engine.execution_options(writes=True)
-    with storage_errors("The hub's database cannot be written."), waiting.begin() as connection:
+    with (
+        storage_errors("The hub's database cannot be written."),
+        waiting.connect() as connection,
+        surely_committed(connection),
+    ):
         yield connection
 
 
@@ -117,7 +134,7 @@ def connect(url: str) -> Engine:
         parsed = make_url(url)
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
-        engine = create_engine(parsed)
+        engine = _engine(parsed)
     except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigError(
             "The store's URL cannot be used.",
@@ -129,6 +146,22 @@ def connect(url: str) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _engine(url: URL) -> Engine:
+    if url.drivername != "postgresql+psycopg":
+        return create_engine(url)
+    line = {name: value for name, value in LINE.items() if name not in url.query}
+    # Of a server that has started again, no connection is good any more: each is tried before it is given out.
+    engine = create_engine(url, pool_pre_ping=True, connect_args=line)
+    event.listen(engine, "connect", _prepare_postgresql)
+    return engine
+
+
+def _prepare_postgresql(connection: Any, _record: Any) -> None:
+    connection.autocommit = True
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TRANSACTION}'")
+    connection.autocommit = False
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

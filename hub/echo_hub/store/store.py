@@ -2,7 +2,8 @@
 
 Synchronous. The hub writes from one thread; another process that writes (`echo-hub ban`) waits its turn. Reads
 may run beside it on other threads (SQLite in WAL mode and PostgreSQL both give each read the state of one commit).
-Every method is one transaction, and raises StorageError when the database cannot do it: locked, damaged, disk full.
+Every method is one transaction, and raises StorageError when the database cannot do it: locked, damaged, disk full,
+its server away.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.spread.holdings import Arrival, Release
-from echo_hub.store import browsing, invites, reading, recent, recent_work, reports, standings
+from echo_hub.store import browsing, invites, lost_commits, reading, recent, recent_work, reports, standings
 from echo_hub.store.arrivals import write_news
 from echo_hub.store.beginnings import Beginning, begin_at
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
@@ -32,6 +33,7 @@ from echo_hub.store.database import (
     one_look,
     open_to_read,
     open_to_write,
+    storage_errors,
 )
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
@@ -97,6 +99,8 @@ class Store:
             else:
                 check_undamaged(engine)
                 migrate(engine)
+                with storage_errors("The hub's database cannot be opened."):
+                    lost_commits.prepare(engine)
         except BaseException:
             engine.dispose()
             raise

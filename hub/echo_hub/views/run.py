@@ -44,6 +44,10 @@ DISK_IS_FULL: Final = (
     "The disk is full ({said}): what cannot be written waits, and training with it, until there is room. Make some; "
     "nothing is lost."
 )
+DATABASE_IS_AWAY: Final = (
+    "The database server is away ({said}): nothing is leased, acknowledged or trained on until it is back. See that it "
+    "runs, and that this machine reaches it; the hub goes on by itself, and nothing is lost."
+)
 COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
@@ -102,6 +106,8 @@ class Moment:
     """The hub does not sample for itself."""
     lacks_room: str = ""
     """What the disk says to whoever waits for room on it."""
+    lacks_database: str = ""
+    """What is said to whoever waits for the database server."""
     watched: tuple[Problem, ...] = ()
     """The problems that there are, of those that are watched for."""
     sinks: tuple[str, ...] = ()
@@ -244,13 +250,20 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
     """What the hub cannot work without."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
+    away = " ".join(moment.lacks_database.split())
+    base = {ProblemKind.DATABASE_AWAY: DATABASE_IS_AWAY.format(said=away)} if away else {}
     said = " ".join(JUDGE_IS_AWAY.format(name=name, reason=reason) for name, reason in moment.judges_away.items())
-    return {**down, **full, **({ProblemKind.JUDGE_AWAY: said} if said else {})}
+    return {**down, **full, **base, **({ProblemKind.JUDGE_AWAY: said} if said else {})}
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
     """What is watched for, and is told of by `broken_now` as long as it is so, and no longer."""
-    always = (ProblemKind.LEARNER_DOWN, ProblemKind.DISK_FULL, ProblemKind.JUDGE_AWAY)
+    always = (
+        ProblemKind.LEARNER_DOWN,
+        ProblemKind.DISK_FULL,
+        ProblemKind.DATABASE_AWAY,
+        ProblemKind.JUDGE_AWAY,
+    )
     return {*always, *([ProblemKind.DISK] if moment.lacks_room else [])}
 
 

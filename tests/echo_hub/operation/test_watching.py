@@ -47,12 +47,12 @@ class Run:
     async def _observe(self) -> Observation:
         self.num_looks += 1
         self.looked.set()
-        if self.fails:
-            raise StorageError("The hub's database cannot be read.")
         return self.seen
 
     async def _steps(self, since: int) -> Sequence[StepRecord]:
         """Three an answer."""
+        if self.fails:
+            raise StorageError("The hub's database cannot be read.")
         return [
             StepRecord(
                 step=step + 1,
@@ -99,12 +99,18 @@ async def test_each_step_is_counted_once_and_all_of_those_before_a_restart() -> 
 async def test_it_goes_on_when_the_books_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.0)
     run = Run()
-    run.fails = True
+    run.fails, run.rewards = True, [1.0] * 5
+    run.seen = Observation(broken={ProblemKind.DATABASE_AWAY: "It is away."})
     task = asyncio.create_task(run.watching.run())
     async with asyncio.timeout(60):
         while run.num_looks < 3:
             run.looked.clear()
             await run.looked.wait()
+    assert [problem.kind for problem in run.watching.active] == [ProblemKind.DATABASE_AWAY]
+    assert run.watching._problems.rewards.step == 0
+    run.fails = False
+    await run.watching.look()
+    assert run.watching._problems.rewards.step == 5, "they are read the next time"
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

@@ -16,6 +16,8 @@ from echo_hub.sinks.base import Entry, Position
 from echo_hub.sinks.following import Following
 from echo_hub.sinks.reading import Reading
 from echo_hub.store.store import Store
+from echo_shared.errors import DATABASE_AWAY
+from echo_shared.room import Room
 from tests.echo_hub.written_steps import train
 
 
@@ -58,7 +60,7 @@ class Odd:
 
 @asynccontextmanager
 async def followed(sink: Odd, store: Store, changes: Changes) -> AsyncIterator[Following]:
-    one = Following(sink, partial(Reading, store))
+    one = Following(sink, partial(Reading, store), Room(code=DATABASE_AWAY))
     task = asyncio.create_task(one.run(changes))
     yield one
     task.cancel()

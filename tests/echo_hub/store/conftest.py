@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.postgresql import lacking, postgresql
 from echo_hub.core.effects import (
     GroupOpened,
     Record,
@@ -90,31 +89,11 @@ def records() -> type[Records]:
     return Records
 
 
-@pytest.fixture(scope="session")
-def postgresql_url() -> Iterator[str]:
-    """A private server; skips where none is installed."""
-    if why := lacking():
-        pytest.skip(why)
-    with postgresql() as server:
-        yield server.url
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """An empty store, on either database."""
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path / 'echo.db'}"
-    else:
-        from sqlalchemy import text
-
-        from echo_hub.store.database import connect
-
-        url = request.getfixturevalue("postgresql_url")
-        engine = connect(url)
-        with engine.begin() as connection:
-            connection.execute(text("DROP SCHEMA public CASCADE"))
-            connection.execute(text("CREATE SCHEMA public"))
-        engine.dispose()
+    is_file = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("empty_postgresql")
     opened_store = Store.open(url)
     yield opened_store
     opened_store.close()

@@ -28,6 +28,7 @@ from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.tallies import TRANSPORTS
 from echo_hub.views.run import (
     COMMON_FAULT,
+    DATABASE_IS_AWAY,
     DETAILS,
     DISK_IS_FULL,
     JUDGE_IS_AWAY,
@@ -270,6 +271,14 @@ async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:
     view = await hub.pages.run_view()
     assert view.problems == (DISK_IS_FULL.format(said="No space left on device"),) and view.broken
     assert hub.pages.health().reasons == view.problems
+
+
+async def test_a_database_that_is_away_is_broken_and_said_once(hub: Any) -> None:
+    watched = Problem(kind=ProblemKind.DATABASE_AWAY, text="It is away.", since=1.0)
+    hub.said = {"lacks_database": "connection failed:\n\tIs the server running?", "watched": (watched,)}
+    view = await hub.pages.run_view()
+    assert view.problems == (DATABASE_IS_AWAY.format(said="connection failed: Is the server running?"),)
+    assert view.broken and hub.pages.health().reasons == view.problems
 
 
 async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
