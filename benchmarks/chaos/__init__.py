@@ -58,7 +58,7 @@ def measure_for(seed: int, progress: Progress, *, factor: float) -> Measurement:
         progress.so_far = Measurement(
             headline=headline(list(ends.values()), rows, calm, ends.get(SQLITE)),
             rows=rows,
-            shown=("case", "blows", "kills", "recovered_s", "step"),
+            shown=("case", "blows", "kills", "recovered_s", "step", "hub_starts"),
             conditions={"left out": without},
         )
         return progress.so_far
@@ -97,6 +97,7 @@ def headline(
     """`lost_after_ack`: rollouts that a node was told are committed and that the store does not have; `trained_twice`:
     members of groups in two steps' batches, or twice in one; `identity_holds`: leased = trained + evaluated + dropped +
     in flight; `recovered`: the share of rounds after which another step was trained, nobody having done anything;
+    `hub_ended_unasked`: how often the hub was started again that neither a blow nor a lack of memory had killed;
     `reward_gap`: by how much more the undisturbed run's same version solves of the same held-out problems."""
     gap = None
     if calm is not None and compared is not None and compared.evaluated is not None:
@@ -107,8 +108,17 @@ def headline(
         "identity_holds": all(end.books.identity_holds for end in ends),
         "recovered": sum(row["recovered_s"] is not None for row in rows) / len(rows) if rows else None,
         "recovered_s_worst": max((row["recovered_s"] or float("inf") for row in rows), default=None),
+        "hub_ended_unasked": sum(_ended_unasked(row) for row in rows),
         "reward_gap": gap,
         "kills": sum(end.kills for end in ends),
         "acknowledged": sum(end.books.acknowledged for end in ends),
         "quarantined": sum(end.books.quarantined for end in ends),
     }
+
+
+def _ended_unasked(row: Mapping[str, Any]) -> int:
+    struck: list[str] = row["blows"].split(", ")
+    if blows.MEMORY_SHORT in struck:  # The system kills whom it likes.
+        return 0
+    starts: int = row["hub_starts"]
+    return max(0, starts - struck.count(blows.HUB_KILLED))

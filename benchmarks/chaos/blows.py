@@ -21,6 +21,8 @@ from echo_node.backends.process import WORKER as ENGINE
 
 VERIFIER: Final = "echo_hub.verify.worker"
 SCORER: Final = "echo_hub.scoring.worker"
+HUB_KILLED: Final = "hub killed"
+MEMORY_SHORT: Final = "memory short"
 LASTS_S: Final = 3.0
 """Of what passes by itself."""
 DELAY_S: Final = 0.3
@@ -168,7 +170,7 @@ DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_data
 def kinds() -> tuple[Kind, ...]:
     """All, those that this machine lacks something for included."""
     return (
-        Kind(name="hub killed", strike=_kill_hub, weight=3, is_kill=True),
+        Kind(name=HUB_KILLED, strike=_kill_hub, weight=3, is_kill=True),
         Kind(name="learner killed", strike=_kill_below_hub(LEARNER), weight=3, is_kill=True),
         Kind(name="verifier killed", strike=_kill_below_hub(VERIFIER), weight=2, is_kill=True),
         Kind(name="scorer killed", strike=_kill_below_hub(SCORER), weight=2, is_kill=True),
@@ -182,7 +184,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind(name="messages twice", strike=_twice, weight=2),
         Kind(name="messages swapped", strike=_swap, weight=2),
         Kind(name="disk full", strike=_fill_disk, weight=2, lacks=small_disk.LACKING),
-        Kind(name="memory short", strike=_squeeze, lacks=memory.lacking()),
+        Kind(name=MEMORY_SHORT, strike=_squeeze, lacks=memory.lacking()),
         Kind(name="clock jumped", strike=_jump, weight=2, lacks="" if faketime() else "libfaketime is not installed"),
     )
 

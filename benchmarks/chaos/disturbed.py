@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.chaos.blows import Kind, decks, kinds
+from benchmarks.chaos.blows import MEMORY_SHORT, Kind, decks, kinds
 from benchmarks.chaos.books import Books, check, newest_evaluation
 from benchmarks.chaos.memory import memory_group
 from benchmarks.chaos.scene import Scene, free_port, scene
@@ -52,7 +52,7 @@ async def run(scratch: Path, *, seed: int, seconds: float, on_postgresql: bool) 
             port,
             seed=seed,
             disk=disk,
-            memory=stack.enter_context(memory_group()) if "memory short" in possible else None,
+            memory=stack.enter_context(memory_group()) if MEMORY_SHORT in possible else None,
             database=stack.enter_context(postgresql()) if on_postgresql else None,
             fake_clock="clock jumped" in possible,
         ) as there:
@@ -68,7 +68,7 @@ async def run(scratch: Path, *, seed: int, seconds: float, on_postgresql: bool) 
 
 async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> dict[str, Any]:
     """A few blows, and how long it took from the last one until another step was trained."""
-    struck, kills = [], 0
+    struck, kills, starts = [], 0, there.hub.num_starts
     for kind in islice(blows, chance.randint(1, MOST_AT_ONCE)):
         if await kind.strike(there, chance):
             struck.append(kind.name)
@@ -82,4 +82,5 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
         "kills": kills,
         "recovered_s": None if after is None else time.monotonic() - began,
         "step": before,
+        "hub_starts": there.hub.num_starts - starts,
     }

@@ -15,7 +15,10 @@ BOOKS = Books(acknowledged=5, lost_after_ack=0, trained_twice=0, identity_holds=
 
 
 def test_the_headline_is_of_all_rounds() -> None:
-    rows = [{"recovered_s": 2.0}, {"recovered_s": None}]
+    rows = [
+        {"recovered_s": 2.0, "blows": "node killed, hub killed, database restarted, hub killed", "hub_starts": 3},
+        {"recovered_s": None, "blows": "memory short", "hub_starts": 1},
+    ]
     lost = Books(acknowledged=7, lost_after_ack=1, trained_twice=2, identity_holds=False, quarantined=0)
     ends = [
         End(rounds=[], kills=3, books=BOOKS, evaluated=(10, 0.9)),
@@ -27,6 +30,7 @@ def test_the_headline_is_of_all_rounds() -> None:
         "identity_holds": False,
         "recovered": 0.5,
         "recovered_s_worst": float("inf"),
+        "hub_ended_unasked": 1,
         "reward_gap": pytest.approx(0.05),
         "kills": 7,
         "acknowledged": 12,
