@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.dissemination import cases, faults, simulated
-from benchmarks.dissemination.cases import FleetCases, beside, in_turns
+from benchmarks.dissemination.cases import FleetCases, beside, in_turns, over_wan
 from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headline
 from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
 from benchmarks.dissemination.rounds import Row, measure_fleet
+from benchmarks.dissemination.wan import homes
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
 
@@ -25,7 +26,14 @@ DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to
 def plan() -> list[Planned]:
     from benchmarks.dissemination import delta  # As below.
 
-    return [*cases.plan([*in_turns(), *beside()]), *faults.plan(), *simulated.plan(), *delta.plan()]
+    lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
+    return [
+        *cases.plan([*in_turns(), *beside()]),
+        *cases.plan(over_wan(), lacks),
+        *faults.plan(),
+        *simulated.plan(),
+        *delta.plan(),
+    ]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -34,13 +42,15 @@ def measure(seed: int, progress: Progress) -> Measurement:
     if can_shape():
         remove_leftovers()
     sent = asyncio.run(_send(seed, progress))
+    far = asyncio.run(_in_turns(over_wan(), seed, progress))
     tried = asyncio.run(faults.try_all(seed, progress))
     virtual = simulated.measure(seed, progress)
     deltas = delta.measure(seed, progress)
     return Measurement(
-        headline=headline(sent, deltas, tried, virtual),
+        headline=headline(sent, deltas, tried, virtual, far),
         rows=[
             *sent,
+            *far,
             *virtual,
             *({"side": "delta", **row} for row in deltas),
             *({"side": "fault", **row} for row in tried),
@@ -63,6 +73,7 @@ async def _in_turns(fleets: Sequence[FleetCases], seed: int, progress: Progress)
 def _conditions() -> dict[str, Any]:
     return {
         "links": conditions(),
+        "wan": homes.conditions(),
         "hosts": "one process each, all on this machine's cores; nodes are joined, and stay from version to version",
         "http": f"the nodes' uplinks are of no consequence to it: larger payloads on one link set a hub uplink; with "
         f"{SLOW_HUB} Mbit/s they are measured in links of their own, beside the other sides",

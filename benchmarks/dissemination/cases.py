@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from benchmarks.dissemination.links import LinkSet
+from benchmarks.dissemination.wan.homes import WanSet
 from benchmarks.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
@@ -23,6 +24,8 @@ REPEATS_S: Final = 180.0
 START_S: Final = 4.0
 """About, of a fleet of eight."""
 NUM_NODES: Final = (2, 4, 8, 16)
+LOSSES: Final = (0.0, 0.002, 0.01)
+"""Shares of packets, on the emulated wide-area network."""
 HEADLINE_NODES: Final = 8
 
 
@@ -40,7 +43,7 @@ class Case:
 class FleetCases:
     """What is measured on one fleet, one after the other; the fleet stands all the time."""
 
-    links: LinkSet
+    links: LinkSet | WanSet
     num_nodes: int
     cases: tuple[Case, ...]
     beside: bool = False
@@ -54,8 +57,12 @@ class FleetCases:
         return tuple(case for case in self.cases if progress.wants(self.name(case)))
 
 
-def plan(fleets: Sequence[FleetCases]) -> list[Planned]:
-    return [Planned(name=fleet.name(case), seconds=_seconds(fleet, case)) for fleet in fleets for case in fleet.cases]
+def plan(fleets: Sequence[FleetCases], lacks: str = "") -> list[Planned]:
+    return [
+        Planned(name=fleet.name(case), seconds=_seconds(fleet, case), lacks=lacks)
+        for fleet in fleets
+        for case in fleet.cases
+    ]
 
 
 def _seconds(fleet: FleetCases, case: Case) -> float:
@@ -85,6 +92,13 @@ def beside() -> list[FleetCases]:
         cases = tuple(Case(size_bytes=size, sides=("http",)) for size in sizes)
         fleets.append(FleetCases(links=LINK_SETS[0], num_nodes=num_nodes, cases=cases, beside=True))
     return fleets
+
+
+def over_wan() -> list[FleetCases]:
+    """Unequal homes, with delay and loss."""
+    sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
+    cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (SMALL, MIDDLE))
+    return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
 
 
 def _cases(links: LinkSet, num_nodes: int) -> Iterator[Case]:

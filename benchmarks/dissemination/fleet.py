@@ -17,6 +17,7 @@ import psutil
 
 from benchmarks.dissemination.host import MAX_LINE_BYTES
 from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
+from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
 
 ANSWER_S: Final = 300.0
 """A host that takes longer is stuck."""
@@ -107,7 +108,7 @@ class Host:
 class Fleet:
     """A hub and its nodes, each a process on a host of its own. Use `open_fleet`."""
 
-    def __init__(self, net: Links | Loopback, directory: Path) -> None:
+    def __init__(self, net: Links | Loopback | Wan, directory: Path) -> None:
         self.net = net
         self.directory = directory
         self._hosts: dict[int, Host] = {}
@@ -147,9 +148,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def open_fleet(links: LinkSet, num_nodes: int, directory: Path) -> AsyncIterator[Fleet]:
+async def open_fleet(links: LinkSet | WanSet, num_nodes: int, directory: Path) -> AsyncIterator[Fleet]:
     """All processes have started; they and the links end with it."""
-    with open_links(num_nodes, links) as net:
+    opened = open_wan(num_nodes, links) if isinstance(links, WanSet) else open_links(num_nodes, links)
+    with opened as net:
         fleet = Fleet(net, directory)
         try:
             for number in range(num_nodes + 1):

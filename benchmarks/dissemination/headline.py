@@ -13,15 +13,20 @@ GROWTH: Final = (4, 16)
 """Nodes: from, to."""
 SLOW_HUB: Final = 20
 """Its uplink in Mbit/s: there the bound does not grow with the nodes, so that growth tells of the scheme alone."""
+USUAL_LOSS: Final = 0.002
+"""Share of packets that a home link may lose without being a lossy one."""
 PUBLISHED_DTYPE: Final = "bfloat16"
 TOLERANCE: Final = 0.1
 """A carrier is a little larger or smaller than the payload that was asked for."""
 
 
 def headline(
-    sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row], virtual: Sequence[Row]
+    sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]
 ) -> dict[str, Any]:
-    """The worst of all link sets; of neighbouring versions, the worst of all models. None: not measured."""
+    """The worst of all link sets; of neighbouring versions, the worst of all models. None: not measured.
+
+    `far`: over the emulated network.
+    """
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
     return {
         "ratio_to_bound_64MB_N8": max((row["ratio_to_bound"] for row in large), default=None),
@@ -37,7 +42,21 @@ def headline(
         "faults_tried": len(tried),
         "faults_survived": sum(row["survived"] for row in tried),
         **{f"ratio_N{num_nodes}": _simulated_ratio(virtual, num_nodes) for num_nodes in NUM_NODES},
+        **_wan(far),
         "planner_cpu_s_per_version": max((float(row["planner_cpu_s"]) for row in virtual), default=None),
+    }
+
+
+def _wan(far: Sequence[Row]) -> dict[str, float | None]:
+    """The worst of the losses that each is about; of the emulator, the worst of all."""
+    middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
+    usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
+    lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
+    return {
+        "wan_ratio_8MB": max(usual, default=None),
+        "wan_ratio_8MB_lossy": max(lossy, default=None),
+        "wan_over_bound_s_0_5MB": max((row["over_bound_s"] for row in small), default=None),
+        "wan_emulator_cores": max((row["emulator_cores"] for row in far), default=None),
     }
 
 

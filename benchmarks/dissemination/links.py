@@ -34,7 +34,7 @@ CONGESTION_CONTROLS: Final = ("cubic", "reno")
 window, rate times least delay, is then a few packets."""
 HUB_DOWN_MBIT_S: Final = 1000
 CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-_PREFIX: Final = "echo-bench"
+PREFIX: Final = "echo-bench"
 _numbers = itertools.count()
 
 
@@ -45,6 +45,11 @@ class LinkSet:
     hub_up: int
     node_down: int
     node_up: int
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """Of a table's row."""
+        return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": self.node_up}
 
     @property
     def name(self) -> str:
@@ -80,7 +85,7 @@ class Links:
     def __init__(self, num_nodes: int, links: LinkSet) -> None:
         self._links = links
         self._num_hosts = num_nodes + 1
-        self._name = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}"
+        self._name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
         self._delayed = has_netem()
 
     def address(self, host: int) -> str:
@@ -99,9 +104,7 @@ class Links:
 
     def close(self) -> None:
         """Removes what is there; the links go with their namespaces."""
-        for name in _namespaces():
-            if name.startswith(f"{self._name}-"):
-                _ip("netns", "delete", name)
+        delete_namespaces(f"{self._name}-")
 
     def cut(self, host: int) -> None:
         """Nothing goes in or out any more; connections stay open, and wait."""
@@ -125,7 +128,7 @@ class Links:
     def _join(self, host: int) -> None:
         name, port = self._host(host), f"port{host}"
         _ip("netns", "add", name)
-        _choose_congestion_control(name)
+        choose_congestion_control(name)
         _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
         _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "wan")
         for device in ("lo", "wan"):
@@ -173,9 +176,7 @@ def conditions() -> str:
         return "loopback only, not shaped: shaped links take root and iproute2"
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
     shaped = "network namespaces on a bridge, veth links shaped by tbf in both directions"
-    with _probe() as namespace:
-        control = _choose_congestion_control(namespace)
-    return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {control or 'the congestion control of this machine'}"
+    return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {congestion_control()}"
 
 
 def can_shape() -> bool:
@@ -196,7 +197,7 @@ def has_netem() -> bool:
 @contextmanager
 def _probe() -> Iterator[str]:
     """A namespace to find out in what this kernel allows."""
-    namespace = f"{_PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
+    namespace = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     _ip("netns", "add", namespace)
     try:
         yield namespace
@@ -204,7 +205,13 @@ def _probe() -> Iterator[str]:
         _ip("netns", "delete", namespace)
 
 
-def _choose_congestion_control(namespace: str) -> str | None:
+def congestion_control() -> str:
+    """Of TCP, by which hosts in namespaces send."""
+    with _probe() as namespace:
+        return choose_congestion_control(namespace) or "the congestion control of this machine"
+
+
+def choose_congestion_control(namespace: str) -> str | None:
     """What was chosen; None where nothing may be."""
     for control in CONGESTION_CONTROLS:
         try:
@@ -218,8 +225,15 @@ def _choose_congestion_control(namespace: str) -> str | None:
 def remove_leftovers() -> None:
     """Deletes the namespaces of benchmarks whose process no longer lives."""
     for name in _namespaces():
-        found = re.match(rf"{_PREFIX}-(\d+)-", name)
+        found = re.match(rf"{PREFIX}-(\d+)-", name)
         if found and not psutil.pid_exists(int(found[1])):
+            _ip("netns", "delete", name)
+
+
+def delete_namespaces(prefix: str) -> None:
+    """Those that are there of such names, and the links in them."""
+    for name in _namespaces():
+        if name.startswith(prefix):
             _ip("netns", "delete", name)
 
 

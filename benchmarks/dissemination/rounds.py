@@ -17,6 +17,7 @@ from typing import Any, Final
 from benchmarks.dissemination.cases import REPEATS_S, Case, FleetCases, Side
 from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
 from benchmarks.dissemination.payload import digest_of, write_adapter
+from benchmarks.dissemination.wan.homes import Wan
 from benchmarks.progress import Progress
 
 Row = dict[str, Any]
@@ -26,6 +27,9 @@ PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """With libtorrent: that time, and so many times the bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
+
+EMULATED: Final = ("emulator_cores", "emulator_late_ms")
+"""Of the worst run."""
 
 
 async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
@@ -73,8 +77,10 @@ class _Rounds:
             first = repeat % len(case.sides)
             for side in case.sides[first:] + case.sides[:first]:
                 cpu_s = self._fleet.cpu_s()
+                self._carried()
                 sent = await self._send(side, own.get(side, payload))
-                found[side].append({**sent, "busy_cores": (self._fleet.cpu_s() - cpu_s) / sent["took_s"]})
+                busy_cores = (self._fleet.cpu_s() - cpu_s) / sent["took_s"]
+                found[side].append({**sent, "busy_cores": busy_cores, **self._carried()})
                 if side in WAYS and await digests(self._fleet.nodes.values(), side, self._version) != {sent["digest"]}:
                     raise RuntimeError(f"version {self._version} is not what the hub published")
             shutil.rmtree(adapter)
@@ -82,6 +88,14 @@ class _Rounds:
         figures = {row["side"]: f"{row['seconds']:.2f} s = {row['ratio_to_bound']:.2f} x bound" for row in rows}
         self._progress.done(self._cases.name(case), figures)
         return rows
+
+    def _carried(self) -> Row:
+        """What the network, where it is emulated, took of a core since last asked, and how late its packets were."""
+        net = self._fleet.net
+        if not isinstance(net, Wan):
+            return {}
+        carried = net.carried()
+        return {"emulator_cores": carried["cores"], "emulator_late_ms": carried["late_ms_mean"]}
 
     async def _send(self, side: Side, payload: Row) -> Row:
         if side == "http":
@@ -130,8 +144,7 @@ class _Rounds:
         median_s = statistics.median(seconds)
         return {
             "side": side,
-            "hub_up_mbit_s": links.hub_up,
-            "node_up_mbit_s": links.node_up,
+            **links.columns,
             "nodes": num_nodes,
             "payload_bytes": runs[0]["bytes"],
             "bound_s": bound_s,
@@ -142,6 +155,7 @@ class _Rounds:
             "runs": len(runs),
             "busy_cores": statistics.median(run["busy_cores"] for run in runs),
             **{name: runs[0][name] for name in SHARES if name in runs[0]},
+            **{name: max(run[name] for run in runs) for name in EMULATED if name in runs[0]},
             **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
         }
 

@@ -1,12 +1,12 @@
 """The cases cover what the headline needs."""
 
 from benchmarks.dissemination import cases
-from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, LINK_SETS, MIDDLE, NUM_NODES, SMALL
+from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, LINK_SETS, LOSSES, MIDDLE, NUM_NODES, SMALL
 
 
-def measured() -> set[tuple[str, int, int, int, int]]:
+def measured() -> set[tuple[float | str, ...]]:
     return {
-        (side, case.size_bytes, fleet.num_nodes, fleet.links.hub_up, fleet.links.node_up)
+        (side, case.size_bytes, fleet.num_nodes, *fleet.links.columns.values())
         for fleet in [*cases.in_turns(), *cases.beside()]
         for case in fleet.cases
         for side in case.sides
@@ -14,7 +14,7 @@ def measured() -> set[tuple[str, int, int, int, int]]:
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
-    fleets = [*cases.in_turns(), *cases.beside()]
+    fleets = [*cases.in_turns(), *cases.beside(), *cases.over_wan()]
     planned = cases.plan(fleets)
     assert len({case.name for case in planned}) == len(planned) == sum(len(fleet.cases) for fleet in fleets)
 
@@ -33,3 +33,13 @@ def test_unicast_is_measured_once_a_hub_uplink_and_never_beside_itself() -> None
             assert ("http", MIDDLE, num_nodes, hub_up, 20) in measured()
         assert ("http", LARGE, HEADLINE_NODES, hub_up, 20) in measured()
     assert {case.sides for fleet in cases.beside() for case in fleet.cases} == {("http",)}
+
+
+def test_echo_is_measured_on_unequal_homes_at_every_loss() -> None:
+    measured_there = {
+        (case.size_bytes, fleet.links.columns["loss"], fleet.num_nodes)
+        for fleet in cases.over_wan()
+        for case in fleet.cases
+        if "echo" in case.sides
+    }
+    assert measured_there == {(size, loss, HEADLINE_NODES) for size in (SMALL, MIDDLE) for loss in LOSSES}

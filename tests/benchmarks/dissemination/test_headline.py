@@ -15,6 +15,10 @@ def sent(side: str, megabytes: float, nodes: int, hub_up: int, seconds: float, b
     }
 
 
+def over_wan(side: str, megabytes: float, loss: float, seconds: float, bound_s: float) -> dict[str, object]:
+    return {**sent(side, megabytes, 8, 100, seconds, bound_s), "loss": loss, "emulator_cores": 0.2}
+
+
 def delta(lr: float, ahead: int, dtype: str, ratio: float, *, exact: bool = True) -> dict[str, object]:
     return {"lr": lr, "ahead": ahead, "dtype": dtype, "delta_ratio": ratio, "exact": exact}
 
@@ -53,7 +57,15 @@ def test_the_worst_of_the_link_sets_counts() -> None:
         virtual(256, "equal", 1.3, 0.2),
         virtual(256, "some hand on nothing", 1.8, 0.9),
     ]
-    assert headline(rows, deltas, tried, fleets) == {
+    far = [
+        over_wan("echo", 8, 0.0, 2.8, 2.0),
+        over_wan("echo", 8, 0.002, 3.0, 2.0),
+        over_wan("echo", 8, 0.01, 4.0, 2.0),
+        over_wan("echo", 0.5, 0.0, 0.5, 0.2),
+        over_wan("echo", 0.5, 0.01, 1.0, 0.2),
+        {**over_wan("http", 8, 0.01, 9.0, 2.0), "emulator_cores": 0.4},
+    ]
+    assert headline(rows, deltas, tried, fleets, far) == {
         "ratio_to_bound_64MB_N8": 30 / 25,
         "ratio_to_bound_8MB_N8": 2.0,
         "start_overhead_s": 0.5 - 0.2,
@@ -67,8 +79,12 @@ def test_the_worst_of_the_link_sets_counts() -> None:
         "ratio_N64": 1.25,
         "ratio_N256": 1.3,
         "ratio_N1024": None,
+        "wan_ratio_8MB": 1.5,
+        "wan_ratio_8MB_lossy": 2.0,
+        "wan_over_bound_s_0_5MB": 1.0 - 0.2,
+        "wan_emulator_cores": 0.4,
         "planner_cpu_s_per_version": 0.9,
     }
-    assert {*headline([], [], [], []).values()} == {None, 0}, "nothing was measured"
+    assert {*headline([], [], [], [], []).values()} == {None, 0}, "nothing was measured"
     inexact = [*deltas, delta(1e-4, 1, "float32", 0.9, exact=False)]
-    assert headline(rows, inexact, tried, [])["delta_exact"] is False
+    assert headline(rows, inexact, tried, [], far)["delta_exact"] is False

@@ -6,6 +6,8 @@ from benchmarks.dissemination import cases, links
 from benchmarks.dissemination.cases import Case, FleetCases
 from benchmarks.dissemination.links import LinkSet
 from benchmarks.dissemination.rounds import SHARES, measure_fleet
+from benchmarks.dissemination.wan import homes
+from benchmarks.dissemination.wan.homes import WanSet
 from benchmarks.progress import Progress
 
 TOY = FleetCases(
@@ -35,3 +37,15 @@ async def test_every_side_brings_it_to_every_node(monkeypatch: pytest.MonkeyPatc
     assert rows["echo swarm"]["swarm"] >= 0.99
     if shaped:
         assert min(row["seconds"] for row in rows.values()) > rows["echo"]["bound_s"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not homes.can_emulate(), reason="an emulated network takes root, iproute2 and TUN devices")
+async def test_over_an_emulated_network() -> None:
+    fleet = FleetCases(
+        links=WanSet(loss=0.01), num_nodes=2, cases=(Case(size_bytes=200_000, sides=("http", "echo"), repeats=2),)
+    )
+    for row in await measure_fleet(fleet, seed=1, progress=Progress(cases.plan([fleet]))):
+        assert row["seconds"] > row["bound_s"]
+        assert (row["loss"], row["nodes"], row["hub_up_mbit_s"]) == (0.01, 2, 100)
+        assert 0 < row["emulator_cores"] < 1

@@ -1,0 +1,146 @@
+"""A wide-area network in user space, for kernels without netem: moves packets between hosts' TUN devices.
+
+`python -m benchmarks.dissemination.wan.emulator`. Its first line of standard input is a JSON object: `homes` (each with
+`namespace`, `address`, `up`, `down`, `delay_ms`), `weather` and `seed`. It makes one device `wan` in each of these
+network namespaces, sets its address, and says "ready". Each further line has it say what it has carried since the one
+before, one JSON object a line. It ends with its standard input, and its devices with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from benchmarks.dissemination.wan.network import Home, Network, Weather
+from benchmarks.dissemination.wan.segments import HEADER_BYTES, MTU, TUN
+
+DEVICE: Final = "wan"
+QUEUED_PACKETS: Final = 5_000
+"""Between a host and this program: queues that drop are the emulated ones."""
+AT_ONCE: Final = 32
+"""Packets that are read from one host before it is another's turn."""
+_TUNSETIFF: Final = 0x400454CA
+_IFF_TUN: Final = 0x0001
+_IFF_NO_PI: Final = 0x1000
+_IFF_VNET_HDR: Final = 0x4000
+_TUNSETOFFLOAD: Final = 0x400454D0
+_TUN_F_CSUM: Final = 0x01
+_TUN_F_TSO4: Final = 0x02
+_MOST_FRAME_BYTES: Final = 2**16 + HEADER_BYTES
+_IPV4: Final = 4
+_DESTINATION: Final = slice(HEADER_BYTES + 16, HEADER_BYTES + 20)
+_PRIORITY: Final = 1
+
+
+def main() -> None:
+    order = json.loads(sys.stdin.readline())
+    devices = [_open_device(number, home) for number, home in enumerate(order["homes"])]
+    homes = [Home(up=home["up"], down=home["down"], delay_ms=home["delay_ms"]) for home in order["homes"]]
+    numbers = {ipaddress.ip_address(home["address"]).packed: number for number, home in enumerate(order["homes"])}
+    _go_before_programs()
+    print("ready", flush=True)
+    carry(devices, numbers, Network(homes, Weather(**order["weather"]), Random(order["seed"])))
+
+
+def _open_device(number: int, home: dict[str, Any]) -> int:
+    """A device in the home's namespace; what the host sends into it is read here, and the other way round."""
+    device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+    name = f"ew{os.getpid()}n{number}"
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
+    fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
+    _ip("link", "set", name, "netns", home["namespace"], "name", DEVICE)
+    inside = ("-n", home["namespace"])
+    _ip(*inside, "link", "set", DEVICE, "mtu", str(MTU), "txqueuelen", str(QUEUED_PACKETS))
+    _ip(*inside, "address", "add", f"{home['address']}/24", "dev", DEVICE)
+    _ip(*inside, "link", "set", DEVICE, "up")
+    return device
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+def _go_before_programs() -> None:
+    """As a line does, which carries packets however busy the hosts are. Without the right to, it waits its turn."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
+    except PermissionError:
+        print("the emulator has no right to real-time priority", file=sys.stderr)
+
+
+@dataclass(slots=True)
+class _Punctuality:
+    """Of frames: how much later they were delivered than they should have been."""
+
+    num_frames: int = 0
+    total_s: float = 0.0
+    most_s: float = 0.0
+    began_at: float = field(default_factory=time.monotonic)
+    began_cpu_s: float = field(default_factory=time.process_time)
+
+    def add(self, late_s: float) -> None:
+        self.num_frames += 1
+        self.total_s += late_s
+        if late_s > self.most_s:
+            self.most_s = late_s
+
+    def as_json(self) -> dict[str, float]:
+        return {
+            "late_ms_mean": 1e3 * self.total_s / max(1, self.num_frames),
+            "late_ms_most": 1e3 * self.most_s,
+            "cores": (time.process_time() - self.began_cpu_s) / (time.monotonic() - self.began_at),
+        }
+
+
+def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> None:
+    """Until standard input ends. `numbers`: of homes, by address."""
+    orders = sys.stdin.fileno()
+    watched = [*devices, orders]
+    sources = {device: number for number, device in enumerate(devices)}
+    punctuality = _Punctuality()
+    while True:
+        due_at = network.next_at
+        wait_s = None if due_at is None else max(0.0, due_at - time.monotonic())
+        readable, _, _ = select.select(watched, [], [], wait_s)
+        for device in readable:
+            if device == orders:
+                if not os.read(orders, 4_096):
+                    return
+                print(json.dumps({**network.counts, **punctuality.as_json()}), flush=True)
+                network.counts.clear()
+                punctuality = _Punctuality()
+            else:
+                _take(device, sources[device], numbers, network)
+        now = time.monotonic()
+        for target, frame, at in network.deliver(now):
+            os.write(devices[target], frame)
+            punctuality.add(now - at)
+
+
+def _take(device: int, source: int, numbers: dict[bytes, int], network: Network) -> None:
+    """What the host has sent; what is for none of the homes, or is no IPv4, is dropped as a router does."""
+    for _ in range(AT_ONCE):
+        try:
+            frame = os.read(device, _MOST_FRAME_BYTES)
+        except BlockingIOError:
+            return
+        is_ipv4 = frame[HEADER_BYTES] >> 4 == _IPV4
+        target = numbers.get(frame[_DESTINATION]) if is_ipv4 else None
+        if target is not None:
+            network.send(source, target, frame, time.monotonic())
+
+
+if __name__ == "__main__":
+    main()

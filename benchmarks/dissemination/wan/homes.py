@@ -1,0 +1,174 @@
+"""A hub and eight unequal homes on an emulated wide-area network: a namespace each, joined by `emulator`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.dissemination.links import (
+    PREFIX,
+    can_shape,
+    choose_congestion_control,
+    congestion_control,
+    delete_namespaces,
+    run_command,
+)
+from benchmarks.dissemination.wan.network import Home, Weather
+from benchmarks.dissemination.wan.segments import MTU, TUN
+
+HUB: Final = Home(up=100, down=1000, delay_ms=5)
+HOMES: Final = (
+    Home(up=8, down=40, delay_ms=45),
+    Home(up=8, down=50, delay_ms=30),
+    Home(up=10, down=50, delay_ms=35),
+    Home(up=10, down=100, delay_ms=20),
+    Home(up=10, down=100, delay_ms=15),
+    Home(up=10, down=50, delay_ms=25),
+    Home(up=12, down=80, delay_ms=12),
+    Home(up=45, down=250, delay_ms=8),
+)
+JITTER_MS: Final = 2.0
+UP_QUEUE_MS: Final = 100.0
+DOWN_QUEUE_MS: Final = 60.0
+ENDS_WITHIN_S: Final = 5.0
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WanSet:
+    """`loss`: share of packets, each by itself. Megabits a second."""
+
+    loss: float
+    seed: int = 0
+    hub: Home = HUB
+    homes: tuple[Home, ...] = HOMES
+
+    @property
+    def name(self) -> str:
+        return f"homes, {self.loss:.1%} lost"
+
+    @property
+    def hub_up(self) -> float:
+        return self.hub.up
+
+    @property
+    def columns(self) -> dict[str, float]:
+        """Of a table's row. The nodes' uplinks are their mean."""
+        node_up = sum(home.up for home in self.homes) / len(self.homes)
+        return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
+
+    def bound_s(self, size_bytes: int, num_nodes: int) -> float:
+        """No scheme has `size_bytes` on all of the first `num_nodes` homes sooner (as `LinkSet.bound_s`)."""
+        megabits, homes = size_bytes * 8 / 1e6, self.homes[:num_nodes]
+        return max(
+            megabits / self.hub.up,
+            megabits / min(home.down for home in homes),
+            len(homes) * megabits / (self.hub.up + sum(home.up for home in homes)),
+        )
+
+
+class Wan:
+    """Host 0 is the hub, the others are the homes. Use `open_wan`."""
+
+    def __init__(self, num_nodes: int, links: WanSet) -> None:
+        self._name = f"{PREFIX}-{os.getpid()}-wan{next(_numbers)}"
+        self._links = links
+        self._hosts = (links.hub, *links.homes[:num_nodes])
+        self._emulator: subprocess.Popen[str] | None = None
+
+    def address(self, host: int) -> str:
+        return f"10.78.0.{host + 1}"
+
+    def command(self, host: int) -> list[str]:
+        """What a program is prefixed with to run on this host."""
+        return ["ip", "netns", "exec", self._namespace(host)]
+
+    def open(self) -> None:
+        """Returns once the hosts reach each other. Raises RuntimeError."""
+        for host in range(len(self._hosts)):
+            run_command("ip", "netns", "add", self._namespace(host))
+            choose_congestion_control(self._namespace(host))
+            run_command("ip", "-n", self._namespace(host), "link", "set", "lo", "up")
+        self._emulator = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.dissemination.wan.emulator"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        homes = [
+            {**asdict(home), "namespace": self._namespace(host), "address": self.address(host)}
+            for host, home in enumerate(self._hosts)
+        ]
+        weather = Weather(
+            loss=self._links.loss, jitter_ms=JITTER_MS, up_queue_ms=UP_QUEUE_MS, down_queue_ms=DOWN_QUEUE_MS
+        )
+        said = self._ask(json.dumps({"homes": homes, "weather": asdict(weather), "seed": self._links.seed}))
+        if said != "ready\n":
+            raise RuntimeError(f"the emulated network did not open: {said or 'see what it says above'}")
+
+    def carried(self) -> dict[str, Any]:
+        """What the emulator has done since it was last asked: packets `sent`, `lost` and dropped from a `full` queue,
+        the mean and the most milliseconds that frames came late, and its share of one core."""
+        found: dict[str, Any] = {"sent": 0, "lost": 0, "full": 0, **json.loads(self._ask(""))}
+        return found
+
+    def close(self) -> None:
+        if self._emulator is not None:
+            assert self._emulator.stdin is not None and self._emulator.stdout is not None
+            self._emulator.stdin.close()
+            try:
+                self._emulator.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._emulator.kill()
+                self._emulator.wait()
+            self._emulator.stdout.close()
+        delete_namespaces(f"{self._name}-")
+
+    def _ask(self, line: str) -> str:
+        assert self._emulator is not None
+        assert self._emulator.stdin is not None and self._emulator.stdout is not None
+        self._emulator.stdin.write(line + "\n")
+        self._emulator.stdin.flush()
+        return self._emulator.stdout.readline()
+
+    def _namespace(self, host: int) -> str:
+        return f"{self._name}-{host}"
+
+
+@contextmanager
+def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
+    """Removed at the end."""
+    wan = Wan(num_nodes, links)
+    try:
+        wan.open()
+        yield wan
+    finally:
+        wan.close()
+
+
+def conditions() -> str:
+    """What `open_wan` gives here."""
+    if not can_emulate():
+        return "none: an emulated network takes root, iproute2 and TUN devices"
+    ups, downs, delays = ([getattr(home, name) for home in HOMES] for name in ("up", "down", "delay_ms"))
+    return (
+        f"network namespaces joined by TUN devices and one process that moves packets of {MTU} bytes between them; hub "
+        f"{HUB.up:g} Mbit/s up, {HUB.delay_ms:g} ms; {len(HOMES)} homes, {min(ups):g} to {max(ups):g} up, "
+        f"{min(downs):g} to {max(downs):g} down, {min(delays):g} to {max(delays):g} ms one way each; jitter of up to "
+        f"{JITTER_MS:g} ms; queues of {UP_QUEUE_MS:g} ms up, {DOWN_QUEUE_MS:g} down; packets lost by chance, seeded; "
+        f"TCP with {congestion_control()}; emulator_cores: what it takes of a core, emulator_late_ms: how late its "
+        "packets are on average"
+    )
+
+
+def can_emulate() -> bool:
+    """Whether this process may make namespaces joined by TUN devices."""
+    return can_shape() and os.access(Path(TUN), os.R_OK | os.W_OK)

@@ -1,0 +1,131 @@
+"""Home links in virtual time: what becomes of a packet between one home's network card and another's. No I/O.
+
+    uplink queue → uplink → lost? → delays of both homes, jitter → downlink queue → downlink
+
+Each home has two lines of finite rate, before each of which packets wait in their order; one that finds the queue full
+is dropped. Delay and jitter never overtake: packets from one home to another keep their order. What comes as one frame
+of several packets (`segments`) is carried, and lost, packet by packet, and goes on as frames of those that are left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+from typing import Final
+
+from benchmarks.dissemination.wan import segments
+
+LEAST_QUEUE_BYTES: Final = 16_384
+"""However slow the line: a home router holds some packets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Megabits a second up and down; one-way delay of its own link in milliseconds."""
+
+    up: float
+    down: float
+    delay_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """What holds for all links alike. A queue is as deep as what its line carries in so many milliseconds."""
+
+    loss: float
+    """Share of packets, each by itself."""
+    jitter_ms: float
+    """More of delay, evenly spread from none to this."""
+    up_queue_ms: float
+    down_queue_ms: float
+
+
+class _Line:
+    """One direction of one link: first come, first served."""
+
+    __slots__ = ("_free_at", "_most_waiting_s", "_s_per_byte")
+
+    def __init__(self, mbit_s: float, queue_ms: float) -> None:
+        self._s_per_byte = 8e-6 / mbit_s
+        self._most_waiting_s = max(queue_ms / 1e3, LEAST_QUEUE_BYTES * self._s_per_byte)
+        self._free_at = 0.0
+
+    def carry(self, num_bytes: int, at: float) -> float | None:
+        """When the packet has left the line; None: it found the queue full."""
+        begins = self._free_at if self._free_at > at else at
+        if begins - at > self._most_waiting_s:
+            return None
+        self._free_at = begins + num_bytes * self._s_per_byte
+        return self._free_at
+
+
+class Network:
+    """Homes by number. `now` never goes back; seconds."""
+
+    def __init__(self, homes: Sequence[Home], weather: Weather, rng: Random) -> None:
+        self._up = [_Line(home.up, weather.up_queue_ms) for home in homes]
+        self._down = [_Line(home.down, weather.down_queue_ms) for home in homes]
+        self._delays_s = [home.delay_ms / 1e3 for home in homes]
+        self._loss = weather.loss
+        self._jitter_s = weather.jitter_ms / 1e3
+        self._random = rng.random
+        self._last_at: dict[tuple[int, int], float] = {}
+        self._agenda: list[tuple[float, int, int, bytes, int]] = []
+        """When, in which order, to whom, which frame; and its bytes before the downlink, 0 once it is through."""
+        self._order = 0
+        self.counts: Counter[str] = Counter()
+        """Packets `sent` into uplinks, `lost`, and `full`: dropped from a queue."""
+
+    @property
+    def next_at(self) -> float | None:
+        """When there is something to do next."""
+        return self._agenda[0][0] if self._agenda else None
+
+    def send(self, source: int, target: int, frame: bytes, now: float) -> None:
+        """A frame comes out of a home's network card."""
+        sizes = segments.sizes(frame)
+        self.counts["sent"] += len(sizes)
+        up, begin, left_at = self._up[source], 0, now
+        for number, size in enumerate(sizes):
+            through_at = up.carry(size, now)
+            if through_at is not None and self._random() >= self._loss:
+                left_at = through_at
+                continue
+            self.counts["full" if through_at is None else "lost"] += 1
+            self._travel(source, target, frame, sizes, begin, number, left_at)
+            begin = number + 1
+        self._travel(source, target, frame, sizes, begin, len(sizes), left_at)
+
+    def _travel(
+        self, source: int, target: int, frame: bytes, sizes: list[int], begin: int, end: int, left_at: float
+    ) -> None:
+        """The frame's packets `begin` to `end` have left the uplink."""
+        if begin == end:
+            return
+        if end - begin < len(sizes):
+            frame, sizes = segments.cut(frame, begin, end), sizes[begin:end]
+        there_at = left_at + self._delays_s[source] + self._delays_s[target] + self._random() * self._jitter_s
+        there_at = max(there_at, self._last_at.get((source, target), 0.0))
+        self._last_at[source, target] = there_at
+        self._push(there_at, target, frame, sum(sizes))
+
+    def deliver(self, now: float) -> Iterator[tuple[int, bytes, float]]:
+        """Frames that have come through a downlink by now: to whom, which, and when they had."""
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= now:
+            at, _, target, frame, num_bytes = heappop(agenda)
+            if not num_bytes:
+                yield target, frame, at
+                continue
+            through_at = self._down[target].carry(num_bytes, at)
+            if through_at is None:
+                self.counts["full"] += len(segments.sizes(frame))
+            else:
+                self._push(through_at, target, frame, 0)
+
+    def _push(self, at: float, target: int, frame: bytes, num_bytes: int) -> None:
+        self._order += 1
+        heappush(self._agenda, (at, self._order, target, frame, num_bytes))
