@@ -97,7 +97,7 @@ def beside() -> list[FleetCases]:
 def over_wan() -> list[FleetCases]:
     """Unequal homes, with delay and loss."""
     sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
-    cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (SMALL, MIDDLE))
+    cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (MIDDLE, SMALL))
     return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
+from echo_shared.congestion import LossWatch
 from echo_shared.rate_cap import RateCap
 from echo_shared.sockets import keep_unsent_short
 
@@ -120,12 +121,14 @@ class Link:
         """
         try:
             keep_unsent_short(self.socket.transport, UNSENT_BYTES)
+            watch = LossWatch(self.socket.transport)
             while await self._more.wait():
                 while self._queue:
                     async with uplink.turn(self._queue[0][0]):
                         frame = heappop(self._queue)[1]
                         await uplink.take(len(frame))
                         await self.socket.send(frame)
+                    watch.sent(len(frame))
                     self._queued_bytes -= len(frame)
                 self._more.clear()
         except ConnectionClosed:

@@ -27,6 +27,7 @@ from echo_hub.net.pace import Pace
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
 from echo_hub.net.send_queue import Rank, SendQueue
+from echo_shared.congestion import LossWatch
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -116,6 +117,7 @@ class _Connection:
         self.writer: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._transport = transport
+        self._watch = LossWatch(transport)
         if transport is not None:
             # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
             transport.set_write_buffer_limits(high=1)
@@ -142,6 +144,7 @@ class _Connection:
             while (frame := await self.queue.next()) is not None:
                 await self.socket.send_bytes(frame)
                 await stream.drain()
+                self._watch.sent(len(frame))
         except ConnectionError:
             return
         except Exception:

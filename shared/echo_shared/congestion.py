@@ -1,0 +1,126 @@
+"""By which congestion control a connection sends: the system's own, or BBR where packets are lost without congestion.
+
+Cubic and Reno take each loss for a full queue, and halve their window or so: with 1 % of packets lost, and 60 ms there
+and back, one connection carries 2.4 Mbit/s whatever the line (Mathis et al., The Macroscopic Behavior of the TCP
+Congestion Avoidance Algorithm, 1997). BBR goes by the rate at which packets arrive (Cardwell et al., 2016). Where
+nothing is lost but to full queues it is the slower one, so a connection changes to it only when it has seen that its
+line is lossy: retransmissions while no queue had formed, by Page's cumulative sum test (1954). It does not change back.
+
+Linux only, and where the kernel has BBR; elsewhere nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from dataclasses import dataclass
+from math import log
+from typing import Final
+
+_log = logging.getLogger(__name__)
+
+CLEAN_LOSS: Final = 2e-4
+LOSSY_LOSS: Final = 3e-3
+"""Shares of packets, between which the test tells."""
+ENOUGH: Final = 5.0
+"""Natural logarithm of how much more likely a lossy line makes what was seen."""
+QUEUE_S: Final = 0.015
+QUEUE_SHARE: Final = 0.25
+"""More than the least round trip, by both of these, is taken for a queue; less for jitter."""
+LOOK_BYTES: Final = 16_384
+"""Are sent between two looks."""
+BBR: Final = b"bbr"
+_NAME_BYTES: Final = 16
+_INFO_BYTES: Final = 220
+_RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _NEEDLESS = 68, 100, 148, 156, 216
+"""Where these stand in Linux' `struct tcp_info`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Of one connection, since it began."""
+
+    num_packets: int
+    num_lost: int
+    """Retransmitted, those that turned out to have arrived left out."""
+    rtt_s: float
+    min_rtt_s: float
+
+    @property
+    def queues(self) -> bool:
+        """Packets wait in a queue on the way."""
+        return self.rtt_s > self.min_rtt_s + max(QUEUE_S, QUEUE_SHARE * self.min_rtt_s)
+
+
+class LossTest:
+    """Whether one line loses packets that no queue had to drop."""
+
+    def __init__(self) -> None:
+        self._last: Sent | None = None
+        self._sum = 0.0
+        self.is_lossy = False
+
+    def saw(self, sent: Sent) -> None:
+        """In the order in which it came to be."""
+        last, self._last = self._last, sent
+        if last is None or sent.queues or last.queues:
+            return
+        num_packets, num_lost = sent.num_packets - last.num_packets, sent.num_lost - last.num_lost
+        per_loss, per_packet = log(LOSSY_LOSS / CLEAN_LOSS), log((1 - LOSSY_LOSS) / (1 - CLEAN_LOSS))
+        self._sum = max(0.0, self._sum + num_lost * per_loss + max(0, num_packets - num_lost) * per_packet)
+        self.is_lossy |= self._sum >= ENOUGH
+
+
+class LossWatch:
+    """Of one connection. Tell it of each frame that is `sent`."""
+
+    def __init__(self, transport: asyncio.BaseTransport | None) -> None:
+        can_choose = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
+        self._socket = transport.get_extra_info("socket") if can_choose and transport is not None else None
+        """None: there is nothing to look at, or no more."""
+        self._test = LossTest()
+        self._unseen_bytes = LOOK_BYTES
+
+    def sent(self, num_bytes: int) -> None:
+        """So much more; changes to BBR once the line is known to be lossy. Raises nothing."""
+        self._unseen_bytes += num_bytes
+        if self._socket is None or self._unseen_bytes < LOOK_BYTES:
+            return
+        self._unseen_bytes = 0
+        try:
+            sent = _sent(self._socket)
+            if sent is not None:
+                self._test.saw(sent)
+            if self._test.is_lossy:
+                _use_bbr(self._socket)
+            if sent is None or self._test.is_lossy:
+                self._socket = None
+        except OSError as error:  # It has ended, or the kernel does not have it, or does not let this process.
+            _log.debug("A connection keeps its congestion control: %s", error)
+            self._socket = None
+
+
+def _use_bbr(connection: socket.socket) -> None:
+    """Does nothing where that is what it sends by. Raises OSError."""
+    now = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+    if now.rstrip(b"\0") != BBR:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)
+        _log.debug("Packets are lost without congestion on the way to %s: BBR from now on.", connection.getpeername())
+
+
+def _sent(connection: socket.socket) -> Sent | None:
+    """None: this kernel does not count it."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    if len(info) < _INFO_BYTES:
+        return None
+    rtt_us, retransmitted, min_rtt_us, num_packets, needless = (
+        struct.unpack_from("=I", info, place)[0] for place in (_RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _NEEDLESS)
+    )
+    return Sent(
+        num_packets=num_packets,
+        num_lost=max(0, retransmitted - needless),
+        rtt_s=rtt_us * 1e-6,
+        min_rtt_s=min_rtt_us * 1e-6,
+    )
