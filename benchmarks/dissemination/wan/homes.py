@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -116,14 +117,16 @@ class Wan:
 
     def carried(self) -> dict[str, Any]:
         """What the emulator has done since it was last asked: packets `sent`, `lost` and dropped from a `full` queue,
-        the mean and the most milliseconds that frames came late, and its share of one core."""
-        found: dict[str, Any] = {"sent": 0, "lost": 0, "full": 0, **json.loads(self._ask(""))}
-        return found
+        the mean and the most milliseconds that frames came late, and its share of one core. Raises RuntimeError."""
+        if not (said := self._ask("")):
+            raise RuntimeError("the emulated network has ended: see what it says above")
+        return {"sent": 0, "lost": 0, "full": 0, **json.loads(said)}
 
     def close(self) -> None:
         if self._emulator is not None:
             assert self._emulator.stdin is not None and self._emulator.stdout is not None
-            self._emulator.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # It has ended.
+                self._emulator.stdin.close()
             try:
                 self._emulator.wait(ENDS_WITHIN_S)
             except subprocess.TimeoutExpired:
@@ -133,10 +136,14 @@ class Wan:
         delete_namespaces(f"{self._name}-")
 
     def _ask(self, line: str) -> str:
+        """Its answer; empty when it has ended."""
         assert self._emulator is not None
         assert self._emulator.stdin is not None and self._emulator.stdout is not None
-        self._emulator.stdin.write(line + "\n")
-        self._emulator.stdin.flush()
+        try:
+            self._emulator.stdin.write(line + "\n")
+            self._emulator.stdin.flush()
+        except BrokenPipeError:
+            return ""
         return self._emulator.stdout.readline()
 
     def _namespace(self, host: int) -> str:

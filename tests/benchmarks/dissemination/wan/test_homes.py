@@ -112,6 +112,17 @@ def test_nothing_is_left() -> None:
 
 
 @emulated
+def test_a_killed_emulator_is_told_of_and_leaves_nothing() -> None:
+    with pytest.raises(RuntimeError, match="has ended"), open_wan(1, WanSet(loss=0.0)) as wan:
+        assert wan._emulator is not None
+        wan._emulator.kill()
+        wan._emulator.wait()
+        wan.carried()
+    prefix = wan.command(HUB)[3].rpartition("-")[0]
+    assert prefix not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+@emulated
 def test_an_emulator_that_cannot_open_says_why() -> None:
     home = {"namespace": "none-of-this-name", "address": "10.78.0.1", "up": 1, "down": 1, "delay_ms": 1}
     failed = subprocess.run(
