@@ -10,7 +10,7 @@ The hub numbers its nodes; a number is two bytes, little-endian, and how many ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from echo_shared.errors import CodecError
@@ -24,6 +24,18 @@ MOST_CHILDREN: Final = 255
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:
     """Nodes side by side, each with how many children it has and what is packed below it."""
     return b"".join([number.to_bytes(2, "little") + bytes((count,)) + below for number, count, below in branches])
+
+
+def pack_all(number: int, children: Mapping[int, Sequence[int]]) -> bytes:
+    """All that lies below this node. `children`: of each node that has any."""
+    nodes: list[int] = []
+    waiting = list(reversed(children.get(number, ())))
+    while waiting:
+        node = waiting.pop()
+        below = children.get(node, ())
+        nodes.append(node | len(below) << 16)
+        waiting.extend(reversed(below))
+    return b"".join([node.to_bytes(NODE_BYTES, "little") for node in nodes])
 
 
 def split(packed: bytes) -> list[tuple[int, bytes]]:

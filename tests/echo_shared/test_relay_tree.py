@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_shared.errors import CodecError
-from echo_shared.relay_tree import MOST_CHILDREN, MOST_NUMBER, NODE_BYTES, pack, split
+from echo_shared.relay_tree import MOST_CHILDREN, MOST_NUMBER, NODE_BYTES, pack, pack_all, split
 
 Shape = list[tuple[int, "Shape"]]
 TREES = st.recursive(
@@ -60,3 +60,11 @@ def test_whatever_a_node_sends_is_split_or_refused(way: bytes) -> None:
 def test_what_is_cut_off_is_refused(way: bytes) -> None:
     with pytest.raises(CodecError, match="cut off"):
         split(way)
+
+
+def test_all_below_a_node_at_once_is_what_is_packed_branch_by_branch() -> None:
+    children = {7: [3, 9], 9: [2, 65_535], 65_535: [1]}
+    below_9 = pack([(2, 0, b""), (65_535, 1, pack([(1, 0, b"")]))])
+    assert pack_all(7, children) == pack([(3, 0, b""), (9, 2, below_9)])
+    assert pack_all(9, children) == below_9
+    assert pack_all(3, children) == b""

@@ -14,7 +14,7 @@ from typing import Final
 from echo_hub.core.spread.members import Member
 from echo_hub.core.spread.trees import FAN_OUT, HOP_S, MOST_IN_A_STAR, Tree, bits, grow, star
 from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S
-from echo_hub.core.spread.windows import RELAY_SLACK_S, Paths
+from echo_hub.core.spread.windows import RELAY_SLACK_S, Handing, Paths
 
 LOOK_S: Final = 0.25
 """Who can hand on, and how fast, is looked at anew after so long."""
@@ -33,6 +33,10 @@ class Forest:
         self._links: dict[int, list[int]] = {}
         self._copy_s: dict[int, float] = {}
         """Of those that may hand on, by number."""
+        self._s_per_byte: dict[int, tuple[Handing, float]] = {}
+        """Of the same."""
+        self._looked_up: dict[int, float] | None = None
+        """When uplinks are free, as `roots` has just found it: a tree of one of these roots is often grown next."""
         self._most_copies = inf
         self._last: tuple[Tree, int, int] | None = None
         """The last tree, for whom it was grown, and how many pieces it may still serve."""
@@ -74,6 +78,9 @@ class Forest:
         self._copy_s = {
             number: self._piece_bytes / (member.path.handing.rate or usual) for number, member in able.items()
         }
+        self._s_per_byte = {
+            number: (able[number].path.handing, copy_s / self._piece_bytes) for number, copy_s in self._copy_s.items()
+        }
         copies_s = sum(1 / each_s for each_s in self._copy_s.values())
         hop_s = FAN_OUT * len(able) / copies_s + HOP_S if able else 0.0
         self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
@@ -87,7 +94,7 @@ class Forest:
         """Who may be given a piece that these want: those whose uplinks are free first."""
         if self._last is not None and self._last[1] == wanting:
             return [self._members[self._last[0].root]]
-        free_at = self._free_at()
+        free_at = self._looked_up = self._free_at()
         able = [one for one in free_at if wanting >> one & 1]
         able.sort(key=lambda one: free_at[one] + FAN_OUT * self._copy_s[one])
         return [self._members[one] for one in able[:ROOTS_TRIED]]
@@ -99,24 +106,23 @@ class Forest:
         if self._last is not None and self._last[1] == wanting and self._last[0].root == owner.number:
             tree, left = self._last[0], self._last[2]
         else:
-            numbers = set(bits(wanting)) | {owner.number}
             tree = grow(
                 owner.number,
                 self._links,
-                wanting=numbers,
-                number_wanting=len(numbers),
-                free_at=self._free_at(),
+                wanting=set(bits(wanting)),
+                free_at=self._looked_up or self._free_at(),
                 copy_s=self._copy_s,
             )
+            self._looked_up = None
             left = 1 + len(self._members) // NODES_PER_SHARE
         self._last = (tree, wanting, left - 1) if left > 1 else None
         return tree
 
     def _free_at(self) -> dict[int, float]:
         """Seconds until each uplink has done what it was asked."""
-        members, piece_bytes = self._members, self._piece_bytes
+        members = self._members
         return {
-            number: members[number].path.handing.work_bytes / piece_bytes * copy_s
-            for number, copy_s in self._copy_s.items()
+            number: handing.work_bytes * s_per_byte
+            for number, (handing, s_per_byte) in self._s_per_byte.items()
             if number in members
         }

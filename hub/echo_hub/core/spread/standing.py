@@ -134,7 +134,8 @@ class Standing:
             if piece >= self._num_pieces or not self._missing[piece] & bit:
                 continue
             self._missing[piece] ^= bit
-            self._covered[piece] &= ~bit
+            if self._covered[piece] & bit:
+                self._covered[piece] ^= bit
             member.num_missing -= 1
             if not member.num_missing:
                 self._num_lacking -= 1
@@ -182,20 +183,20 @@ class Standing:
 
     def _passed(self, relay: Relay, member: Member, now: float) -> None:
         """The member has the relayed piece, and others get it from there."""
-        tree, number = relay.tree, member.number
+        tree, number, piece_bytes = relay.tree, member.number, self._piece_bytes
         if relay.waiting & member.bit:
             relay.waiting ^= member.bit
             source = self._by_number.get(tree.parents[number])
             if source is not None:
                 handing = source.path.handing
-                handing.work_bytes -= self._piece_bytes
+                handing.work_bytes -= piece_bytes
                 self._copies_to_come -= 1
                 if not self._missing[relay.piece] & source.bit:
-                    handing.arrived(self._piece_bytes, now)
-        kids = tree.kids.get(number, 0) & relay.waiting
-        if kids:
-            member.path.handing.sent(kids.bit_count() * self._piece_bytes, now)
-        self._free(relay, now)
+                    handing.arrived(piece_bytes, now)
+        if number in tree.kids and (kids := tree.kids[number] & relay.waiting):
+            member.path.handing.sent(kids.bit_count() * piece_bytes, now)
+        if relay.counts:
+            self._free(relay, now)
         if not relay.waiting:
             self._end(relay)
 

@@ -12,7 +12,7 @@ copy counts as there when all are that its node sends at once: they share its up
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -61,7 +61,7 @@ class Tree:
         if wanting & self.covers != self.covers:
             return self._pack(wanting)
         if self._packed is None:
-            self._packed = self._pack(self.covers)
+            self._packed = relay_tree.pack_all(self.root, self.children)
         return self._packed
 
     def _pack(self, wanting: int) -> bytes:
@@ -91,33 +91,37 @@ def grow(
     root: int,
     links: Mapping[int, Sequence[int]],
     *,
-    wanting: Container[int],
-    number_wanting: int,
-    free_at: MutableMapping[int, float],
+    wanting: Collection[int],
+    free_at: Mapping[int, float],
     copy_s: Mapping[int, float],
 ) -> Tree:
     """The tree from `root` by which those that want a piece have it soonest, one after the other as far as known.
 
     `links`: by number, whom each is linked with. `free_at`: when each uplink has sent what it has to, in seconds; those
-    that are not in it hand nothing on. It is written on. `copy_s`: what it takes each of these to send a copy.
+    that are not in it hand nothing on. `copy_s`: what it takes each of these to send a copy.
     """
+    left = set(wanting)
+    left.discard(root)
+    busy_until = {**dict.fromkeys(left, inf), **free_at}
+    soonest = busy_until.__getitem__
     children: dict[int, list[int]] = {}
     parents: dict[int, int] = {}
     depths = {root: 0}
     waiting = [(free_at[root], root)]
     last_at = 0.0
-    while waiting and len(depths) < number_wanting:
+    while waiting and left:
         at, node = heappop(waiting)
-        if free_at[node] > at:
-            heappush(waiting, (free_at[node], node))
+        if busy_until[node] > at:
+            heappush(waiting, (busy_until[node], node))
             continue
-        open_links = [one for one in links[node] if one not in depths and one in wanting]
+        open_links = [one for one in links[node] if one in left]
         if not open_links:
             continue
         if len(open_links) > FAN_OUT:
-            open_links.sort(key=lambda one: free_at.get(one, inf))
+            open_links.sort(key=soonest)
             del open_links[FAN_OUT:]
-        ends_at = free_at[node] = at + len(open_links) * copy_s[node]
+        left.difference_update(open_links)
+        ends_at = busy_until[node] = at + len(open_links) * copy_s[node]
         children.setdefault(node, []).extend(open_links)
         depth, there_at = depths[node] + 1, ends_at + HOP_S
         for child in open_links:
@@ -127,7 +131,10 @@ def grow(
         heappush(waiting, (ends_at, node))
         last_at = max(last_at, there_at)
     kids = {node: _mask(numbers) for node, numbers in children.items()}
-    return Tree(root, children, parents, _mask(parents), last_at, kids)
+    covers = 0
+    for mask in kids.values():
+        covers |= mask
+    return Tree(root, children, parents, covers, last_at, kids)
 
 
 def _mask(numbers: Iterable[int]) -> int:

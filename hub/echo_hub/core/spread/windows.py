@@ -163,9 +163,9 @@ class Handing:
     def arrived(self, num_bytes: int, now: float) -> None:
         """One more copy has come to another node."""
         self._sample_bytes += num_bytes
-        self.lost(num_bytes)
+        self.bytes_in_flight = left = max(0, self.bytes_in_flight - num_bytes)
         span_s = now - self._began_at
-        if span_s > 0 and (not self.bytes_in_flight or span_s > LONGEST_SAMPLE_S):
+        if span_s > 0 and (not left or span_s > LONGEST_SAMPLE_S):
             rate = self._sample_bytes / span_s
             if self.rate is None:
                 self.rate = rate

@@ -13,7 +13,7 @@ def grown(
     root: int, links: dict[int, list[int]], *, free_at: dict[int, float], copy_s: float | dict[int, float] = 0.1
 ) -> Tree:
     each_s = dict.fromkeys(free_at, copy_s) if isinstance(copy_s, float) else copy_s
-    return grow(root, links, wanting=links, number_wanting=len(links), free_at=free_at, copy_s=each_s)
+    return grow(root, links, wanting=links, free_at=free_at, copy_s=each_s)
 
 
 def random_links(count: int, degree: int = 32) -> dict[int, list[int]]:
