@@ -100,10 +100,26 @@ class Driver:
         self._there_is_haste = asyncio.Event()
         """Somebody waits for what is among them."""
         self._committed = asyncio.Event()
+        self._num_handled = self._num_settled = 0
+        """Events of nodes that were handled, and of these those whose records are committed."""
+        self._has_settled = asyncio.Event()
+        self._is_waited_for = False
 
     async def report(self, event: Event) -> None:
         """Waits while the inbox is full. Once `run` has ended, nobody listens and nobody waits."""
         await self._inbox.put(self._arrived(event) if isinstance(event, RolloutArrived) else event)
+
+    async def settled(self) -> None:
+        """Returns once all that nodes have said by now is handled, and what came of it is committed; never, when that
+        is not to be. One waits at a time."""
+        number = self._inbox.num_said
+        while self._num_settled < number:
+            self._is_waited_for = True
+            if self._num_handled > self._num_settled:
+                self._there_are_effects.set()
+            self._has_settled.clear()
+            await self._has_settled.wait()
+        self._is_waited_for = False
 
     def note(self, event: RunEvent) -> None:
         """Has it written down with the next turn."""
@@ -147,6 +163,9 @@ class Driver:
 
     def _take(self, effects: list[Effect], act: Callable[[Action], None]) -> bool:
         """Whether the learner may begin a step."""
+        self._num_handled = self._inbox.num_taken
+        if self._is_waited_for:
+            self._there_are_effects.set()
         begun = [effect for effect in effects if isinstance(effect, BeginStep)]
         for effect in begun:
             act(effect)
@@ -168,7 +187,7 @@ class Driver:
             next_at = loop.time() + COMMIT_S
             self._there_are_effects.clear()
             self._there_is_haste.clear()
-            effects, self._effects = self._effects, []
+            effects, self._effects, num_handled = self._effects, [], self._num_handled
             records = [effect for effect in effects if isinstance(effect, RECORDS)]
             await self._commit(records)
             self.num_received += sum(isinstance(record, RolloutReceived) for record in records)
@@ -177,6 +196,8 @@ class Driver:
                     level, text, values, extra = decision_line(record)
                     log.log(level, text, *values, extra=extra)
             self._committed.set()
+            self._num_settled = num_handled
+            self._has_settled.set()
             for effect in effects:
                 if isinstance(effect, ACTIONS) and not isinstance(effect, BeginStep):
                     act(effect)

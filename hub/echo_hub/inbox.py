@@ -41,6 +41,10 @@ class Inbox:
         self._there_are_others = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_ended = False
+        self.num_said = 0
+        """Events of nodes that were ever put."""
+        self.num_taken = 0
+        """Of them, those that were taken."""
 
     async def put(self, event: Event) -> None:
         """Waits while there are too many. Once nobody takes any more, nothing is kept and nobody waits."""
@@ -48,6 +52,7 @@ class Inbox:
             while len(self._of_nodes) >= INBOX_EVENTS and not self._has_ended:
                 self._has_room.clear()
                 await self._has_room.wait()
+            self.num_said += 1
         if not self._has_ended:
             (self._of_nodes if type(event) in _OF_NODES else self._first).append(event)
             if type(event) not in _TOGETHER:
@@ -69,6 +74,8 @@ class Inbox:
             self._num_others -= 1
             if not self._num_others:
                 self._there_are_others.clear()
+        if queue is self._of_nodes:
+            self.num_taken += len(taken)
         if len(self._of_nodes) < INBOX_EVENTS:
             self._has_room.set()
         return taken

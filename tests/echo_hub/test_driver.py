@@ -411,3 +411,48 @@ async def test_what_is_being_written_when_the_driver_is_cancelled_is_written_onc
     go_on.set()
     await driver.commit_noted()
     assert stored(driven) == ["begun", "last"]
+
+
+async def test_what_nodes_have_said_is_settled_once_it_is_committed(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = await drive()
+    await driven.driver.settled()
+    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.node("a")
+    await driven.until(lambda: bool(driven.of(SendLease)))
+    lease = driven.of(SendLease)[0]
+    may_commit, is_asked, commit = asyncio.Event(), asyncio.Event(), driven.async_store.apply
+
+    async def held_back(*content: Any) -> None:
+        is_asked.set()
+        await may_commit.wait()
+        await commit(*content)
+
+    monkeypatch.setattr(driven.async_store, "apply", held_back)
+    await driven.driver.report(driven.arrival(lease, lease.indices[0]))
+    settling = asyncio.create_task(driven.driver.settled())
+    await is_asked.wait()
+    assert not settling.done(), "it is not in the store"
+    may_commit.set()
+    async with asyncio.timeout(60):
+        await settling
+    states = {row.rollout_id: row.state for row in driven.store.snapshot().rollouts}
+    assert states[f"{lease.lease_id}-{lease.indices[0]}"] is not ReceiptState.LEASED
+    await driven.driver.report(NodeReported(node_id="a", capacity=1, policy_version=0))
+    async with asyncio.timeout(60):
+        await driven.driver.settled()
+
+
+async def test_what_comes_after_the_end_is_never_settled(drive: Drive) -> None:
+    driven = await drive(running=False)
+    work = asyncio.create_task(driven.driver.run(driven.act))
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait([work])
+    await driven.driver.report(NodeConnected(node_id="a"))
+    settling = asyncio.create_task(driven.driver.settled())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not settling.done()
+    settling.cancel()
