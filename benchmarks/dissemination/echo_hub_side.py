@@ -107,6 +107,9 @@ class EchoHub:
                 )
             )
 
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> EchoHub:
+        return self
+
     def admit(self, node_id: str) -> None:
         """Everybody may join."""
 

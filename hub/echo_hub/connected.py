@@ -126,6 +126,9 @@ class ConnectedNodes:
         self._useful: frozenset[str] = frozenset()
         self._log = PeerLog(log)  # Keys cost nothing.
 
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> ConnectedNodes:
+        return self
+
     def admit(self, node_id: str) -> None:
         self._distributor.admit(node_id)
 

@@ -261,6 +261,10 @@ class HubSession:
         self._nonce = nonce
 
     @property
+    def is_closed(self) -> bool:
+        return self.state is State.CLOSED
+
+    @property
     def node_id(self) -> str:
         """The peer's id; proven once `proof` is set."""
         if self.hello is None:

@@ -13,7 +13,7 @@ import hmac
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -81,6 +81,10 @@ class Guest:
 class GuestList(Protocol):
     """Who is who, by their ids."""
 
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
+        """The list that has this node, which has proven who it is by this nonce. Raises RefusedError where there is
+        none."""
+
     def admit(self, node_id: str) -> None:
         """Raises RefusedError for a node that may not join."""
 
@@ -94,7 +98,17 @@ class GuestList(Protocol):
 class Door:
     """Before every node's websocket."""
 
-    def __init__(self, *, me: Identity, settings: ServerConfig, limits: Limits, penalties: Penalties) -> None:
+    def __init__(
+        self,
+        *,
+        me: Identity,
+        settings: ServerConfig,
+        limits: Limits,
+        penalties: Penalties,
+        nonces: Nonces | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`nonces`: those that are shared with others, whose `clock` is shared, too."""
         self.refusals: Counter[str] = Counter()
         """By why."""
         self._log = PeerLog(log)
@@ -102,7 +116,8 @@ class Door:
         self._settings = settings
         self._limits = limits
         self._penalties = penalties
-        self._nonces = Nonces()
+        self._nonces = nonces or Nonces()
+        self._clock = clock or limits.now
         self._turnstile = Turnstile(rate=settings.joins_per_s, most_waiting=MOST_WAITING)
 
     async def enter(self, request: web.Request, guests: GuestList) -> Guest:
@@ -126,6 +141,7 @@ class Door:
                 raise TurnedAway(self._challenge(credentials, hello))
             self._penalties.check(place, node_id(hello.node_key), now=self._limits.now())
             session, proof = self._check(credentials, hello)
+            guests = await guests.about(session.node_id, proof.invite_token, credentials.nonce)
             invite_id = self._invite(proof, session.node_id, guests)
             guests.admit(session.node_id)
             is_known = invite_id is not None or guests.knows(session.node_id)
@@ -163,7 +179,7 @@ class Door:
             raise self._turnstile.too_many() from error
 
     def _challenge(self, credentials: Credentials, hello: Hello) -> web.Response:
-        session = self._session(self._nonces.make(hello, now=self._limits.now()))
+        session = self._session(self._nonces.make(hello, now=self._clock()))
         session.receive(credentials.hello)
         headers = {hdrs.WWW_AUTHENTICATE: challenge_header(session.challenge()), **_NO_STORE}
         return web.Response(status=401, text="Prove it.\n", headers=headers)
@@ -171,7 +187,7 @@ class Door:
     def _check(self, credentials: Credentials, hello: Hello) -> tuple[HubSession, Proof]:
         if len(credentials.nonce) != NONCE_BYTES:
             raise CodecError("A nonce has the wrong length.", got=f"{len(credentials.nonce)} bytes")
-        now = self._limits.now()
+        now = self._clock()
         session = self._session(credentials.nonce)
         session.receive(credentials.hello)
         self._nonces.check(credentials.nonce, hello, now=now)

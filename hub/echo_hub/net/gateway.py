@@ -21,8 +21,9 @@ from aiohttp.abc import AbstractStreamWriter
 
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, hub_host, place_of
-from echo_hub.net.door import Door, Guest, TurnedAway, refused
+from echo_hub.net.door import Door, Guest, GuestList, TurnedAway, refused
 from echo_hub.net.limits import Limits
+from echo_hub.net.nonces import Nonces
 from echo_hub.net.pace import Pace
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
@@ -87,6 +88,10 @@ class NodeInfo:
 
 class Inbox(Protocol):
     """Where the gateway's news goes."""
+
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
+        """Who is asked the following about this node, which has proven who it is by this nonce. Raises RefusedError
+        where there is nobody."""
 
     def admit(self, node_id: str) -> None:
         """Raises RefusedError for a node that may not join. Asked before there is a connection."""
@@ -191,14 +196,25 @@ class _Connection:
 class Gateway:
     """All connected nodes. `send` and `push` never wait."""
 
-    def __init__(self, *, me: Identity, settings: ServerConfig, limits: Limits) -> None:
+    def __init__(
+        self,
+        *,
+        me: Identity,
+        settings: ServerConfig,
+        limits: Limits,
+        nonces: Nonces | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`nonces` and their `clock`: as `Door` has them."""
         self.faults: Counter[Fault] = Counter()
         """Of nodes on open connections."""
         self._settings = settings
         self._limits = limits
         self._log = PeerLog(log)
         self._penalties = Penalties()
-        self._door = Door(me=me, settings=settings, limits=limits, penalties=self._penalties)
+        self._door = Door(
+            me=me, settings=settings, limits=limits, penalties=self._penalties, nonces=nonces, clock=clock
+        )
         self._open: dict[str, _Connection] = {}
         self._connections: set[_Connection] = set()
         """The open ones, and those that wait for their Welcome."""
@@ -247,6 +263,14 @@ class Gateway:
             return None if message is None else connection.session.send(message)
 
         return connection.queue.push(frame, rank) or self._give_up(connection, node_id)
+
+    def relay(self, node_id: str, frame: bytes, rank: Rank | None = None) -> bool:
+        """As `send`, or with a `rank` as `push`, what another process has made for the node."""
+        connection = self._open.get(node_id)
+        if connection is None or connection.session.state is not State.OPEN:
+            return False
+        is_taken = connection.send(frame) if rank is None else connection.queue.push(lambda: frame, rank)
+        return is_taken or self._give_up(connection, node_id)
 
     def _give_up(self, connection: _Connection, node_id: str) -> Literal[False]:
         if connection.abort():  # Its reader ends then, and tells the inbox.
@@ -309,20 +333,22 @@ class Gateway:
     ) -> None:
         session = connection.session
         async with asyncio.timeout(WELCOME_S):
-            if self._replace(node.node_id):
+            if self.displace(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
         if session.state is State.CLOSED:  # The hub stops, and has said so.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
-        self._replace(node.node_id)  # Another connection of this node may have been quicker.
+        self.displace(node.node_id)  # Another connection of this node may have been quicker.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)
         pace = Pace(now=self._limits.now())
         try:
             while (frame := await self._next_frame(connection, node)) is not None:
+                if session.is_closed:  # The node was told so, and has not read it yet.
+                    return
                 message = session.receive(frame)
                 if isinstance(message, Goodbye):
                     extra = {"event": "node_left", "subject": node.node_id}
@@ -361,8 +387,9 @@ class Gateway:
             hears_totals=proof.hears_totals,
         )
 
-    def _replace(self, node_id: str) -> bool:
-        """A node that connects again while its old connection still seems open has lost that one: end it.
+    def displace(self, node_id: str) -> bool:
+        """A node that connects again while its old connection still seems open has lost that one: end it. Whether it
+        had one; its inbox does not hear of it.
 
         Nothing waits for that: the old connection may be dead, and take what it is sent for ever.
         """

@@ -43,8 +43,9 @@ class Listening(socket.socket):
         raise BlockingIOError(errno.EAGAIN, "so many were turned away that others get their turn")
 
 
-async def listen(host: str, port: int, admits: Admits) -> list[Listening]:
-    """One socket for each address of the host; "" = all of this machine. Raises OSError where one cannot be had."""
+async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) -> list[Listening]:
+    """One socket for each address of the host; "" = all of this machine. `shared`: with other processes of this user's,
+    among which the system divides what comes (SO_REUSEPORT). Raises OSError where one cannot be had."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -52,7 +53,7 @@ async def listen(host: str, port: int, admits: Admits) -> list[Listening]:
     try:
         for family, _, _, _, address in dict.fromkeys(found):
             try:
-                bound = socket.create_server(address, family=family, backlog=WAITING_IN_SYSTEM)
+                bound = socket.create_server(address, family=family, backlog=WAITING_IN_SYSTEM, reuse_port=shared)
             except OSError as error:
                 if error.errno != errno.EAFNOSUPPORT or len(found) == 1:
                     raise

@@ -1,7 +1,8 @@
 """The hub's nonces: each says when it ends and for whom it was made, so that nothing is kept of who only asks.
 
-A nonce is when it ends, chance, and a MAC by a secret of this process over both and the node's key and nonce. Only one
-that a node has answered rightly is written down, until it ends: an upgrade that somebody has recorded opens nothing.
+A nonce is when it ends, chance, and a MAC by a secret over both and the node's key and nonce. The secret is this
+process's own, or shared by all that answer at one address. Only one that a node has answered rightly is written down,
+until it ends: an upgrade that somebody has recorded opens nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _MAC_BYTES: Final = 16
 class Nonces:
     """`now` is any clock that only goes forward, in seconds, the same in every call."""
 
-    def __init__(self) -> None:
-        self._secret = secrets.token_bytes(32)
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = secret or secrets.token_bytes(32)
         self._used: OrderedDict[bytes, float] = OrderedDict()
         """Until when; in the order of use, which is nearly that of their ends."""
 

@@ -32,10 +32,11 @@ Dress = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 
 class Server:
-    """`port` is the real one, also when the settings say 0."""
+    """`port` is the real one, also when the settings say 0. `shared`: with other processes, as `listen` says."""
 
-    def __init__(self, settings: ServerConfig) -> None:
+    def __init__(self, settings: ServerConfig, *, shared: bool = False) -> None:
         self._settings = settings
+        self._is_shared = shared
         self.routes: tuple[web.AbstractRouteDef, ...] = ()
         """Once it is open."""
         self.limits = Limits(settings)
@@ -68,7 +69,9 @@ class Server:
         context = certificate.load() if certificate else None
         self._runner.speak_tls(context)  # Not the site: within the limits, from a connection's first packet on.
         try:
-            for one in await listen(self._settings.host, self._settings.port, self.limits.admits):
+            for one in await listen(
+                self._settings.host, self._settings.port, self.limits.admits, shared=self._is_shared
+            ):
                 await web.SockSite(self._runner, one, backlog=ACCEPTED_AT_ONCE).start()
         except OSError as error:
             await self._runner.cleanup()

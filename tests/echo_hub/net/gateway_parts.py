@@ -66,6 +66,9 @@ class Book:
         self.may_join.set()
         self._news = asyncio.Condition()
 
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> Book:
+        return self
+
     def admit(self, node_id: str) -> None:
         if node_id in self.barred:
             raise RefusedError("Banned.", do="Ask.", code=RefusalCode.BANNED)

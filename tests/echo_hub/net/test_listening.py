@@ -72,3 +72,13 @@ async def test_a_host_of_several_addresses_has_a_socket_for_each():
         one.close()
     assert socket.AF_INET in families
     assert len(families) == len(opened)
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="the system has no shared ports")
+async def test_a_port_is_shared_by_those_who_say_so_alone():
+    (first,) = await listen("127.0.0.1", 0, lambda host: True, shared=True)
+    with first:
+        port = first.getsockname()[1]
+        (second,) = await listen("127.0.0.1", port, lambda host: True, shared=True)
+        with second, pytest.raises(OSError):
+            await listen("127.0.0.1", port, lambda host: True)

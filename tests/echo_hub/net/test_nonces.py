@@ -31,6 +31,14 @@ def test_one_holds_for_a_while_and_for_whom_it_was_made() -> None:
     assert code(nonce, ALICE, Nonces(), 100.0) == "stale_proof", "another process has another secret"
 
 
+def test_who_shares_the_secret_knows_it() -> None:
+    nonce = Nonces(bytes(32)).make(ALICE, now=100.0)
+    other = Nonces(bytes(32))
+    other.check(nonce, ALICE, now=100.0)
+    other.use(nonce, now=100.0)
+    assert code(nonce, ALICE, other, 100.0) == "stale_proof"
+
+
 @pytest.mark.parametrize("place", [0, 8, 16, 31])
 def test_no_byte_of_it_can_be_changed(place: int) -> None:
     book = Nonces()
