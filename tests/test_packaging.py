@@ -19,7 +19,7 @@ from echo_hub.run.base_model import BUILTIN, resolve_base
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-BROUGHT_ALONG = {"annotated-types", "pydantic-core", "yarl"}
+BROUGHT_ALONG = {"annotated-types", "multidict", "pydantic-core", "yarl"}
 """Part of what pydantic and aiohttp document as theirs, though distributions of their own."""
 OWN = {
     *("echo_hub", "echo_node", "echo_shared", "benchmarks", "scripts"),
@@ -48,7 +48,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("directory", "extras"),
     [
-        ("hub", ("hub", "parquet", "wandb")),
+        ("hub", ("hub", "gateways", "parquet", "wandb")),
         ("edge_client", ("cpu", "cuda", "mlx", "vllm", "tray")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu", "benchmarks")),

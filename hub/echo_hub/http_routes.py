@@ -13,10 +13,9 @@ from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions import OperatorDesk
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.dashboard.source import PagesSource
+from echo_hub.doors import Doors
 from echo_hub.net.artefact_routes import routes as artefact_routes
-from echo_hub.net.gateway import Gateway
 from echo_hub.net.install_routes import routes as install_routes
-from echo_hub.net.limits import Limits
 from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.tracker import Introduce
 from echo_hub.net.tracker import routes as tracker_routes
@@ -33,25 +32,25 @@ def http_routes(
     config: HubConfig,
     opened: Resources,
     *,
-    gateway: Gateway,
+    doors: Doors,
     nodes: ConnectedNodes,
-    limits: Limits,
     introduce: Introduce,
     pages: PagesSource,
     guard: Guard,
     desk: OperatorDesk,
 ) -> Iterator[web.AbstractRouteDef]:
     proxies, credit = config.server.trusted_proxies, CreditStore(opened.store.store.engine)
-    yield from gateway.routes(nodes)
+    inbox, limits = doors.own_inbox(nodes), doors.limits
+    yield from doors.own.routes(inbox)
     sign = partial(certify, opened.store, opened.me, run_id=opened.run_id, run_name=config.run.name)
     books = OwnBooks(
-        gateway,
+        doors.own,
         look_up=opened.store.receipts,
         certify=sign,
         team=partial(change_team, credit),
         now=limits.now,
     )
-    yield from books.routes(nodes)
+    yield from books.routes(inbox)
     yield from tracker_routes(opened.tracker, trusted_proxies=proxies, introduce=introduce)
 
     def vouch(request: web.Request, node_id: str) -> None:

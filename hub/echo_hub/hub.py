@@ -1,6 +1,6 @@
 """One hub: its components, made in order, each given what it needs of those before it, and their tasks.
 
-Data's way: gateway → connected nodes → driver (coordinator, store) → actions → handing out, scorer, trainer,
+Data's way: doors → connected nodes → driver (coordinator, store) → actions → handing out, scorer, trainer,
 publishing; what these find out goes back to the driver as events. Nothing else talks to the coordinator.
 """
 
@@ -43,6 +43,7 @@ from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.books_away import books_away
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.source import Changes
+from echo_hub.doors import Doors
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
@@ -56,7 +57,6 @@ from echo_hub.joining import install_command, join_command, windows_install_comm
 from echo_hub.learner.schedule import share_of_highest
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
-from echo_hub.net.gateway import Gateway
 from echo_hub.net.server import Server
 from echo_hub.operating import Operation
 from echo_hub.operator_access import guard_of
@@ -105,7 +105,8 @@ class Hub:
             noted=self._changes.notify,
             arrived=StopStrings.of_run(config, opened.codec).arrived,
         )
-        self._gateway = Gateway(me=opened.me, settings=config.server, limits=self.server.limits)
+        self.doors = Doors.of(config, opened.me, run_id=opened.run_id, limits=self.server.limits)
+        self._connections = self.doors.connections
         self._distributor = self._make_distributor()
         self.publishing = Publishing(
             distributor=self._distributor,
@@ -114,8 +115,8 @@ class Hub:
             room=opened.store.room,
         )
         self._own_sampler = OwnSampler(config.training, report=self._driver.report)
-        self._receipts = ReceiptsOut(send=self._gateway.send)
-        self._look_ups = ReceiptLookUps(store=opened.store, send=self._gateway.send, flush=self._receipts.flush)
+        self._receipts = ReceiptsOut(send=self._connections.send)
+        self._look_ups = ReceiptLookUps(store=opened.store, send=self._connections.send, flush=self._receipts.flush)
         self._trained_receipts = TrainedReceipts(tell=self._receipts.tell)
         self._node_checks = self._make_node_checks()
         self.nodes = self._make_nodes()
@@ -128,7 +129,7 @@ class Hub:
         self._node_evaluations = self._make_node_evaluations()
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
-        self._totals = TotalsNews(store=opened.store, nodes=self.nodes.live, send=self._gateway.send)
+        self._totals = TotalsNews(store=opened.store, nodes=self.nodes.live, send=self._connections.send)
         self._sinks = chosen_sinks(
             config, directory.root, self.run_id, opened.store, codec=opened.codec, problems=opened.problems
         )
@@ -144,8 +145,8 @@ class Hub:
         return Distributor(
             settings=self.config.dissemination,
             publisher=self._opened.publisher,
-            broadcaster=Broadcaster(self._gateway),
-            connections=self._gateway,
+            broadcaster=Broadcaster(self._connections),
+            connections=self._connections,
             record=self._record_distribution,
             stands_by=lambda node_id: self.nodes.stands_by(node_id),
         )
@@ -177,7 +178,7 @@ class Hub:
     def _make_node_checks(self) -> NodeChecks:
         return NodeChecks(
             load=self._load_drawn(),
-            send=self._gateway.send,
+            send=self._connections.send,
             report=self._driver.report,
             temperature=self.config.sampling.temperature,
         )
@@ -219,7 +220,7 @@ class Hub:
             problems=self._opened.problems,
             nodes=self.nodes.live,
             offers=self._distributor,
-            send=self._gateway.send,
+            send=self._connections.send,
             sample=self._trainer.sample,
             may_move_on=self._opened.partials.may_move_on,
         )
@@ -340,11 +341,7 @@ class Hub:
             install_command=install_command(self.config, self.server),
             windows_install_command=windows_install_command(self.config, self.server),
             address=self.server.shared_url,
-            turned_away={
-                "connection": self.server.limits.counts,
-                "passkey": dict(self._opened.tracker.refused),
-                **self._gateway.turned_away,
-            },
+            turned_away=self.doors.turned_away(self._opened.tracker.refused),
             judges_away=self._opened.scoring.judges.absent,
             judged=self._opened.scoring.judges.counts,
             needs_nodes=self.config.run.mode != "colocated",
@@ -354,13 +351,13 @@ class Hub:
         )
 
     async def open(self) -> None:
-        """Opens the port. Raises ConfigError when it cannot be had."""
+        """Opens the port. Raises ConfigError when it cannot be had, or the gateways' broker."""
+        await self.doors.fleet.open()
         routes = http_routes(
             self.config,
             self._opened,
-            gateway=self._gateway,
+            doors=self.doors,
             nodes=self.nodes,
-            limits=self.server.limits,
             introduce=self._distributor.introduce,
             pages=self.pages,
             guard=self.guard,
@@ -379,6 +376,7 @@ class Hub:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
                     self._driver.run(self._act),
+                    self.doors.fleet.run(self.nodes, self._driver.settled),
                     self._preparation.run(report),
                     self._handing_out.run(),
                     self._scorer.run(report),
@@ -408,7 +406,8 @@ class Hub:
             raise
         finally:
             self._opened.store.give_up()
-            await self._gateway.close(*self.ending.farewell())
+            await self._connections.close(*self.ending.farewell())
+            await self.doors.fleet.tell()
             await self.operation.ended()
 
     def _act(self, action: Action) -> None:
@@ -422,7 +421,8 @@ class Hub:
                 self._opened.partials.revoked(action.lease_id)
                 self._handing_out.submit(action)
             case SendReceipts():
-                self._receipts.tell(action.node_id, action.receipts)
+                if receipts := self._connections.untold(action.node_id, action.receipts):
+                    self._receipts.tell(action.node_id, receipts)
             case SendTrained():
                 self._trained_receipts.submit(action)
             case LookUpReceipt():
@@ -453,7 +453,7 @@ class Hub:
                 self._node_evaluations.done(action.policy_version)
             case TellStandby():
                 told = self.nodes.told(action.node_id, action.reason, action.detail)
-                self._gateway.send(action.node_id, told)
+                self._connections.send(action.node_id, told)
             case TellOperator():
                 self._desk.settled(action.number)
             case FinishRun():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import sys
 import time
-from collections.abc import Coroutine
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +28,7 @@ from echo_hub.config.file import load_config, render_config
 from echo_hub.credit_commands import credit, team
 from echo_hub.demo_settings import DemoTask, demo_settings
 from echo_hub.fork_command import fork
+from echo_hub.gateway_command import gateway
 from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.log_commands import alert_test, events, log
 from echo_hub.new_task_command import new_task
@@ -39,6 +38,7 @@ from echo_hub.run.making import make_run, port_beside
 from echo_hub.sft_command import sft
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.try_task_command import try_task
+from echo_hub.until_stopped import run_until_stopped
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import fingerprint
@@ -137,7 +137,7 @@ def serve(
                 showing.cancel()
                 await asyncio.wait([showing])
 
-    _run(serve_until_stopped())
+    run_until_stopped(serve_until_stopped())
 
 
 @app.command()
@@ -171,7 +171,7 @@ def demo(
             report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
 
     chosen = tuple(backend or default_backends())
-    _run(run_demo(config, run_directory, backends=chosen, keep=keep, console=Console(), report_to=write))
+    run_until_stopped(run_demo(config, run_directory, backends=chosen, keep=keep, console=Console(), report_to=write))
 
 
 @app.command()
@@ -208,7 +208,7 @@ def evaluate(
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
-    results = _run(evaluate_versions(config, directory, policy_versions=version))
+    results = run_until_stopped(evaluate_versions(config, directory, policy_versions=version))
     if results is None:
         return
     for result in results:
@@ -280,7 +280,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
 for command in (
     *(invite, invites, uninvite, act, undo, audit, tokens),
     *(rollouts, log, events, alert_test, backup, restore),
-    *(try_task, new_task, compare, fork, sft),
+    *(try_task, new_task, compare, fork, sft, gateway),
 ):
     app.command()(command)
 app.add_typer(credit, name="credit")
@@ -436,39 +436,6 @@ def _flags(
     return {
         name: {key: value for key, value in section.items() if value is not None} for name, section in sections.items()
     }
-
-
-def _run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Runs to the end, or to Ctrl-C or SIGTERM: both cancel, so that everything is closed in order; None then."""
-
-    async def until_signalled() -> Any:
-        task = asyncio.ensure_future(main)
-        loop = asyncio.get_running_loop()
-        if sys.platform != "win32":
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, task.cancel)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            typer.echo("\nStopped. Nothing is lost: the run goes on where it stopped.", err=True)
-            return None
-
-    try:
-        return asyncio.run(until_signalled())
-    except BaseExceptionGroup as group:
-        # Tasks fail together; a user wants the one error that has a text for them.
-        raise _known(group) from group
-
-
-def _known(error: BaseException) -> BaseException:
-    """The first EchoError in a group, however deep; the group itself when there is none."""
-    known = error.subgroup(EchoError) if isinstance(error, BaseExceptionGroup) else None
-    while isinstance(known, BaseExceptionGroup):
-        first = known.exceptions[0]
-        if not isinstance(first, BaseExceptionGroup):
-            return first
-        known = first
-    return error
 
 
 if __name__ == "__main__":

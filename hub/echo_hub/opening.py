@@ -156,6 +156,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         )
         logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
         stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
+        stack.push_async_callback(hub.doors.fleet.close)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub

@@ -25,7 +25,7 @@ from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_shared import key_file
-from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
+from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import fingerprint
 from tests.echo_hub.written_books import write_books
 
@@ -62,6 +62,7 @@ FLAGS = {
     "sft": {
         *("--epochs", "--batch-tokens", "--learning-rate", "--heldout", "--seed", "--evaluate", "--anew", "--json"),
     },
+    "gateway": {"--host", "--port", "--dry-run"},
     "backup": set(),
     "restore": set(),
     "password": set(),
@@ -313,16 +314,6 @@ def test_an_errors_text_is_printed_as_it_is(
     """Brackets are no markup, and what is to be copied is in one line."""
     assert entered(monkeypatch, "serve", tmp_path / name) == 1
     assert f"echo-hub init {tmp_path / name}\n" in capsys.readouterr().err
-
-
-def test_of_tasks_that_fail_together_the_user_sees_the_known_error() -> None:
-    async def fail(*errors: Exception) -> None:
-        raise ExceptionGroup("tasks", [ExceptionGroup("more", list(errors))])
-
-    with pytest.raises(StorageError, match="full"):
-        main_module._run(fail(RuntimeError("x"), StorageError("The disk is full."), LearnerError("y")))
-    with pytest.raises(ExceptionGroup, match="tasks"):
-        main_module._run(fail(RuntimeError("x")))
 
 
 def test_the_help_names_every_command() -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_hub.config.about_section import AboutConfig
+from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.operation_sections import AlertsConfig, LogConfig, MetricsConfig
 from echo_hub.config.reward_section import RewardConfig
@@ -117,6 +118,7 @@ class HubConfig(BaseSettings):
     cost: CostConfig = CostConfig()
     trust: TrustConfig = TrustConfig()
     server: ServerConfig = ServerConfig()
+    gateways: GatewaysConfig = GatewaysConfig()
     dissemination: DisseminationConfig = DisseminationConfig()
     store: StoreConfig = StoreConfig()
     keeping: KeepingConfig = KeepingConfig()

@@ -1,0 +1,52 @@
+"""All ways by which nodes are connected to the hub: its own port, and gateways."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.gateways.connections import Connections, OwnPort
+from echo_hub.gateways.fleet import Fleet
+from echo_hub.gateways.sealing import secret_of
+from echo_hub.net.gateway import Gateway, Inbox
+from echo_hub.net.limits import Limits
+from echo_hub.net.nonces import Nonces
+from echo_shared.identity import Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """Made by `of`."""
+
+    own: Gateway
+    """The hub's own port."""
+    connections: Connections
+    """All nodes, wherever they are connected."""
+    fleet: Fleet
+    """The gateways."""
+    limits: Limits
+
+    @classmethod
+    def of(cls, config: HubConfig, me: Identity, *, run_id: str, limits: Limits) -> Doors:
+        nonces = Nonces(secret_of(me, "nonces"))
+        own = Gateway(me=me, settings=config.server, limits=limits, nonces=nonces, clock=time.time)
+        connections = Connections(own)
+        fleet = Fleet(
+            config.gateways,
+            me=me,
+            run_id=run_id,
+            run_name=config.run.name,
+            connections=connections,
+            nonces=nonces,
+        )
+        return cls(own=own, connections=connections, fleet=fleet, limits=limits)
+
+    def own_inbox(self, nodes: Inbox) -> Inbox:
+        """For nodes on the hub's own port; `nodes` is for all."""
+        return OwnPort(nodes, self.connections)
+
+    def turned_away(self, passkeys: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """What was not let in at the hub's own port, by what and why, since the start."""
+        return {"connection": self.limits.counts, "passkey": dict(passkeys), **self.own.turned_away}

@@ -1,0 +1,112 @@
+"""All connected nodes, by whichever door they came in: those on the hub's own port, and those by gateways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from echo_hub.core.effects import Receipt
+from echo_hub.gateways.items import Kind
+from echo_hub.gateways.sessions import Sessions
+from echo_hub.net.door import GuestList
+from echo_hub.net.gateway import Gateway, Inbox, NodeInfo
+from echo_hub.net.send_queue import Rank
+from echo_shared.codec import encode
+from echo_shared.messages import Checked, FromHub, FromNode, ReceiptState, RefusalCode, Welcome
+
+ELSEWHERE: Final = "This node has connected again elsewhere."
+
+
+class Connections:
+    """`send` and `push` never wait. `has_news` is called when something waits for gateways."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.sessions = Sessions()
+        self.has_news: Callable[[], None] = lambda: None
+
+    def send(self, node_id: str, message: FromHub) -> bool:
+        """Queues the message; False when the node is not connected."""
+        if node_id not in self.sessions:
+            return self._gateway.send(node_id, message)
+        frame = encode(message)
+        return self._say(node_id, Kind.SEND, frame, num_bytes=len(frame))
+
+    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+        """Queues a message that yields to all others. For a node by a gateway it is made at once; there it waits for
+        its turn."""
+        if node_id not in self.sessions:
+            return self._gateway.push(node_id, make, rank)
+        message = make()
+        if message is None:
+            return True
+        frame = encode(message)
+        return self._say(node_id, Kind.PUSH, frame, rank, num_bytes=len(frame))
+
+    def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
+        """Ends this node's connection, if it has one, and tells it why; the inbox hears that it left."""
+        if node_id not in self.sessions:
+            self._gateway.dismiss(node_id, code, what)
+        else:  # Its gateway says that it left.
+            self._say(node_id, Kind.PART, code.value, what)
+
+    async def close(self, code: RefusalCode, what: str) -> None:
+        """Tells every node why the hub ends the connection, and ends it. Those by gateways stay when it only stops, and
+        what they send is stored."""
+        if code is RefusalCode.FINISHED:
+            for line in self.sessions.lines.values():
+                line.put([Kind.CLOSE, code.value, what])
+            self.has_news()
+        await self._gateway.close(code, what)
+
+    def displace(self, node_id: str) -> bool:
+        """Ends the node's connection, which has connected again. Whether it had one; its inbox does not hear of it."""
+        if node_id not in self.sessions:
+            return self._gateway.displace(node_id)
+        self._say(node_id, Kind.PART, RefusalCode.ALREADY_CONNECTED.value, ELSEWHERE)
+        self.sessions.end(node_id)
+        return True
+
+    def untold(self, node_id: str, receipts: Sequence[Receipt]) -> Sequence[Receipt]:
+        """Of these, those that the node was not told by its gateway: that says itself what is received."""
+        if node_id not in self.sessions:
+            return receipts
+        return [one for one in receipts if one.state is not ReceiptState.RECEIVED or one.checked is not Checked.NO]
+
+    def _say(self, node_id: str, kind: Kind, *content: object, num_bytes: int = 0) -> bool:
+        is_said = self.sessions.say(node_id, kind, *content, num_bytes=num_bytes)
+        self.has_news()
+        return is_said
+
+
+class OwnPort:
+    """The inbox of nodes on the hub's own port, who may be connected by a gateway still."""
+
+    def __init__(self, inbox: Inbox, connections: Connections) -> None:
+        self._inbox = inbox
+        self._connections = connections
+
+    async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
+        return await self._inbox.about(node_id, token, nonce)
+
+    def admit(self, node_id: str) -> None:
+        self._inbox.admit(node_id)
+
+    def knows(self, node_id: str) -> bool:
+        return self._inbox.knows(node_id)
+
+    def find_invite(self, node_id: str, token: str | None) -> int | None:
+        return self._inbox.find_invite(node_id, token)
+
+    async def node_joined(self, node: NodeInfo) -> Welcome:
+        if self._connections.displace(node.node_id):
+            await self._inbox.node_left(node.node_id)
+        welcome = await self._inbox.node_joined(node)
+        self._connections.displace(node.node_id)  # Another connection of this node may have been quicker.
+        return welcome
+
+    async def node_said(self, node_id: str, message: FromNode) -> None:
+        await self._inbox.node_said(node_id, message)
+
+    async def node_left(self, node_id: str) -> None:
+        await self._inbox.node_left(node_id)

@@ -1,0 +1,248 @@
+"""The hub's end of its gateways: keeps a line to each, lets their nodes in, and takes in what they have stored.
+
+Without gateways.url there is no broker, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from echo_hub.config.gateways_section import GatewaysConfig
+from echo_hub.gateways.broker import Broker
+from echo_hub.gateways.connections import Connections
+from echo_hub.gateways.hub_line import GONE_S, HERE_S
+from echo_hub.gateways.intake import Intake
+from echo_hub.gateways.items import Item, Kind, node_of, refusal_item
+from echo_hub.gateways.sealing import Seal
+from echo_hub.gateways.sessions import Line
+from echo_hub.gateways.subjects import Subjects, beacon
+from echo_hub.net.gateway import Inbox
+from echo_hub.net.nonces import Nonces
+from echo_shared.codec import encode
+from echo_shared.errors import CodecError, ConnectError, LocalProtocolError, RefusedError
+from echo_shared.identity import Identity
+
+log = logging.getLogger(__name__)
+
+GATHER_S: Final = 0.005
+"""What is said to a gateway's nodes within this time goes in one message."""
+TOLD_BYTES: Final = 2**20
+"""Of one message, about: a larger frame goes alone."""
+A_GAP: Final = 2**62
+"""The number of a message that no gateway expects: it begins anew."""
+
+
+class Fleet:
+    """All gateways. `nonces` are theirs and the hub's; `connections` knows which node is connected where."""
+
+    def __init__(
+        self,
+        settings: GatewaysConfig,
+        *,
+        me: Identity,
+        run_id: str,
+        run_name: str,
+        connections: Connections,
+        nonces: Nonces,
+    ) -> None:
+        self._settings = settings
+        self._subjects = Subjects(run_id)
+        self._beacon = beacon(me.node_id)
+        self._run_name = run_name
+        self._connections = connections
+        self._sessions = connections.sessions
+        self._nonces = nonces
+        self._seal = Seal(me)
+        self._epoch = time.time_ns()
+        self._number = 0
+        self._broker: Broker | None = None
+        self._inbox: Inbox | None = None
+        self.intake: Intake | None = None
+        self._joining: set[asyncio.Task[None]] = set()
+        self._there_is_news = asyncio.Event()
+        connections.has_news = self._there_is_news.set
+
+    async def open(self) -> None:
+        """Raises ConfigError where the broker is of no use."""
+        if self._settings.url:
+            self._broker = await Broker.open(self._settings, name="echo-hub")
+            await self._broker.make_stream(self._subjects.stream, self._subjects.sent)
+
+    async def tell(self) -> None:
+        """Says to gateways what waits; once `run` has ended."""
+        if self._broker is not None:
+            await self._tell_all(self._broker)
+
+    async def close(self) -> None:
+        if self._broker is not None:
+            await self._broker.close()
+
+    async def run(self, inbox: Inbox, committed: Callable[[], Awaitable[None]]) -> None:
+        """Serves gateways for ever. `committed`: as `Intake` has it."""
+        broker, self._inbox = self._broker, inbox
+        if broker is None:
+            return
+        self.intake = Intake(
+            seal=self._seal,
+            subject=self._subjects.sent,
+            inbox=inbox,
+            connections=self._connections,
+            committed=committed,
+        )
+        await broker.subscribe(self._subjects.asked, self._asked)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(broker.consume(self._subjects.stream, self.intake.take))
+            tasks.create_task(self.intake.settle())
+            tasks.create_task(self._tell(broker))
+            tasks.create_task(self._beat(broker))
+
+    # --- what gateways are told
+
+    async def _tell(self, broker: Broker) -> None:
+        while True:
+            await self._there_is_news.wait()
+            await asyncio.sleep(GATHER_S)
+            self._there_is_news.clear()
+            await self._tell_all(broker)
+
+    async def _tell_all(self, broker: Broker) -> None:
+        for line in tuple(self._sessions.lines.values()):
+            try:
+                while line.outbox and not line.is_over:
+                    line.sent += 1
+                    await self._publish(broker, line.gateway_id, line.sent, _some(line))
+            except ConnectError as error:
+                log.warning("gateway %s cannot be told anything: %s", line.gateway_id, error.brief)
+                line.is_over = True
+            if line.is_over:
+                await self._lose(line)
+
+    async def _publish(self, broker: Broker, gateway_id: str, number: int, items: list[Item]) -> None:
+        subject = self._subjects.told(gateway_id)
+        await broker.publish(subject, self._seal.close(subject, [self._epoch, number, items]))
+
+    async def _beat(self, broker: Broker) -> None:
+        while True:
+            self._number += 1
+            body = [self._epoch, self._number, self._subjects.run_id, self._run_name]
+            try:
+                await broker.publish(self._beacon, self._seal.close(self._beacon, body))
+            except ConnectError as error:
+                log.info("gateways were not told that the hub is there: %s", error.brief)
+            now = time.monotonic()
+            for line in tuple(self._sessions.lines.values()):
+                if now - line.heard_at > GONE_S:
+                    log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
+                    await self._lose(line)
+                else:
+                    line.put([Kind.HERE])
+            self._there_is_news.set()
+            await asyncio.sleep(HERE_S)
+
+    async def _lose(self, line: Line) -> None:
+        """The gateway is gone: whoever was connected by it connects again."""
+        assert self._inbox is not None, "lines begin once it runs"
+        for node_id in self._sessions.end_line(line):
+            await self._inbox.node_left(node_id)
+
+    # --- what gateways ask
+
+    async def _asked(self, message: bytes) -> None:
+        try:
+            gateway_id, epoch, number, item = self._seal.open(self._subjects.asked, message)
+        except CodecError as error:
+            log.warning("%s", error.brief)
+            return
+        if epoch != self._epoch:
+            return
+        line = self._sessions.lines.get(gateway_id)
+        if line is None:
+            line = await self._begun(gateway_id, number, item)
+        if line is None or number <= line.heard:
+            return
+        line.heard, line.heard_at = number, time.monotonic()
+        try:
+            await self._answer(line, item)
+        except Exception:
+            log.exception("a gateway was not answered, by an error of the hub's own")
+
+    async def _begun(self, gateway_id: str, number: int, item: Item) -> Line | None:
+        """The new line; None, and the gateway begins another, where this one has had its time."""
+        assert self._broker is not None
+        if number == 1 and item[0] == Kind.HERE:
+            log.warning("gateway %s is there", gateway_id)
+            line = Line(gateway_id, time.monotonic())
+            self._sessions.lines[gateway_id] = line
+            line.put([Kind.HERE])
+            self._there_is_news.set()
+            return line
+        if item[0] != Kind.GONE:
+            await self._publish(self._broker, gateway_id, A_GAP, [])
+        return None
+
+    async def _answer(self, line: Line, item: Item) -> None:
+        match Kind(item[0]):
+            case Kind.HERE:
+                pass
+            case Kind.GONE:
+                log.warning("gateway %s has ended", line.gateway_id)
+                await self._lose(line)
+            case Kind.MEET:
+                line.put(await self._met(*item[1:]))
+                self._there_is_news.set()
+            case Kind.JOIN:
+                joining = asyncio.create_task(self._join(line, item[1], item[2]), name="a node joins by a gateway")
+                self._joining.add(joining)
+                joining.add_done_callback(self._joining.discard)
+            case kind:
+                raise LocalProtocolError("A gateway asks for nothing of this kind.", got=kind.name)
+
+    async def _met(self, request: int, node_id: str, token: str | None, nonce: bytes) -> Item:
+        assert self._inbox is not None
+        try:
+            self._nonces.use(nonce, now=time.time())
+            invite_id = self._inbox.find_invite(node_id, token)
+            self._inbox.admit(node_id)
+            return [Kind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id)]
+        except RefusedError as error:
+            return refusal_item(request, error)
+
+    async def _join(self, line: Line, request: int, fields: dict[str, Any]) -> None:
+        inbox, node = self._inbox, node_of(fields)
+        assert inbox is not None
+        try:
+            if self._connections.displace(node.node_id):
+                await inbox.node_left(node.node_id)
+            welcome = await inbox.node_joined(node)
+        except RefusedError as error:
+            line.put(refusal_item(request, error))
+        except Exception:
+            log.exception("a node was not let in, by an error of the hub's own")
+            line.put(refusal_item(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
+        else:
+            self._connections.displace(node.node_id)  # Another connection of this node may have been quicker.
+            if line.is_over:
+                await inbox.node_left(node.node_id)
+                return
+            session = self._sessions.begin(node.node_id, line)
+            frame = encode(welcome)
+            line.put([Kind.JOINED, request, session.number, frame], len(frame))
+        self._there_is_news.set()
+
+
+def _some(line: Line) -> list[Item]:
+    """What goes in one message of all that waits."""
+    taken, size = list[Item](), 0
+    for item in line.outbox:
+        num_bytes = sum(len(part) for part in item if isinstance(part, bytes))
+        if taken and size + num_bytes > TOLD_BYTES:
+            break
+        taken.append(item)
+        size += num_bytes
+    del line.outbox[: len(taken)]
+    line.num_bytes = 0 if not line.outbox else line.num_bytes - size
+    return taken

@@ -1,0 +1,113 @@
+"""All that a gateway is asked for beside nodes' websockets, fetched from the hub: files, books, tracker and pages.
+
+Both bodies stream. The hub is told the client's address and its scheme, as by any proxy (server.trusted_proxies).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from typing import Final
+
+import aiohttp
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
+from yarl import URL
+
+from echo_hub.net.client_address import client_ip, is_https
+from echo_shared.errors import RemoteProtocolError
+
+CONNECT_S: Final = 5.0
+SILENT_S: Final = 60.0
+"""A hub that sends nothing for so long is given up: its own pages that stay open say something more often."""
+CHUNK_BYTES: Final = 2**18
+_OF_ONE_HOP: Final = frozenset(
+    name.casefold()
+    for name in (
+        hdrs.CONNECTION,
+        hdrs.KEEP_ALIVE,
+        hdrs.PROXY_AUTHENTICATE,
+        hdrs.PROXY_AUTHORIZATION,
+        hdrs.TE,
+        hdrs.TRAILER,
+        hdrs.TRANSFER_ENCODING,
+        hdrs.UPGRADE,
+    )
+)
+"""RFC 9110, section 7.6.1."""
+
+
+class Forwarding:
+    """`open` it in the loop, `close` it. `hub_url` without a path."""
+
+    def __init__(self, hub_url: str, trusted_proxies: Collection[str]) -> None:
+        self._hub_url = hub_url
+        self._proxies = trusted_proxies
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S)
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """Behind all others."""
+        return [web.route("*", "/{path:.*}", self._forward)]
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        assert self._session is not None, "it is open"
+        try:
+            headers = self._headers(request)
+        except RemoteProtocolError as error:
+            raise web.HTTPBadRequest(text=f"{error.brief}\n") from error
+        try:
+            async with self._session.request(
+                request.method,
+                URL(f"{self._hub_url}{request.raw_path}", encoded=True),
+                headers=headers,
+                data=_body(request) if request.can_read_body else None,
+                allow_redirects=False,
+            ) as answer:
+                return await _passed_on(request, answer)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise web.HTTPBadGateway(text="The hub does not answer right now. Try again soon.\n") from error
+
+    def _headers(self, request: web.Request) -> CIMultiDict[str]:
+        headers = _end_to_end(request.headers)
+        headers["X-Forwarded-For"] = client_ip(request, self._proxies)
+        headers["X-Forwarded-Proto"] = "https" if is_https(request, self._proxies) else "http"
+        return headers
+
+
+async def _body(request: web.Request) -> AsyncIterator[bytes]:
+    async for part in request.content.iter_chunked(CHUNK_BYTES):
+        yield part
+
+
+async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=_end_to_end(answer.headers))
+    await response.prepare(request)
+    try:
+        async for part in answer.content.iter_chunked(CHUNK_BYTES):
+            await response.write(part)
+        await response.write_eof()
+    except (TimeoutError, aiohttp.ClientError):
+        if request.transport is not None:  # Half an answer must not look like a whole one.
+            request.transport.abort()
+    return response
+
+
+def _end_to_end(headers: CIMultiDict[str] | aiohttp.typedefs.LooseHeaders) -> CIMultiDict[str]:
+    """Without what is for the next hop alone."""
+    given = CIMultiDict(headers)
+    named = {name.strip().casefold() for each in given.getall(hdrs.CONNECTION, ()) for name in each.split(",")}
+    return CIMultiDict(
+        (name, value)
+        for name, value in given.items()
+        if name.casefold() not in _OF_ONE_HOP and name.casefold() not in named
+    )

@@ -1,0 +1,95 @@
+"""What JetStream hands the hub: each stored message's items are said, in order, to the hub's inbox, and the message is
+settled once all that came of them is committed.
+
+So a rollout whose node was told by its gateway that it is received is at JetStream or in the hub's books at any moment.
+A hub that is killed between the two is given it again, and knows it by its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from echo_hub.gateways.broker import Settle
+from echo_hub.gateways.connections import Connections
+from echo_hub.gateways.items import Item, Kind, rollout_of
+from echo_hub.gateways.sealing import Seal
+from echo_hub.net.gateway import Inbox
+from echo_shared.codec import decode_from_node
+from echo_shared.errors import CodecError, EchoError
+from echo_shared.messages import RefusalCode
+
+log = logging.getLogger(__name__)
+
+
+class Intake:
+    """`committed` returns once all that the inbox was told before is in the books."""
+
+    def __init__(
+        self,
+        *,
+        seal: Seal,
+        subject: str,
+        inbox: Inbox,
+        connections: Connections,
+        committed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.num_rollouts: Counter[str] = Counter()
+        """By gateway."""
+        self.num_forged = 0
+        """Messages that no gateway of this hub's has stored."""
+        self._seal = seal
+        self._subject = subject
+        self._inbox = inbox
+        self._connections = connections
+        self._committed = committed
+        self._unsettled: list[Settle] = []
+        self._there_are = asyncio.Event()
+
+    async def take(self, message: bytes, settle: Settle) -> None:
+        """Says what is in it."""
+        try:
+            gateway, items = self._seal.open(self._subject, message)
+        except CodecError as error:
+            self.num_forged += 1
+            log.warning("%s", error.brief)
+            items = ()
+        for item in items:
+            if item[0] == Kind.ROLLOUT:
+                self.num_rollouts[gateway] += 1
+            try:
+                await self._say(item)
+            except EchoError as error:
+                log.info("refusing a node: %s", error.brief, extra={"event": "node_refused", "subject": item[1]})
+                self._connections.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, error.what)
+            except Exception:
+                log.exception("what a node said by a gateway was not understood, by an error of the hub's own")
+                self._connections.dismiss(item[1], RefusalCode.PROTOCOL_ERROR, "The hub failed on this connection.")
+        self._unsettled.append(settle)
+        self._there_are.set()
+
+    async def _say(self, item: Item) -> None:
+        kind, node_id, number = item[0], item[1], item[2]
+        if kind == Kind.ROLLOUT:  # Its node may have left since, or the hub begun anew.
+            await self._inbox.node_said(node_id, rollout_of(item))
+        elif kind == Kind.SAID:
+            if self._connections.sessions.current(node_id, number):
+                await self._inbox.node_said(node_id, decode_from_node(item[3]))
+        elif kind == Kind.LEFT:
+            left = self._connections.sessions.left(number)
+            if left is not None:
+                await self._inbox.node_left(left)
+        else:
+            raise CodecError("A gateway has stored something of another kind.", got=str(kind))
+
+    async def settle(self) -> None:
+        """Settles for ever what is committed."""
+        while True:
+            await self._there_are.wait()
+            self._there_are.clear()
+            settling, self._unsettled = self._unsettled, []
+            await self._committed()
+            for each in settling:
+                await each()

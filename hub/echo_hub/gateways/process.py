@@ -1,0 +1,112 @@
+"""One gateway: a port like the hub's, behind which nodes' websockets are held and all else is forwarded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.gateways.broker import Broker
+from echo_hub.gateways.forwarding import Forwarding
+from echo_hub.gateways.front import Front
+from echo_hub.gateways.hub_line import HubLine
+from echo_hub.gateways.items import Kind
+from echo_hub.gateways.sealing import Seal, secret_of
+from echo_hub.gateways.uplink import Uplink
+from echo_hub.net.gateway import Gateway
+from echo_hub.net.nonces import Nonces
+from echo_hub.net.server import Server, address
+from echo_shared.errors import ConfigError
+from echo_shared.identity import Identity
+from echo_shared.messages import RefusalCode
+
+log = logging.getLogger(__name__)
+
+LAST_STORED_S: Final = 10.0
+"""A gateway that stops has stored by then what its nodes had sent."""
+
+
+class GatewayProcess:
+    """Made by `open_gateway`."""
+
+    def __init__(self, server: Server, line: HubLine, uplink: Uplink) -> None:
+        self.server = server
+        self._line = line
+        self._uplink = uplink
+
+    async def serve(self) -> None:
+        """Works until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._line.run())
+            tasks.create_task(self._store())
+
+    async def until_open(self) -> None:
+        """Returns once the hub is there and knows of this gateway."""
+        await self._line.has_begun.wait()
+
+    async def _store(self) -> None:
+        await self._line.is_known.wait()
+        assert self._line.subjects is not None
+        await self._uplink.run(self._line.subjects.sent)
+
+    async def close(self, gateway: Gateway) -> None:
+        """Parts with the nodes, and stores what they had sent."""
+        await gateway.close(RefusalCode.SHUTTING_DOWN, "This gateway stops. Your node connects to another.")
+        if self._line.subjects is None:
+            return
+        storing = asyncio.create_task(self._uplink.run(self._line.subjects.sent))
+        try:
+            async with asyncio.timeout(LAST_STORED_S):
+                await self._uplink.flushed()
+        except TimeoutError:
+            log.warning("what nodes sent last was not stored: they send it again to another gateway")
+        finally:
+            storing.cancel()
+            await asyncio.wait([storing])
+        await self._line.ask([Kind.GONE])
+
+
+@asynccontextmanager
+async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[GatewayProcess]:
+    """A gateway whose port is open, for the hub whose key `me` is. Raises ConfigError."""
+    settings, serving = config.gateways, config.server
+    if not settings.url:
+        raise ConfigError(
+            "This run has no gateways.",
+            got="gateways.url is empty",
+            do="Set it to the NATS server's address, nats://HOST:4222, and start the hub again.",
+        )
+    name = secrets.token_hex(8)
+    async with AsyncExitStack() as stack:
+        broker = await Broker.open(settings, name=f"echo-gateway-{name}")
+        stack.push_async_callback(broker.close)
+        listening = serving.model_copy(update={"host": settings.host or serving.host, "port": settings.port})
+        server = Server(listening, shared=settings.port != 0)
+        nonces = Nonces(secret_of(me, "nonces"))
+        gateway = Gateway(me=me, settings=listening, limits=server.limits, nonces=nonces, clock=time.time)
+        front, seal = Front(gateway, hub_host=urlsplit(settings.hub_url).hostname or ""), Seal(me)
+        front.uplink = Uplink(broker, seal, name=name, stored=front.stored)
+        front.line = HubLine(
+            broker,
+            seal,
+            hub_id=me.node_id,
+            run_name=config.run.name,
+            take=front.take,
+            begun=front.begun,
+            now=time.monotonic,
+        )
+        hub_url = settings.hub_url or address(serving.model_copy(update={"public_url": ""}), serving.port)
+        forwarding = Forwarding(hub_url, serving.trusted_proxies)
+        await forwarding.open()
+        stack.push_async_callback(forwarding.close)
+        await server.open([*gateway.routes(front), *forwarding.routes()])
+        stack.push_async_callback(server.close)
+        process = GatewayProcess(server, front.line, front.uplink)
+        stack.push_async_callback(process.close, gateway)
+        yield process

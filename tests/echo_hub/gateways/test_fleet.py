@@ -1,0 +1,195 @@
+"""Hub, gateways and broker together: what each of them may do to the others, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.broker import lacking
+from echo_hub.gateways.broker import Broker
+from echo_hub.gateways.sealing import Seal
+from echo_hub.gateways.subjects import Subjects
+from echo_hub.net.gateway import NodeInfo
+from echo_shared.identity import Identity
+from echo_shared.messages import Piece, RefusalCode, Rollout
+from tests.echo_hub.gateways.world import RUN_ID, World, hear_receipts, rollout, worlds
+from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, revoked, status
+
+pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with worlds(tmp_path) as made:
+        yield made
+
+
+def rollouts_of(book: Book) -> list[str]:
+    return [message.rollout_id for _, message in book.said if isinstance(message, Rollout)]
+
+
+async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    assert hub.book.joined == [
+        NodeInfo(
+            node_id=node.me.node_id,
+            public_key=node.me.public_key,
+            name="n",
+            backend="torch",
+            device="cpu",
+            host="127.0.0.1",
+            hub_host="127.0.0.1",
+            swarm_port=6881,
+            mesh_port=0,
+            hears_totals=True,
+        )
+    ]
+    assert node.session.hub_key == world.me.public_key, "the gateway speaks for the hub"
+    for number in range(50):
+        await node.say(rollout(number))
+        await node.say(status(number))
+        assert hub.connections.send(node.me.node_id, revoked(number))
+    piece = Piece(info_hash=bytes(20), index=0, data=b"x" * 1000)
+    assert hub.connections.push(node.me.node_id, lambda: piece, (0, False))
+    heard = [await node.hear() for _ in range(51)]
+    said = [one for one in heard if one.type != "receipts"]
+    while len(said) < 51:
+        one = await node.hear()
+        said += [one] if one.type != "receipts" else []
+    assert [one for one in said if one.type == "lease_revoked"] == [revoked(number) for number in range(50)]
+    assert piece in said
+    await hub.book.until(lambda: len(hub.book.said) == 100)
+    assert [message.type for _, message in hub.book.said] == ["rollout", "node_status"] * 50
+    first = hub.book.said[0][1]
+    assert isinstance(first, Rollout) and first.rollout_id == "1-0"
+    assert first.completion_ids.tolist() == [0, 1, 2] and first.behavior_logprobs.tolist() == [-1.0] * 3
+    await node.socket.close()
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert not hub.connections.send(node.me.node_id, revoked(1))
+
+
+async def test_what_is_received_is_stored_until_it_is_committed_whoever_dies(world: World) -> None:
+    """Hub and gateway end while nothing is committed; the next hub is given it all again, in order."""
+    hub = await world.hub()
+    hub.may_commit.clear()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    for number in range(20):
+        await node.say(rollout(number))
+    assert await hear_receipts(node, 20) == [f"1-{number}" for number in range(20)]
+    await hub.book.until(lambda: len(rollouts_of(hub.book)) == 20)
+    await hub.kill()
+    for number in range(20, 30):  # While the hub is away, nodes stay and are told that it is received.
+        await node.say(rollout(number))
+    assert await hear_receipts(node, 10) == [f"1-{number}" for number in range(20, 30)]
+    await gateway.stop()
+    again = await world.hub()
+    await again.book.until(lambda: len(rollouts_of(again.book)) >= 30)
+    assert rollouts_of(again.book) == [f"1-{number}" for number in range(30)]
+    assert {who for who, _ in again.book.said} == {node.me.node_id}
+
+
+async def test_a_killed_broker_has_what_it_has_stored_and_the_rest_is_sent_again(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    hub.may_commit.clear()
+    await node.say(rollout(0))
+    await hear_receipts(node, 1)
+    world.broker.kill()
+    await node.say(rollout(1))
+    world.broker.start()
+    assert await hear_receipts(node, 1) == ["1-1"]
+    await hub.book.until(lambda: rollouts_of(hub.book)[-1:] == ["1-1"])
+    assert set(rollouts_of(hub.book)) == {"1-0", "1-1"}
+
+
+async def test_nodes_of_another_hub_process_connect_again(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    await hub.kill()
+    again = await world.hub()
+    assert (await node.refusal()).code == RefusalCode.SHUTTING_DOWN
+    await world.joined(gateway.url, node.me)
+    assert [info.node_id for info in again.book.joined] == [node.me.node_id]
+
+
+async def test_a_node_is_in_one_place_at_a_time(world: World) -> None:
+    hub = await world.hub()
+    one, other = await world.gateway(hub), await world.gateway(hub)
+    me = Identity.generate()
+    first = await world.joined(one.url, me)
+    second = await world.joined(other.url, me)
+    assert (await first.refusal()).code == RefusalCode.ALREADY_CONNECTED
+    third = await world.joined(hub.server.url, me)
+    assert (await second.refusal()).code == RefusalCode.ALREADY_CONNECTED
+    fourth = await world.joined(one.url, me)
+    assert (await third.refusal()).code == RefusalCode.ALREADY_CONNECTED
+    assert hub.connections.send(me.node_id, revoked(4))
+    assert await fourth.hear() == revoked(4)
+    assert hub.book.left == [me.node_id] * 3
+
+
+async def test_who_is_dismissed_by_the_hub_hears_why(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    hub.connections.dismiss(node.me.node_id, RefusalCode.BANNED, "No more.")
+    refused = await node.refusal()
+    assert (refused.code, refused.what) == (RefusalCode.BANNED, "No more.")
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    hub.book.barred.add(node.me.node_id)
+    again = world.node(gateway.url, node.me)
+    http_status, refusal = await again.turned_away(await again.credentials())
+    assert (http_status, refusal.code) == (403, RefusalCode.BANNED)
+
+
+async def test_a_proof_opens_one_connection_whichever_gateway_it_is_shown_to(world: World) -> None:
+    hub = await world.hub()
+    one, other = await world.gateway(hub), await world.gateway(hub)
+    node = world.node(one.url)
+    credentials = await node.credentials()
+    elsewhere = world.node(other.url, node.me)
+    await elsewhere.knock(credentials)
+    assert (await node.turned_away(credentials))[1].code == RefusalCode.STALE_PROOF
+    own_port = world.node(hub.server.url, node.me)
+    assert (await own_port.turned_away(credentials))[1].code == RefusalCode.STALE_PROOF
+
+
+async def test_a_node_that_breaks_the_protocol_ends_its_own_connection_alone(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    good, bad = await world.joined(gateway.url), await world.joined(gateway.url)
+    await bad.socket.send(b"\xc1 this is no MessagePack")
+    assert (await bad.refusal()).code == RefusalCode.PROTOCOL_ERROR
+    await hub.book.until(lambda: hub.book.left == [bad.me.node_id])
+    await good.say(rollout(0))
+    assert await hear_receipts(good, 1) == ["1-0"]
+
+
+async def test_a_stranger_at_the_broker_says_nothing_in_anybodys_name(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    subjects, stranger = Subjects(RUN_ID), Seal(Identity.generate())
+    broker = await Broker.open(world.config().gateways, name="stranger")
+    forged = stranger.close(subjects.sent, ["gateway", [[0, node.me.node_id, 0]]])
+    await broker.store(subjects.sent, forged, message_id="forged")
+    await broker.publish(subjects.asked, stranger.close(subjects.asked, ["g", 0, 1, [3]]))
+    (line,) = hub.connections.sessions.lines
+    await broker.publish(subjects.told(line), b"nothing that is sealed")
+    await node.say(rollout(0))
+    await hub.book.until(lambda: rollouts_of(hub.book) == ["1-0"])
+    assert hub.fleet.intake is not None and hub.fleet.intake.num_forged == 1
+    assert hub.connections.send(node.me.node_id, revoked(1))
+    assert revoked(1) in [await node.hear(), await node.hear()]
+    async with asyncio.timeout(DEADLINE_S):
+        while await broker.waiting(subjects.stream):
+            continue
+    await broker.close()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.gateways.sealing import Seal, secret_of
+from echo_shared.errors import CodecError
+from echo_shared.identity import Identity
+
+
+def test_only_the_key_that_has_sealed_it_opens_it_and_only_for_its_subject() -> None:
+    me = Identity.generate()
+    message = Seal(me).close("a.b", ["x", 1, [b"\0frame", None]])
+    assert Seal(me).open("a.b", message) == ["x", 1, [b"\0frame", None]]
+    for seal, subject, said in (
+        (Seal(Identity.generate()), "a.b", message),
+        (Seal(me), "a.c", message),
+        (Seal(me), "a.b", message[:-1]),
+        (Seal(me), "a.b", message[:20] + b"?" + message[21:]),
+        (Seal(me), "a.b", b""),
+    ):
+        with pytest.raises(CodecError):
+            seal.open(subject, said)
+
+
+def test_each_purpose_has_a_secret_of_its_own_that_is_the_same_every_time() -> None:
+    me = Identity.generate()
+    assert secret_of(me, "nonces") == secret_of(me, "nonces") != secret_of(me, "messages")

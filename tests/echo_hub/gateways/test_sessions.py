@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from echo_hub.gateways import sessions as sessions_module
+from echo_hub.gateways.items import Kind
+from echo_hub.gateways.sessions import Line, Sessions
+
+
+def known(*names: str) -> tuple[Sessions, list[Line]]:
+    sessions = Sessions()
+    lines = [Line(name, heard_at=0.0) for name in names]
+    sessions.lines = {line.gateway_id: line for line in lines}
+    return sessions, lines
+
+
+def test_a_node_has_one_session_and_an_old_ones_end_is_not_its_own() -> None:
+    sessions, (one, other) = known("one", "other")
+    first = sessions.begin("a", one)
+    sessions.end("a")
+    second = sessions.begin("a", other)
+    assert second.number > first.number
+    assert sessions.current("a", second.number) and not sessions.current("a", first.number)
+    assert sessions.left(first.number) is None and "a" in sessions
+    assert sessions.left(second.number) == "a" and "a" not in sessions
+    assert not one.sessions and not other.sessions
+
+
+def test_with_a_gateway_all_its_nodes_are_gone_and_no_others() -> None:
+    sessions, (one, other) = known("one", "other")
+    for node_id, line in (("a", one), ("b", one), ("c", other)):
+        sessions.begin(node_id, line)
+    assert sessions.end_line(one) == ["a", "b"]
+    assert (len(sessions), list(sessions.lines), one.is_over) == (1, ["other"], True)
+    assert not sessions.say("a", Kind.SEND, b"x") and sessions.say("c", Kind.SEND, b"x")
+
+
+def test_a_gateway_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "WAITING_BYTES", 1_000)
+    sessions, (line,) = known("one")
+    sessions.begin("a", line)
+    assert sessions.say("a", Kind.SEND, bytes(900), num_bytes=900) and not line.is_over
+    sessions.say("a", Kind.SEND, bytes(900), num_bytes=900)
+    assert line.is_over and not sessions.say("a", Kind.SEND, b"")

@@ -1,0 +1,182 @@
+"""A real broker, the hub's end and real gateways in this process, nodes that are real sockets; the hub behind them
+writes down what it is told (`Book`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+from benchmarks.broker import BrokerProcess, broker_process
+from echo_hub.config.sections import HubConfig
+from echo_hub.gateways.connections import Connections, OwnPort
+from echo_hub.gateways.fleet import Fleet
+from echo_hub.gateways.process import GatewayProcess, open_gateway
+from echo_hub.gateways.sealing import secret_of
+from echo_hub.net.gateway import Gateway
+from echo_hub.net.nonces import Nonces
+from echo_hub.net.server import Server
+from echo_shared.credentials import Credentials
+from echo_shared.identity import Identity
+from echo_shared.messages import FinishReason, FromHub, Receipts, Rollout, Welcome
+from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, Node
+
+RUN_ID = "run-0"
+
+
+def rollout(number: int, *, lease_id: int = 1) -> Rollout:
+    return Rollout(
+        rollout_id=f"{lease_id}-{number}",
+        lease_id=lease_id,
+        group_id=7,
+        index=number,
+        policy_version_start=0,
+        policy_version_end=0,
+        completion_ids=np.arange(3, dtype=np.int32),
+        behavior_logprobs=-np.ones(3, np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.5,
+    )
+
+
+class HubEnd:
+    """The hub's own port and its end of the gateways, until `kill`."""
+
+    def __init__(self, config: HubConfig, me: Identity, book: Book) -> None:
+        self.book = book
+        self.may_commit = asyncio.Event()
+        self.may_commit.set()
+        self.server = Server(config.server)
+        nonces = Nonces(secret_of(me, "nonces"))
+        own = Gateway(me=me, settings=config.server, limits=self.server.limits, nonces=nonces, clock=time.time)
+        self.connections = Connections(own)
+        self.fleet = Fleet(
+            config.gateways,
+            me=me,
+            run_id=RUN_ID,
+            run_name=config.run.name,
+            connections=self.connections,
+            nonces=nonces,
+        )
+        self._routes = own.routes(OwnPort(book, self.connections))
+        self._serving: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        await self.fleet.open()
+        await self.server.open(self._routes)
+        self._serving = asyncio.create_task(self.fleet.run(self.book, self._committed))
+
+    async def _committed(self) -> None:
+        await self.may_commit.wait()
+
+    async def kill(self) -> None:
+        """Says nothing to anybody."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+            self._serving = None
+            await self.fleet.close()
+            await self.server.close()
+
+
+class World:
+    """Made by `worlds`."""
+
+    def __init__(self, broker: BrokerProcess, stack: AsyncExitStack) -> None:
+        self.broker = broker
+        self.me = Identity.generate()
+        self._stack = stack
+
+    def config(self, **gateways: object) -> HubConfig:
+        return HubConfig.model_validate(
+            {
+                "server": {"port": 0, "heartbeat_s": 60.0, "trusted_proxies": ["127.0.0.1"]},
+                "gateways": {"url": self.broker.url, "port": 0, **gateways},
+            }
+        )
+
+    async def hub(self, book: Book | None = None) -> HubEnd:
+        end = HubEnd(self.config(), self.me, book or Book())
+        self._stack.push_async_callback(end.kill)
+        await end.open()
+        return end
+
+    async def gateway(self, hub: HubEnd | None = None, *, me: Identity | None = None) -> RunningGateway:
+        url = "" if hub is None else f"http://127.0.0.1:{hub.server.port}"
+        gateway = RunningGateway()
+        self._stack.push_async_callback(gateway.stop)
+        await gateway.start(self.config(hub_url=url), me or self.me)
+        return gateway
+
+    def node(self, url: str, me: Identity | None = None) -> Node:
+        async def open_socket(credentials: Credentials) -> ClientConnection:
+            said = {"Authorization": credentials.header()}
+            return await self._stack.enter_async_context(
+                websockets.connect(f"{url.replace('http', 'ws')}/node", close_timeout=0.1, additional_headers=said)
+            )
+
+        return Node(open_socket, me or Identity.generate())
+
+    async def joined(self, url: str, me: Identity | None = None) -> Node:
+        """A node that is in; the hub may not have heard of its gateway yet."""
+        who = me or Identity.generate()
+        while True:
+            node = self.node(url, who)
+            try:
+                welcome = await node.join()
+            except websockets.InvalidStatus:
+                await asyncio.sleep(0)
+                continue
+            assert isinstance(welcome, Welcome), welcome
+            return node
+
+
+class RunningGateway:
+    """One in this process."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._serving: asyncio.Task[None] | None = None
+        self.process: GatewayProcess
+
+    async def start(self, config: HubConfig, me: Identity) -> None:
+        self.process = await self._stack.enter_async_context(open_gateway(config, me))
+        self._serving = asyncio.create_task(self.process.serve())
+        async with asyncio.timeout(DEADLINE_S):
+            await self.process.until_open()
+
+    @property
+    def url(self) -> str:
+        return self.process.server.url
+
+    async def stop(self) -> None:
+        """In good order."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait([self._serving])
+            self._serving = None
+        await self._stack.aclose()
+
+
+@asynccontextmanager
+async def worlds(directory: Path) -> AsyncIterator[World]:
+    """One, with its broker."""
+    with broker_process(directory) as broker:
+        async with AsyncExitStack() as stack:
+            yield World(broker, stack)
+
+
+async def hear_receipts(node: Node, count: int) -> list[str]:
+    """The ids of the next receipts, all of them `received`."""
+    found: list[str] = []
+    while len(found) < count:
+        said: FromHub = await node.hear()
+        assert isinstance(said, Receipts), said
+        found += [receipt.rollout_id for receipt in said.receipts]
+    return found
