@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.broker import lacking
+
 FRAMES: Final = (2_000, 16_000)
 """Bytes of a rollout's frame, about: completions of 210 and 1,960 tokens."""
 NODES: Final = (10, 100, 1_000, 3_000)
+GATEWAYS: Final = (1, 2, 4)
+BEHIND_GATEWAYS: Final = 100
+"""Nodes."""
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
 """Rollouts that all nodes together hold at least."""
@@ -24,21 +29,30 @@ class Case:
     """One hub, in one process, with its store in SQLite."""
 
     nodes: int
+    gateways: int = 0
+    """Before it, each in a process of its own; 0: it holds the nodes' connections itself."""
 
     @property
     def name(self) -> str:
+        if self.gateways:
+            return f"{self.nodes:,} nodes, {self.gateways} gateway{'s' if self.gateways > 1 else ''}, SQLite"
         return f"{self.nodes:,} nodes, one process, SQLite"
 
     @property
     def seconds(self) -> float:
-        return 50 + self.nodes / 40
+        return 50 + self.nodes / 40 + (20 if self.gateways else 0)
+
+    @property
+    def lacks(self) -> str:
+        """What it takes and this machine does not have; empty: nothing."""
+        return lacking() if self.gateways else ""
 
     @property
     def capacity(self) -> int:
         """Rollouts that a node says it can hold."""
         return max(LEAST_HELD, IN_FLIGHT // self.nodes)
 
-    def settings(self, base: Path, *, seed: int) -> Mapping[str, Mapping[str, Any]]:
+    def settings(self, base: Path, *, seed: int, broker_url: str = "") -> Mapping[str, Mapping[str, Any]]:
         """The hub's. Nothing of what nodes send was drawn by any model, so nobody computes it again."""
         most = 1_000_000
         return {
@@ -60,8 +74,13 @@ class Case:
                 "requests_per_s": most,
                 "requests_per_s_per_address": most,
                 "max_nodes_per_address": most,
+                "trusted_proxies": ["127.0.0.1"] if broker_url else [],
             },
+            "gateways": {"url": broker_url},
         }
 
 
-CASES: Final = tuple(Case(nodes=nodes) for nodes in NODES)
+CASES: Final = (
+    *(Case(nodes=nodes) for nodes in NODES),
+    *(Case(nodes=BEHIND_GATEWAYS, gateways=number) for number in GATEWAYS),
+)

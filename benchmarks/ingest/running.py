@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,9 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from benchmarks.broker import broker_process
 from benchmarks.ingest import lenders
+from benchmarks.ingest.behind_gateways import gateway_processes, wait_until_taken
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS, Case
 from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.lenders import Lenders
@@ -26,6 +28,7 @@ from echo_hub.config.file import load_config
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.store import Store
 from echo_shared.messages import ReceiptState
 from echo_shared.process_memory import own_bytes
 
@@ -50,6 +53,7 @@ class Window:
     hub_s: float
     """Processor time of the process that was watched, all its threads."""
     scorers_s: float = 0.0
+    gateways_s: float = 0.0
 
     def wait_ms(self, percent: float) -> float:
         """Of the time to the ack."""
@@ -61,38 +65,68 @@ class Window:
 
 
 def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
-    """A row for each size of frame. Raises RunFailed and LendersFailed."""
+    """A row for each size of frame. Raises RunFailed, LendersFailed and BrokerFailed."""
     echoed = _echo(case, seed=seed)
     base = _base(directory / "base")
     run_directory = RunDirectory(directory / "run")
-    make_run(run_directory, load_config(None, case.settings(base, seed=seed)))
-    with hub_process(run_directory.root, directory / "hub.log", module="benchmarks.ingest.quick_hub") as (hub, url):
+    with ExitStack() as stack:
+        broker = stack.enter_context(broker_process(directory)) if case.gateways else None
+        settings = case.settings(base, seed=seed, broker_url=broker.url if broker else "")
+        make_run(run_directory, load_config(None, settings))
+        hub, url = stack.enter_context(_hub(run_directory, directory))
+        gateways = None
+        if broker is not None:
+            log = directory / "gateways.log"
+            gateways = stack.enter_context(gateway_processes(run_directory.root, url, log, number=case.gateways))
+            url = gateways.url
         before = own_bytes(hub.pid)
-        with lenders.opened("hub", url, count=case.nodes, capacity=case.capacity, seed=seed) as nodes:
-            per_connection = (own_bytes(hub.pid) - before) / case.nodes
-            rows = [
-                {
-                    "case": case.name,
-                    "nodes": case.nodes,
-                    "frame_bytes": frame_bytes,
-                    **_loads(case, hub.pid, nodes, frame_bytes, echoed[frame_bytes], is_first=place == 0),
-                    "bytes_per_connection": per_connection,
-                }
-                for place, frame_bytes in enumerate(FRAMES)
-            ]
-            _kill(hub)
-            lost = _lost(run_directory, nodes.acked())
+        nodes = stack.enter_context(lenders.opened("hub", url, count=case.nodes, capacity=case.capacity, seed=seed))
+        per_connection = (own_bytes(hub.pid) - before) / case.nodes
+        of_gateways = () if gateways is None else tuple(process.pid for process in gateways.processes)
+        rows = [
+            {
+                "case": case.name,
+                "nodes": case.nodes,
+                "gateways": case.gateways,
+                "frame_bytes": frame_bytes,
+                **_loads(case, (hub.pid, *of_gateways), nodes, frame_bytes, echoed[frame_bytes], is_first=place == 0),
+                "bytes_per_connection": per_connection,
+            }
+            for place, frame_bytes in enumerate(FRAMES)
+        ]
+        _kill(hub)
+        if broker is not None and gateways is not None:
+            _kill(gateways.processes[0])
+        acked = nodes.acked()
+        if broker is not None:
+            with _hub(run_directory, directory):
+                wait_until_taken(broker, _run_id(run_directory))
+        lost = _lost(run_directory, acked)
     return [{**row, "lost": lost} for row in rows]
 
 
-def _loads(case: Case, pid: int, nodes: Lenders, frame_bytes: int, echoed: Window, *, is_first: bool) -> dict[str, Any]:
+def _hub(run: RunDirectory, directory: Path) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
+    return hub_process(run.root, directory / "hub.log", module="benchmarks.ingest.quick_hub")
+
+
+def _run_id(run: RunDirectory) -> str:
+    store = Store.open(run.database_url, beside_hub=True)
+    try:
+        return store.run_meta()["run_id"]
+    finally:
+        store.close()
+
+
+def _loads(
+    case: Case, pids: Sequence[int], nodes: Lenders, frame_bytes: int, echoed: Window, *, is_first: bool
+) -> dict[str, Any]:
     nodes.load(frame_bytes)
     time.sleep(WARM_UP_S + case.nodes / NODES_PER_WARM_UP_S if is_first else SETTLE_S)
-    full = _window(pid, nodes, WINDOW_S)
+    full = _window(pids, nodes, WINDOW_S)
     rate = full.counts.acked / full.seconds
     nodes.load(frame_bytes, per_s=rate / 2)
     time.sleep(SETTLE_S)
-    half = _window(pid, nodes, WINDOW_S)
+    half = _window(pids, nodes, WINDOW_S)
     hub_us, echo_us = full.us_each(full.hub_s), echoed.us_each(echoed.hub_s)
     return {
         "acked_per_s": rate,
@@ -100,6 +134,7 @@ def _loads(case: Case, pid: int, nodes: Lenders, frame_bytes: int, echoed: Windo
         "dropped": full.counts.dropped + half.counts.dropped,
         "hub_us": hub_us,
         "scorers_us": full.us_each(full.scorers_s),
+        "gateways_us": full.us_each(full.gateways_s),
         "echo_us": echo_us,
         "echo_per_s": echoed.counts.acked / echoed.seconds,
         "cpu_ratio_to_echo": echo_us / hub_us,
@@ -120,7 +155,7 @@ def _echo(case: Case, *, seed: int) -> dict[int, Window]:
         for frame_bytes in FRAMES:
             clients.load(frame_bytes)
             time.sleep(SETTLE_S)
-            windows[frame_bytes] = _window(server.pid, clients, ECHO_S)
+            windows[frame_bytes] = _window((server.pid,), clients, ECHO_S)
         return windows
 
 
@@ -133,11 +168,13 @@ def _echo_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield server, server.stdout.readline().strip()
 
 
-def _window(pid: int, of: Lenders, seconds: float) -> Window:
-    process = psutil.Process(pid)
+def _window(pids: Sequence[int], of: Lenders, seconds: float) -> Window:
+    """`pids`: of the hub or the echo, then of the gateways."""
+    process, *gateways = [psutil.Process(pid) for pid in pids]
     scorers = [child for child in process.children() if SCORER in child.cmdline()]
     of.counts()
     began_at, hub_s, scorers_s = time.monotonic(), _processor_s([process]), _processor_s(_all(scorers))
+    gateways_s = _processor_s(gateways)
     time.sleep(seconds)
     counts = of.counts()
     return Window(
@@ -145,6 +182,7 @@ def _window(pid: int, of: Lenders, seconds: float) -> Window:
         counts=counts,
         hub_s=_processor_s([process]) - hub_s,
         scorers_s=_processor_s(_all(scorers)) - scorers_s,
+        gateways_s=_processor_s(gateways) - gateways_s,
     )
 
 

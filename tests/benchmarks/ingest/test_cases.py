@@ -7,7 +7,10 @@ from echo_hub.config.file import load_config
 
 
 def test_every_case_is_a_hub_that_takes_all_its_nodes() -> None:
-    assert [case.nodes for case in CASES] == [10, 100, 1_000, 3_000]
+    assert [(case.nodes, case.gateways) for case in CASES] == [
+        *((nodes, 0) for nodes in (10, 100, 1_000, 3_000)),
+        *((100, gateways) for gateways in (1, 2, 4)),
+    ]
     for case in CASES:
         config = load_config(None, case.settings(Path("base"), seed=3))
         assert case.nodes <= config.server.max_nodes_per_address

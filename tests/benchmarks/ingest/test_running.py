@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.broker import lacking
 from benchmarks.ingest import running
 from benchmarks.ingest.cases import FRAMES, Case
 from benchmarks.ingest.lender import Counts
@@ -27,6 +28,19 @@ def test_the_echo_says_every_frame_back_and_its_processor_time_is_known(monkeypa
     for window in windows.values():
         assert window.counts.acked == len(window.counts.waits_s) > 0
         assert window.hub_s > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
+def test_a_hub_and_a_gateway_killed_in_mid_stream_have_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("WARM_UP_S", 2.0), ("SETTLE_S", 0.5), ("WINDOW_S", 1.5), ("ECHO_S", 0.3)):
+        monkeypatch.setattr(running, name, seconds)
+    rows = running.run(Case(nodes=6, gateways=2), tmp_path, seed=0)
+    for row in rows:
+        assert (row["lost"], row["connections_ended"]) == (0, 0)
+        assert row["acked_per_s"] > 0 and row["gateways_us"] > 0
 
 
 @pytest.mark.slow
