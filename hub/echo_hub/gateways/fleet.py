@@ -174,7 +174,7 @@ class Fleet:
         """The new line; None, and the gateway begins another, where this one has had its time."""
         assert self._broker is not None
         if number == 1 and item[0] == Kind.HERE:
-            log.warning("gateway %s is there", gateway_id)
+            log.info("gateway %s is there", gateway_id)
             line = Line(gateway_id, time.monotonic())
             self._sessions.lines[gateway_id] = line
             line.put([Kind.HERE])
@@ -189,7 +189,7 @@ class Fleet:
             case Kind.HERE:
                 pass
             case Kind.GONE:
-                log.warning("gateway %s has ended", line.gateway_id)
+                log.info("gateway %s has ended", line.gateway_id)
                 await self._lose(line)
             case Kind.MEET:
                 line.put(await self._met(*item[1:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -87,7 +88,7 @@ async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[Gateway
         broker = await Broker.open(settings, name=f"echo-gateway-{name}")
         stack.push_async_callback(broker.close)
         listening = serving.model_copy(update={"host": settings.host or serving.host, "port": settings.port})
-        server = Server(listening, shared=settings.port != 0)
+        server = Server(listening, shared=settings.port != 0 and hasattr(socket, "SO_REUSEPORT"))
         nonces = Nonces(secret_of(me, "nonces"))
         gateway = Gateway(me=me, settings=listening, limits=server.limits, nonces=nonces, clock=time.time)
         front, seal = Front(gateway, hub_host=urlsplit(settings.hub_url).hostname or ""), Seal(me)
