@@ -4,7 +4,8 @@ The hub says by its beacon that it is there. A line is of one hub process and on
 the hub is another than before, or a message is missing, the gateway parts with its nodes and begins a new line under a
 new name. So nothing is kept here that could be wrong: a node that connects again is told anew all that it is to know.
 
-    beacon  [epoch, number, run id, run name]     epoch and number only grow: what was said before says nothing new
+    beacon  [epoch, number, run id, run name]     epoch and number only grow: what was said before says nothing new. A
+                                                  lower epoch counts once the hub is silent: clocks are set back, too
     told    [epoch, number, items]                1, 2, 3, …; a lower one has come again, a higher one tells of a gap
     asked   [gateway, epoch, number, item]        only grows
 """
@@ -125,7 +126,10 @@ class HubLine:
         except CodecError as error:
             log.warning("%s", error.brief)
             return
-        if run_name != self._run_name or (epoch, number) <= self._newest:
+        is_silent = self._now() - self._heard_at > GONE_S
+        if run_name != self._run_name or not (
+            (epoch, number) > self._newest or (is_silent and epoch != self._newest[0])
+        ):
             return
         if self.subjects is not None and run_id != self.subjects.run_id:
             log.warning("another run of this hub's key is called %s, too: their names must differ", run_name)

@@ -6,7 +6,7 @@ Belongs to one event loop; nothing here waits. `fleet` sends what waits, and say
 from __future__ import annotations
 
 import itertools
-import time
+import secrets
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,7 @@ class Session:
 
     node_id: str
     number: int
-    """Never given twice, not even by another process of this hub's."""
+    """Not given twice, nor, but by a chance of one in 2**60, by another process of this hub's."""
     line: Line
 
 
@@ -56,7 +56,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._of_node: dict[str, Session] = {}
-        self._numbers = itertools.count(time.time_ns())
+        self._numbers = itertools.count(secrets.randbits(62))
         self.lines: dict[str, Line] = {}
         """By their gateways' names."""
 
