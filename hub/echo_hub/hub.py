@@ -407,7 +407,6 @@ class Hub:
         finally:
             self._opened.store.give_up()
             await self._connections.close(*self.ending.farewell())
-            await self.doors.fleet.tell()
             await self.operation.ended()
 
     def _act(self, action: Action) -> None:

@@ -72,13 +72,10 @@ class Fleet:
             self._broker = await Broker.open(self._settings, name="echo-hub")
             await self._broker.make_stream(self._subjects.stream, self._subjects.sent)
 
-    async def tell(self) -> None:
-        """Says to gateways what waits; once `run` has ended."""
+    async def close(self) -> None:
+        """Says what still waits to be said."""
         if self._broker is not None:
             await self._tell_all(self._broker)
-
-    async def close(self) -> None:
-        if self._broker is not None:
             await self._broker.close()
 
     async def run(self, inbox: Inbox, committed: Callable[[], Awaitable[None]]) -> None:
