@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.broker import lacking
+from echo_hub.gateways import fleet, hub_line, uplink
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.subjects import Subjects
@@ -118,6 +120,62 @@ async def test_nodes_of_another_hub_process_connect_again(world: World) -> None:
     assert (await node.refusal()).code == RefusalCode.SHUTTING_DOWN
     await world.joined(gateway.url, node.me)
     assert [info.node_id for info in again.book.joined] == [node.me.node_id]
+
+
+async def test_after_a_message_that_was_lost_nodes_connect_again_and_are_told_anew(world: World) -> None:
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    (line,) = hub.connections.sessions.lines.values()
+    line.sent += 1  # As if the broker had died with it.
+    assert hub.connections.send(node.me.node_id, revoked(1))
+    assert (await node.refusal()).code == RefusalCode.SHUTTING_DOWN
+    again = await world.joined(gateway.url, node.me)
+    assert hub.connections.send(node.me.node_id, revoked(2))
+    assert await again.hear() == revoked(2)
+    assert list(hub.connections.sessions.lines.values()) != [line]
+
+
+async def test_a_gateway_that_falls_silent_is_gone_and_its_nodes_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "GONE_S", 0.5)
+    monkeypatch.setattr(fleet, "HERE_S", 0.05)
+    monkeypatch.setattr(hub_line, "HERE_S", 0.05)
+    hub = await world.hub()
+    gateway, other = await world.gateway(hub), await world.gateway(hub)
+    node, stays = await world.joined(gateway.url), await world.joined(other.url)
+    await gateway.fall_silent()
+    await hub.book.until(lambda: hub.book.left == [node.me.node_id])
+    assert not hub.connections.send(node.me.node_id, revoked(1))
+    assert hub.connections.send(stays.me.node_id, revoked(2))
+    assert await stays.hear() == revoked(2)
+
+
+async def test_a_hub_whose_clock_was_set_back_is_known(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_line, "GONE_S", 0.2)
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    await hub.kill()
+    monkeypatch.setattr(time, "time_ns", lambda: 1)
+    await world.hub()
+    assert (await node.refusal()).code == RefusalCode.SHUTTING_DOWN
+    monkeypatch.setattr(hub_line, "GONE_S", 5.0)
+    await world.joined(gateway.url, node.me)
+
+
+async def test_nodes_wait_while_nothing_can_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a gateway holds of what they send has a bound, whatever they send."""
+    monkeypatch.setattr(uplink, "WAITING_BYTES", 10 * uplink.AROUND_BYTES)
+    hub = await world.hub()
+    gateway = await world.gateway(hub)
+    node = await world.joined(gateway.url)
+    world.broker.kill()
+    for number in range(100):
+        await node.say(rollout(number))
+    world.broker.start()
+    assert await hear_receipts(node, 100) == [f"1-{number}" for number in range(100)]
 
 
 async def test_a_node_is_in_one_place_at_a_time(world: World) -> None:

@@ -155,6 +155,12 @@ class RunningGateway:
     def url(self) -> str:
         return self.process.server.url
 
+    async def fall_silent(self) -> None:
+        """It says and does nothing more, and closes nothing."""
+        assert self._serving is not None
+        self._serving.cancel()
+        await asyncio.wait([self._serving])
+
     async def stop(self) -> None:
         """In good order."""
         if self._serving is not None:

@@ -1,0 +1,75 @@
+"""An uplink with a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks.broker import broker_process, lacking
+from echo_hub.config.gateways_section import GatewaysConfig
+from echo_hub.gateways import uplink as uplink_module
+from echo_hub.gateways.broker import Broker
+from echo_hub.gateways.items import Item, Kind
+from echo_hub.gateways.sealing import Seal
+from echo_hub.gateways.uplink import AROUND_BYTES, Uplink
+from echo_shared.identity import Identity
+from tests.echo_hub.net.gateway_parts import DEADLINE_S
+
+pytestmark = pytest.mark.skipif(bool(lacking()), reason=lacking())
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    with broker_process(tmp_path) as running:
+        opened = await Broker.open(GatewaysConfig(url=running.url), name="test")
+        await opened.make_stream("stream", "subject")
+        yield opened
+        await opened.close()
+
+
+def item(number: int) -> Item:
+    return [Kind.LEFT, "node", number]
+
+
+async def test_who_sends_waits_while_too_much_does_and_all_is_stored_in_order_and_together(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink_module, "WAITING_BYTES", 10 * AROUND_BYTES)
+    parts: list[Sequence[Item]] = []
+    uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
+
+    async def put_all() -> None:
+        for number in range(100):
+            await uplink.put(item(number), 0)
+
+    putting = asyncio.create_task(put_all())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not putting.done(), "there is room for ten"
+    storing = asyncio.create_task(uplink.run("subject"))
+    async with asyncio.timeout(DEADLINE_S):
+        await putting
+        await uplink.flushed()
+    assert [one for part in parts for one in part] == [item(number) for number in range(100)]
+    assert len(parts) == await broker.waiting("stream") < 20
+    storing.cancel()
+    await asyncio.wait([storing])
+
+
+async def test_no_stored_message_is_larger_than_it_may_be_but_for_one_item_alone(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink_module, "STORED_BYTES", 2_000)
+    parts: list[Sequence[Item]] = []
+    uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
+    for size in (100, 5_000, 900, 900, 100):
+        await uplink.put([Kind.SAID, "node", 1, bytes(size)], size)
+    storing = asyncio.create_task(uplink.run("subject"))
+    async with asyncio.timeout(DEADLINE_S):
+        await uplink.flushed()
+    assert [[len(one[3]) for one in part] for part in parts] == [[100], [5_000], [900], [900, 100]]
+    storing.cancel()
+    await asyncio.wait([storing])
