@@ -33,15 +33,18 @@ class Connections:
         return self._say(node_id, Kind.SEND, frame, num_bytes=len(frame))
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queues a message that yields to all others. For a node by a gateway it is made at once; there it waits for
-        its turn."""
+        """Queues a message that yields to all others, to be made when its turn comes: to be sent, or to be given to the
+        node's gateway, where it yields again."""
         if node_id not in self.sessions:
             return self._gateway.push(node_id, make, rank)
-        message = make()
-        if message is None:
-            return True
-        frame = encode(message)
-        return self._say(node_id, Kind.PUSH, frame, rank, num_bytes=len(frame))
+
+        def frame() -> bytes | None:
+            message = make()
+            return None if message is None else encode(message)
+
+        is_queued = self.sessions.push(node_id, rank, frame)
+        self.has_news()
+        return is_queued
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         """Ends this node's connection, if it has one, and tells it why; the inbox hears that it left."""

@@ -108,6 +108,10 @@ class Fleet:
 
     async def _tell_all(self, broker: Broker) -> None:
         for line in tuple(self._sessions.lines.values()):
+            while line.pushes and line.num_bytes < TOLD_BYTES:
+                line.make_push()
+            if line.pushes:  # They have another turn, behind what is said until then.
+                self._there_is_news.set()
             try:
                 while line.outbox and not line.is_over:
                     line.sent += 1
@@ -123,6 +127,7 @@ class Fleet:
         await broker.publish(subject, self._seal.close(subject, [self._epoch, number, items]))
 
     async def _beat(self, broker: Broker) -> None:
+        last = time.monotonic()
         while True:
             self._number += 1
             body = [self._epoch, self._number, self._subjects.run_id, self._run_name]
@@ -131,8 +136,11 @@ class Fleet:
             except ConnectError as error:
                 log.info("gateways were not told that the hub is there: %s", error.brief)
             now = time.monotonic()
+            was_asleep, last = now - last > GONE_S / 2, now
             for line in tuple(self._sessions.lines.values()):
-                if now - line.heard_at > GONE_S:
+                if was_asleep:  # What they said meanwhile is not read yet.
+                    line.heard_at = now
+                elif now - line.heard_at > GONE_S:
                     log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
                     await self._lose(line)
                 else:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import secrets
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Final
 
 from echo_hub.gateways.items import Item, Kind
+from echo_hub.net.send_queue import MakePush, Rank
 
 WAITING_BYTES: Final = 2**26
 """What a gateway leaves untaken beyond this ends its line: its nodes are told anew once they have connected again."""
@@ -42,7 +44,15 @@ class Line:
     outbox: list[Item] = field(default_factory=list)
     num_bytes: int = 0
     """Of what waits in the outbox."""
+    pushes: list[tuple[Rank, int, int, MakePush]] = field(default_factory=list)
+    """What yields to all that: a heap of rank, order, session and what makes it."""
     is_over: bool = False
+
+    def make_push(self) -> None:
+        """Puts the next push into the outbox, if it is of use still."""
+        rank, _, number, make = heappop(self.pushes)
+        if number in self.sessions and (frame := make()) is not None:
+            self.put([Kind.PUSH, number, frame, rank], len(frame))
 
     def put(self, item: Item, num_bytes: int = 0) -> None:
         """Says it after all that waits."""
@@ -57,6 +67,7 @@ class Sessions:
     def __init__(self) -> None:
         self._of_node: dict[str, Session] = {}
         self._numbers = itertools.count(secrets.randbits(62))
+        self._pushes = itertools.count()
         self.lines: dict[str, Line] = {}
         """By their gateways' names."""
 
@@ -107,6 +118,14 @@ class Sessions:
             del self._of_node[node_id]
         line.sessions.clear()
         return nodes
+
+    def push(self, node_id: str, rank: Rank, make: MakePush) -> bool:
+        """Says to the node's gateway, behind all else, what is made when its turn comes; False when it has none."""
+        session = self._of_node.get(node_id)
+        if session is None or session.line.is_over:
+            return False
+        heappush(session.line.pushes, (rank, next(self._pushes), session.number, make))
+        return True
 
     def say(self, node_id: str, kind: Kind, *content: object, num_bytes: int = 0) -> bool:
         """Says it to the node's gateway; False when it has none."""

@@ -37,6 +37,8 @@ class Uplink:
         self._name = name
         self._stored = stored
         self._items: list[tuple[Item, int]] = []
+        self._in_hand: list[Item] = []
+        """What is being stored."""
         self._num_bytes = 0
         self._number = 0
         self._there_are = asyncio.Event()
@@ -56,15 +58,17 @@ class Uplink:
         self._there_are.set()
 
     async def run(self, subject: str) -> None:
-        """Stores for ever."""
+        """Stores for ever; begun again after it was cancelled, it goes on with what it had in hand."""
         while True:
-            await self._there_are.wait()
-            if self._num_bytes < STORED_BYTES:
-                await asyncio.sleep(GATHER_S)
-            items = self._take()
-            self._number += 1
-            message = self._seal.close(subject, [self._name, items])
+            if not self._in_hand:
+                await self._there_are.wait()
+                if self._num_bytes < STORED_BYTES:
+                    await asyncio.sleep(GATHER_S)
+                self._in_hand = self._take()
+                self._number += 1
+            message = self._seal.close(subject, [self._name, self._in_hand])
             await self._store(subject, message, f"{self._name}-{self._number}")
+            items, self._in_hand = self._in_hand, []
             self._stored(items)
             if not self._items:
                 self._is_empty.set()

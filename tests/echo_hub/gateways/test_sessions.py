@@ -5,6 +5,7 @@ import pytest
 from echo_hub.gateways import sessions as sessions_module
 from echo_hub.gateways.items import Kind
 from echo_hub.gateways.sessions import Line, Sessions
+from echo_hub.net.send_queue import MakePush
 
 
 def known(*names: str) -> tuple[Sessions, list[Line]]:
@@ -33,6 +34,31 @@ def test_with_a_gateway_all_its_nodes_are_gone_and_no_others() -> None:
     assert sessions.end_line(one) == ["a", "b"]
     assert (len(sessions), list(sessions.lines), one.is_over) == (1, ["other"], True)
     assert not sessions.say("a", Kind.SEND, b"x") and sessions.say("c", Kind.SEND, b"x")
+
+
+def test_pushes_are_made_in_their_turn_and_only_for_who_is_still_there() -> None:
+    sessions, (line,) = known("one")
+    sessions.begin("a", line)
+    sessions.begin("b", line)
+    made: list[str] = []
+
+    def make(name: str, frame: bytes | None) -> MakePush:
+        def make_it() -> bytes | None:
+            made.append(name)
+            return frame
+
+        return make_it
+
+    for node_id, rank, frame in (("a", (0, True), b"late"), ("b", (0, False), b"x"), ("a", (-1, True), b"first")):
+        assert sessions.push(node_id, rank, make(frame.decode(), frame))
+    assert sessions.push("a", (-1, True), make("useless", None))
+    sessions.end("b")
+    assert not made, "nothing is made before its turn"
+    while line.pushes:
+        line.make_push()
+    assert made == ["first", "useless", "late"]
+    assert [item[2] for item in line.outbox] == [b"first", b"late"]
+    assert not sessions.push("b", (0, False), make("gone", b""))
 
 
 def test_a_gateway_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

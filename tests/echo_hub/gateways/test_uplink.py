@@ -73,3 +73,24 @@ async def test_no_stored_message_is_larger_than_it_may_be_but_for_one_item_alone
     assert [[len(one[3]) for one in part] for part in parts] == [[100], [5_000], [900], [900, 100]]
     storing.cancel()
     await asyncio.wait([storing])
+
+
+async def test_what_was_in_hand_when_it_was_cancelled_is_stored_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink_module, "GATHER_S", 0.0)
+    parts: list[Sequence[Item]] = []
+    uplink = Uplink(broker, Seal(Identity.generate()), name="gateway", stored=parts.append)
+    await uplink.put(item(1), 0)
+    storing = asyncio.create_task(uplink.run("subject"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert uplink._in_hand and not parts
+    storing.cancel()
+    await asyncio.wait([storing])
+    again = asyncio.create_task(uplink.run("subject"))
+    async with asyncio.timeout(DEADLINE_S):
+        await uplink.flushed()
+    assert parts == [[item(1)]] and await broker.waiting("stream") == 1
+    again.cancel()
+    await asyncio.wait([again])
