@@ -79,7 +79,7 @@ constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
 	grep '^torch==' constraints.txt > build/torch.txt
-	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,mlx,quantized,wandb,benchmarks,docs,dev]"
+	build/constraints/bin/python -m pip install -c build/torch.txt ".[hub,cpu,cuda,mlx,quantized,ray,wandb,benchmarks,docs,dev]"
 	{ head -n 1 constraints.txt; build/constraints/bin/python -m pip freeze --all --exclude echo-swarm --exclude pip | sed 's/+.*//' | tr 'A-Z_' 'a-z-' | grep -v '^nvidia-[^m]\|^cuda-\|^triton' | LC_ALL=C sort -t = -k 1,1; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt
 	rm -rf build/constraints build/torch.txt
@@ -95,7 +95,7 @@ $(VENV)/bin/python:
 
 # Made anew when the requirements or their pins change. The source itself is installed editable.
 $(VENV)/.stamp-demo: EXTRAS := hub,cpu
-$(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,wandb,benchmarks,docs,dev
+$(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,ray,wandb,benchmarks,docs,dev
 $(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"

@@ -33,7 +33,15 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence"},
     "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
     "echo_hub.judges": {"echo_hub.config", "echo_hub.run"},
-    "echo_hub.scoring": {"echo_hub.config", "echo_hub.core", "echo_hub.judges", "echo_hub.run", "echo_hub.tasks"},
+    "echo_hub.cluster": {"echo_hub.config"},
+    "echo_hub.scoring": {
+        "echo_hub.cluster",
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.judges",
+        "echo_hub.run",
+        "echo_hub.tasks",
+    },
     "echo_hub.evaluation": {
         "echo_hub.config",
         "echo_hub.core",
@@ -248,7 +256,8 @@ def test_arrays_never_travel_as_pickle() -> None:
     ("module", "absent"),
     [
         ("echo_node.main", (*HEAVY, "llama_cpp", "gguf", "mlx", "aiohttp", "sqlalchemy", "echo_hub")),
-        ("echo_hub.main", ("torch", "peft", "accelerate", "llama_cpp", "echo_node")),
+        ("echo_hub.main", ("torch", "peft", "accelerate", "llama_cpp", "ray", "echo_node")),
+        ("echo_hub.opening", ("ray",)),
         ("echo_hub.learner.serve", ("sqlalchemy", "aiohttp", "llama_cpp", "echo_node")),
     ],
 )

@@ -48,7 +48,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize(
     ("directory", "extras"),
     [
-        ("hub", ("hub", "gateways", "parquet", "wandb")),
+        ("hub", ("hub", "gateways", "parquet", "ray", "wandb")),
         ("edge_client", ("cpu", "cuda", "mlx", "vllm", "tray")),
         ("shared", ("cuda",)),
         ("benchmarks", ("hub", "cpu", "benchmarks")),

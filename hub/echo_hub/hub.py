@@ -343,6 +343,7 @@ class Hub:
             address=self.server.shared_url,
             turned_away=self.doors.turned_away(self._opened.tracker.refused),
             judges_away=self._opened.scoring.judges.absent,
+            scoring_away=self._opened.scoring.absence,
             judged=self._opened.scoring.judges.counts,
             needs_nodes=self.config.run.mode != "colocated",
             watched=self.operation.watching.active,

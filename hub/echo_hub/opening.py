@@ -107,7 +107,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         snapshot = apart(await store.snapshot())
         stored = await _stored_settings(store, config)
         scoring = await stack.enter_async_context(
-            ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs")
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs", owner=run_id)
         )
         bounds = _bounds(config, base_dir, codec)
         resources = Resources(

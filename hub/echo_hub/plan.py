@@ -16,6 +16,7 @@ from echo_hub.core.capacity.advice import Advice, Mix, Placement, advise, cheape
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Prediction, Workload
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.dashboard.formats import display_name
+from echo_hub.scoring.processes import where
 from echo_hub.store.store import Store
 from echo_hub.views.capacity import verdict
 from echo_hub.views.learner_time import LearnerTime, learner_time
@@ -92,6 +93,8 @@ class Fleet:
     workload: Workload
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
+    scoring: str = ""
+    """Where it runs; empty for a fleet that nobody has seen."""
     spent: LearnerTime | None = None
     """Where the learner's time went of late; None for a fleet that nobody has seen."""
 
@@ -119,6 +122,7 @@ class Plan:
         return {
             "target": self.target,
             "workload": asdict(self.fleet.workload),
+            "scoring": self.fleet.scoring or None,
             "spent": asdict(self.fleet.spent) if self.fleet.spent else None,
             "nodes": [asdict(kind) for kind in self.fleet.kinds],
             "prediction": told
@@ -148,7 +152,7 @@ def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
     nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
     started_at = float(store.run_meta().get("started_at", steps[0].planned_at))
     spent = learner_time(steps, started_at=started_at)
-    return Fleet(workload=pace.workload, nodes=nodes, kinds=kinds_of(nodes), spent=spent)
+    return Fleet(workload=pace.workload, nodes=nodes, kinds=kinds_of(nodes), scoring=where(config), spent=spent)
 
 
 def fleet_of_file(path: Path) -> Fleet:

@@ -38,7 +38,9 @@ def test_all_that_a_plan_says() -> None:
 
 def test_where_the_time_of_a_run_went() -> None:
     spent = LearnerTime(window_s=64.0, training=0.7, idle=dict.fromkeys(REASONS, 0.0) | {"hand_off": 0.3})
-    plan = make_plan(Fleet(workload=WORKLOAD, nodes=(FAST,), kinds=(FAST,), spent=spent), target=0.98)
+    fleet = Fleet(workload=WORKLOAD, nodes=(FAST,), kinds=(FAST,), scoring="2 processes beside the hub", spent=spent)
+    plan = make_plan(fleet, target=0.98)
+    assert "Scoring       2 processes beside the hub" in list(plan_lines(plan))
     assert "Measured      over 64 s: training 70.0%, hand-off 30.0%" in list(plan_lines(plan))
     assert tuple(SPENT) == REASONS
 

@@ -19,6 +19,7 @@ AlertKind = Literal[
     "attack",
     "common_fault",
     "judge_away",
+    "scorers_away",
     "finished",
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -15,6 +15,7 @@ from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.operation_sections import AlertsConfig, LogConfig, MetricsConfig
 from echo_hub.config.reward_section import RewardConfig
+from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
 from echo_hub.config.section import Section
 from echo_hub.config.serving_sections import DisseminationConfig, KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import ChosenSet, EvaluationConfig, SamplingConfig, TaskConfig
@@ -109,6 +110,8 @@ class HubConfig(BaseSettings):
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     reward: RewardConfig = RewardConfig()
+    scoring: ScoringConfig = ScoringConfig()
+    ray: RayConfig = RayConfig()
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

@@ -32,6 +32,8 @@ class ProblemKind(StrEnum):
     """The hub waits for the database server."""
     JUDGE_AWAY = "judge_away"
     """Rollouts wait for it."""
+    SCORERS_AWAY = "scorers_away"
+    """Likewise."""
     COMMON_FAULT = "common_fault"
     LEARNER_IDLE = "learner_idle"
     NO_NODES = "no_nodes"

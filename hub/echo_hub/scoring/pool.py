@@ -9,6 +9,9 @@ process. Results are what MessagePack carries: numbers, text, lists, maps, array
 
 With a process ends what its scorers have started: on Linux all of it (`echo_hub.scoring.warden`), on macOS what has
 not put itself in a session of its own, on Windows nothing.
+
+Where processes run `echo_hub.scoring.processes` knows. One that is lost with its machine is no call's fault: what it
+had is given to another, and while there is none at all, calls wait.
 """
 
 from __future__ import annotations
@@ -16,24 +19,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from echo_hub.cluster.link import ChildLost, ClusterUnusable
 from echo_hub.config.sections import HubConfig
 from echo_hub.judges.asking import Asked
 from echo_hub.judges.judges import Judges
 from echo_hub.scoring.problems import Problems
-from echo_shared.backoff import Restarts
+from echo_hub.scoring.processes import Processes, ScoringProcess, answer_s, open_processes
+from echo_shared.backoff import Restarts, backoff_s
 from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, describe_end
 from echo_shared.errors import ScorerError
-from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +44,16 @@ PART_CALLS: Final = 64
 """Calls in one message."""
 MOST_SENT: Final = 8
 """Messages that a process is given before it has answered the first."""
-GRACE_S: Final = 5.0
-"""Seconds beyond the time limit, which a process keeps by itself where it can, until it is ended from here."""
-_LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 DEATHS_AT_START: Final = 3
 """Deaths in a row before a first answer after which the pool gives up."""
 RESTART_S: Final = 0.5
 """Seconds before the first new start after such a death; twice that before the second."""
+LOSSES_OF_ONE: Final = 8
+"""Processes that are lost, each with the same call in hand, before it is given up: something in it may end machines."""
+LOST_S: Final = 30.0
+"""At most, until another is started for a process that was lost; at first RESTART_S."""
 _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
 """In the last words of a process whose C++ library was refused memory."""
-_GUARDED: Final = sys.platform == "linux"
-"""Each process has a warden, which must not be killed before it has ended what is below it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class _Part:
     """By place."""
     width: int = PART_CALLS
     """So many of its calls are sent at once. Halved when a process has died of several, one of which it was."""
+    losses: int = 0
+    """Processes that were lost with it in hand since it had a result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -72,6 +76,7 @@ class _Part:
         return [place for place in range(len(self.arguments)) if place not in self.results]
 
     def answer(self, place: int, result: Any) -> None:
+        self.losses = 0
         self.results[place] = result
         if len(self.results) == len(self.arguments) and not self.done.done():
             self.done.set_result(None)
@@ -93,29 +98,43 @@ class _Sent:
 class ScoringPool:
     """Made by `open`. Its queue holds what callers wait for, so they bound it."""
 
-    def __init__(self, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path, judges: Judges) -> None:
+    def __init__(
+        self, config: HubConfig, problems: Problems, *, processes: Processes, judges: Judges, is_patient: bool
+    ) -> None:
         self.judges = judges
         self._config = config
         self._problems = problems
-        self._base_dir = base_dir
-        self._logs = logs
-        self._width = config.task.scorer_concurrency if problems.is_async else 1
+        self._processes = processes
+        self._is_patient = is_patient
+        self._width = _width(config, problems)
         self._waiting: asyncio.Queue[_Part] = asyncio.Queue()
-        self._children: dict[int, SupervisedChild] = {}
+        self._children: dict[int, ScoringProcess] = {}
         self._broken: ScorerError | None = None
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, config: HubConfig, problems: Problems, *, base_dir: Path, logs: Path, is_patient: bool = True
+        cls,
+        config: HubConfig,
+        problems: Problems,
+        *,
+        base_dir: Path,
+        logs: Path,
+        is_patient: bool = True,
+        owner: str = "",
     ) -> AsyncIterator[ScoringPool]:
         """Starts the processes, whose logs go to the directory `logs`; none is left when the block is.
 
         `problems` are the run's own, prepared: what they have drawn, no process has to draw again. `is_patient`: judges
-        that stay away are waited for. Raises ConfigError where a judge's key is not in the environment.
+        that stay away are waited for, and so is a Ray cluster. `owner`: see `open_processes`. Raises ConfigError where
+        a judge's key is not in the environment, or no cluster can be reached.
         """
-        async with Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges:
-            pool = cls(config, problems, base_dir=base_dir, logs=logs, judges=judges)
+        width = _width(config, problems)
+        async with (
+            Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges,
+            open_processes(config, base_dir=base_dir, logs=logs, width=width, owner=owner) as processes,
+        ):
+            pool = cls(config, problems, processes=processes, judges=judges, is_patient=is_patient)
             workers = [asyncio.create_task(pool._work(number)) for number in range(config.task.scorer_processes)]
             try:
                 yield pool
@@ -125,6 +144,11 @@ class ScoringPool:
                 await asyncio.wait(workers)
                 for child in pool._children.values():  # Of workers that were cancelled while they ended theirs.
                     await child.stop()
+
+    @property
+    def absence(self) -> str:
+        """Why nothing is scored, where processes are waited for; empty = nothing is amiss."""
+        return self._processes.absence
 
     @property
     def has_judges(self) -> bool:
@@ -181,13 +205,21 @@ class ScoringPool:
         """Runs one process after the other, until cancelled or none can be started."""
         restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S, jitter=random.random)
         again: _Part | None = None
+        losses = 0
         while self._broken is None:
             try:
                 async with self._process(number) as child:
                     restarts.succeeded()
+                    losses = 0
                     again = await self._feed(child, again)
             except ScorerError as error:
                 self._broken = error
+            except ChildLost as error:
+                if isinstance(error, ClusterUnusable) and not self._is_patient:
+                    self._broken = ScorerError("Nothing can be scored.", got=str(error))
+                else:
+                    await asyncio.sleep(backoff_s(losses, random.random(), first_s=RESTART_S, limit_s=LOST_S))
+                    losses += 1
             except ChildExited as error:
                 wait_s = restarts.died()
                 extra = {"event": "scorer_died", "data": {"deaths": restarts.deaths}}
@@ -208,29 +240,18 @@ class ScoringPool:
             self._waiting.get_nowait().fail(self._broken)
 
     @contextlib.asynccontextmanager
-    async def _process(self, number: int) -> AsyncIterator[SupervisedChild]:
-        """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before."""
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        log_file = self._logs / f"scorer-{number}.log"
-        module, *arguments = ("echo_hub.scoring.warden", str(os.getpid())) if _GUARDED else ("echo_hub.scoring.worker",)
-        command = Command(
-            module=module,
-            arguments=tuple(arguments),
-            name="scoring",
-            log=log_file,
-            env=environment,
-            ends_its_own=_GUARDED,
-        )
+    async def _process(self, number: int) -> AsyncIterator[ScoringProcess]:
+        """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before,
+        ChildLost when its machine does."""
         opening = {
-            "config": self._config.model_dump(mode="json"),
-            "base_dir": str(self._base_dir),
+            **self._processes.opening,
             "timeout_s": self._config.task.scorer_timeout_s,
             "memory_mb": self._config.task.scorer_memory_mb,
             "concurrency": self._width,
             "content_hash": self._problems.content_hash,
             "held_out": {key: asdict(drawn) for key, drawn in self._problems.held_out.items()},
         }
-        child = self._children[number] = await SupervisedChild.spawn(command, _LIMITS)
+        child = self._children[number] = await self._processes.spawn(number)
         try:
             await child.open(opening)
             if "failed" in child.ready:
@@ -241,7 +262,7 @@ class ScoringPool:
             await child.stop()
             del self._children[number]
 
-    async def _feed(self, child: SupervisedChild, part: _Part | None) -> _Part | None:
+    async def _feed(self, child: ScoringProcess, part: _Part | None) -> _Part | None:
         """Gives a process parts, first `part`, until it dies of one, or has died while it had nothing to do.
 
         The part that the next process must begin with, if earlier calls may have taken the memory for its call.
@@ -255,14 +276,18 @@ class ScoringPool:
                 try:
                     await child.send({"method": part.method, "arguments": [part.arguments[at] for at in sent.places]})
                     under_way.append(sent)
-                except ChildExited:
+                except (ChildExited, ChildLost):
                     self._waiting.put_nowait(part)  # Nobody has begun it.
                     is_open = False
                 part = None
             if not under_way:
                 return None
             first = under_way[0]
-            at, result = await self._answer(child)
+            try:
+                at, result = await self._answer(child)
+            except ChildLost as error:
+                self._take_back([sent.part for sent in under_way], error)
+                raise
             if isinstance(result, ScorerDeath):
                 under_way.popleft()
                 for other in under_way:
@@ -278,6 +303,19 @@ class ScoringPool:
             if not first.open:
                 under_way.popleft()
                 part = first.part if first.part.left else None
+
+    def _take_back(self, parts: Sequence[_Part], error: ChildLost) -> None:
+        """What a process had in hand that was lost goes to another; a call whose processes are lost again and again
+        has failed."""
+        first = parts[0]
+        if not isinstance(error, ClusterUnusable):
+            first.losses += 1
+            first.width = max(1, first.width // 2) if self._width > 1 else first.width
+        if first.losses >= LOSSES_OF_ONE:
+            first.answer(first.left[0], ScorerError(f"Each of {first.losses} processes was lost.", got=str(error)))
+        for part in parts:
+            if part.left:
+                self._waiting.put_nowait(part)
 
     def _may_send_ahead(self, num_sent: int) -> bool:
         """Whether a process that has so much to do is given more, so that it need not wait for this one: not what
@@ -295,12 +333,11 @@ class ScoringPool:
         if part.left:
             self._waiting.put_nowait(part)
 
-    async def _answer(self, child: SupervisedChild) -> tuple[int | None, Any]:
+    async def _answer(self, child: ScoringProcess) -> tuple[int | None, Any]:
         """A result, a value, ScorerError, or ScorerDeath, and the place of its call in the message; None: the call that
-        `child` is at."""
-        limit_s = self._config.task.scorer_timeout_s * (1 if self._width == 1 else 2)
+        `child` is at. Raises ChildLost."""
         try:
-            answer = await child.receive(within_s=limit_s + GRACE_S)
+            answer = await child.receive(within_s=answer_s(self._config, width=self._width))
         except ChildExited as error:
             return None, self._death(error)
         failed = "failed" in answer
@@ -331,6 +368,11 @@ class ScoringPool:
         if error.death is Death.EXITED:
             return ScorerDeath("The scorer ended its process.", got=how, do=error.do)
         return ScorerDeath("The scorer's process died.", got=error.got, do=error.do)
+
+
+def _width(config: HubConfig, problems: Problems) -> int:
+    """Calls that a process has at once."""
+    return config.task.scorer_concurrency if problems.is_async else 1
 
 
 class ScorerDeath(ScorerError):

@@ -56,6 +56,10 @@ JUDGE_IS_AWAY: Final = (
     "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: see that it runs, and "
     "reward.judges.{name} in the settings."
 )
+SCORERS_ARE_AWAY: Final = (
+    "No scorer works in the Ray cluster ({reason}). Rollouts wait, and nothing is lost: see that the cluster runs, and "
+    "[ray] in the settings."
+)
 LEASING: Final = {"paused": Doing.PAUSED, "draining": Doing.DRAINING, "drained": Doing.DRAINED}
 DETAILS: Final = {
     Doing.STARTING: "starting the learner",
@@ -100,6 +104,8 @@ class Moment:
     """Since the hub's start, by what it was and why."""
     judges_away: Mapping[str, str] = field(default_factory=dict)
     """Why those do not answer that stay away."""
+    scoring_away: str = ""
+    """Why nothing is scored, where processes for it are waited for."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What each judge has been asked since the hub's start."""
     needs_nodes: bool = True
@@ -253,7 +259,10 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
     away = " ".join(moment.lacks_database.split())
     base = {ProblemKind.DATABASE_AWAY: DATABASE_IS_AWAY.format(said=away)} if away else {}
     said = " ".join(JUDGE_IS_AWAY.format(name=name, reason=reason) for name, reason in moment.judges_away.items())
-    return {**down, **full, **base, **({ProblemKind.JUDGE_AWAY: said} if said else {})}
+    judges = {ProblemKind.JUDGE_AWAY: said} if said else {}
+    gone = moment.scoring_away
+    scorers = {ProblemKind.SCORERS_AWAY: SCORERS_ARE_AWAY.format(reason=gone)} if gone else {}
+    return {**down, **full, **base, **judges, **scorers}
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
@@ -263,6 +272,7 @@ def _beside(moment: Moment) -> set[ProblemKind]:
         ProblemKind.DISK_FULL,
         ProblemKind.DATABASE_AWAY,
         ProblemKind.JUDGE_AWAY,
+        ProblemKind.SCORERS_AWAY,
     )
     return {*always, *([ProblemKind.DISK] if moment.lacks_room else [])}
 

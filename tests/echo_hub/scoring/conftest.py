@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from echo_hub.config.reward_section import RewardConfig
+from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -114,20 +115,26 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 
 @pytest.fixture
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
-    """Opens a pool whose task is `NUMBERS`; keyword arguments are settings of the task."""
+    """Opens a pool whose task is `NUMBERS`; keyword arguments are settings of the task. `ray`: those of its section,
+    for a pool in a cluster."""
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     base_dir = resolve_base("builtin:tiny")
 
-    def open_pool(*, reward: Any = None, **settings: Any) -> AbstractAsyncContextManager[ScoringPool]:
+    def open_pool(
+        *, reward: Any = None, ray: Any = None, owner: str = "", is_patient: bool = True, **settings: Any
+    ) -> AbstractAsyncContextManager[ScoringPool]:
         chosen = {"name": "python:numbers_task:make", "scorer_timeout_s": 1.0, **settings}
         config = HubConfig(
             task=TaskConfig(**chosen),
             evaluation=EvaluationConfig(problems=2),
             reward=RewardConfig.model_validate(reward or {}),
+            scoring=ScoringConfig(engine="local" if ray is None else "ray"),
+            ray=RayConfig.model_validate(ray or {}),
         )
         problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir))
-        return ScoringPool.open(config, problems, base_dir=base_dir, logs=tmp_path / "logs")
+        logs = tmp_path / "logs"
+        return ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, is_patient=is_patient, owner=owner)
 
     return open_pool

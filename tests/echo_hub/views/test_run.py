@@ -33,6 +33,7 @@ from echo_hub.views.run import (
     DISK_IS_FULL,
     JUDGE_IS_AWAY,
     LEARNER_IS_DOWN,
+    SCORERS_ARE_AWAY,
     trust_view,
     waits_for,
 )
@@ -263,6 +264,15 @@ async def test_a_judge_that_stays_away_is_broken_and_said_once(hub: Any) -> None
     view = await hub.pages.run_view()
     assert (view.problems, view.broken, view.judged) == ((text,), True, counts)
     assert "The judge style does not answer (status 503)." in text
+
+
+async def test_a_cluster_that_is_away_is_broken_and_said_once(hub: Any) -> None:
+    text = SCORERS_ARE_AWAY.format(reason="connection refused")
+    watched = Problem(kind=ProblemKind.SCORERS_AWAY, text=text, since=1.0)
+    hub.said = {"scoring_away": "connection refused", "watched": (watched,)}
+    view = await hub.pages.run_view()
+    assert (view.problems, view.broken) == ((text,), True)
+    assert "(connection refused)" in text
 
 
 async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:

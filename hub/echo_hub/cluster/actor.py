@@ -1,0 +1,221 @@
+"""The Ray actor: looks after one child process at a time on its machine, as a hub does after those beside it.
+
+`echo_hub.cluster.driver` makes it and asks it for answers again and again (`answers`), so that either notices within
+seconds that the other is gone. It holds nothing that is not asked for again when it dies; its child then ends too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from echo_hub.cluster.parcel import source_hash, unpack
+from echo_shared.child import HEADER_BYTES, ChildExited, pack_frame, unpack_frame
+from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
+
+POLL_S: Final = 5.0
+"""An answer comes after so long at the latest, even if it is that there is none."""
+LOG_PART_BYTES: Final = 2**16
+"""Of what the child has printed, at most, with one answer."""
+_PREFIX: Final = "echo-ray-"
+
+
+class ChildHost:
+    """See above. Every method is awaited by the driver alone."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+        self._env: dict[str, str] = {}
+        self._hosted: _Hosted | None = None
+
+    async def prepare(self, parcel: bytes, expected_source: str) -> str:
+        """Unpacks what the child needs, and works there. Why it cannot, or nothing."""
+        if sys.platform != "linux":
+            return f"{socket.gethostname()} runs {sys.platform}: machines for scorers have to run Linux."
+        if await asyncio.to_thread(source_hash) != expected_source:
+            return (
+                f"{socket.gethostname()} has another version of Echo than the hub: install the same one there, and "
+                "start its part of the cluster again."
+            )
+        _sweep()
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        packed = self._directory / "parcel.zip"
+        await asyncio.to_thread(packed.write_bytes, parcel)
+        self._env = await asyncio.to_thread(unpack, packed, self._directory)
+        packed.unlink()
+        os.chdir(self._directory / "work")
+        return ""
+
+    async def begin(self, child_id: int, spec: dict[str, Any], opening: bytes) -> None:
+        """Starts a child, in place of any other; `answers` tells whether it is ready."""
+        await self._end()
+        assert self._directory is not None
+        command = Command(
+            module=spec["module"],
+            arguments=tuple(str(os.getpid()) if one == PID else one for one in spec["arguments"]),
+            name=spec["name"],
+            log=self._directory / f"child-{child_id}.log",
+            env={**spec["env"], **self._env},
+            ends_its_own=spec["ends_its_own"],
+        )
+        self._hosted = _Hosted(child_id, command, spec)
+        self._hosted.work = asyncio.create_task(self._hosted.run(opening))
+
+    async def send(self, child_id: int, number: int, frame: bytes) -> None:
+        """Hands frame `number` (0 = the first) on to a child, unless it is gone: then nobody waits for the answers."""
+        if self._hosted is not None and self._hosted.child_id == child_id:
+            self._hosted.came(number, frame)
+
+    async def answers(self, child_id: int) -> dict[str, Any]:
+        """What the child has sent since, as `frames`; what it has printed, as `log`; how it has ended, as `exited`."""
+        hosted = self._hosted
+        if hosted is None or hosted.child_id != child_id:
+            raise LookupError(f"there is no child {child_id}")
+        return await hosted.answers()
+
+    async def end(self, child_id: int) -> None:
+        """Ends the child, and what it has started."""
+        if self._hosted is not None and self._hosted.child_id == child_id:
+            await self._end()
+
+    async def close(self) -> None:
+        """Ends all, and leaves no file."""
+        await self._end()
+        if self._directory is not None:
+            os.chdir(tempfile.gettempdir())
+            await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    async def _end(self) -> None:
+        hosted, self._hosted = self._hosted, None
+        if hosted is not None and hosted.work is not None:
+            hosted.work.cancel()
+            await asyncio.wait([hosted.work])
+            hosted.command.log.unlink(missing_ok=True)
+
+
+PID: Final = "{pid}"
+"""Among a command's arguments: the actor's process id."""
+
+
+class _Hosted:
+    """A child while it lives."""
+
+    def __init__(self, child_id: int, command: Command, spec: dict[str, Any]) -> None:
+        self.child_id = child_id
+        self.command = command
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._early: dict[int, bytes] = {}
+        """Frames by their numbers, while one before them is missing: Ray may swap the calls of such an actor."""
+        self._num_came = 0
+        self.work: asyncio.Task[None] | None = None
+        self._spec = spec
+        self._expected = 0
+        """Answers that are still to come."""
+        self._some_expected = asyncio.Event()
+        self._found: list[bytes] = []
+        self._exited: dict[str, Any] | None = None
+        self._news = asyncio.Event()
+        self._log_at = 0
+
+    async def run(self, opening: bytes) -> None:
+        """The child's life, from its start to its end or that of this task."""
+        child: SupervisedChild | None = None
+        try:
+            limits = replace(NO_HEARTBEAT, ending_s=self._spec["ending_s"])
+            child = await SupervisedChild.spawn(self.command, limits)
+            await child.open(unpack_frame(opening[HEADER_BYTES:]))
+            self._tell(child.ready)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send(child))
+                tasks.create_task(self._receive(child))
+        except* ChildExited as group:
+            self._exited = _told(_first(group))
+            self._news.set()
+        except* Exception as group:  # noqa: BLE001
+            # The edge of this task: whoever waits for answers is told.
+            self._exited = {"failed": repr(_first(group))}
+            self._news.set()
+        finally:
+            if child is not None:
+                child.kill()
+                await child.stop()
+
+    def came(self, number: int, frame: bytes) -> None:
+        self._early[number] = frame
+        while (following := self._early.pop(self._num_came, None)) is not None:
+            self._frames.put_nowait(following)
+            self._num_came += 1
+
+    async def _send(self, child: SupervisedChild) -> None:
+        while True:
+            frame = unpack_frame((await self._frames.get())[HEADER_BYTES:])
+            self._expected += len(frame[self._spec["counted"]])
+            self._some_expected.set()
+            with contextlib.suppress(ChildExited):  # `_receive` tells why, behind the answers that it gave before.
+                await child.send(frame)
+
+    async def _receive(self, child: SupervisedChild) -> None:
+        while True:
+            await self._some_expected.wait()
+            self._tell(await child.receive(within_s=self._spec["answer_s"]))
+            self._expected -= 1
+            if not self._expected:
+                self._some_expected.clear()
+
+    def _tell(self, frame: dict[str, Any]) -> None:
+        self._found.append(pack_frame(frame))
+        self._news.set()
+
+    async def answers(self) -> dict[str, Any]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._news.wait()
+        self._news.clear()
+        found, self._found = self._found, []
+        if self._exited is not None:
+            self._news.set()  # It stays so.
+        return {"frames": found, "log": self._printed(), "exited": self._exited}
+
+    def _printed(self) -> bytes:
+        with contextlib.suppress(FileNotFoundError), self.command.log.open("rb") as log:
+            log.seek(self._log_at)
+            printed = log.read(LOG_PART_BYTES)
+            self._log_at += len(printed)
+            return printed
+        return b""
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    assert isinstance(error, ChildExited)
+    return {
+        "returncode": error.returncode,
+        "last_words": error.last_words,
+        "death": str(error.death),
+        "what": error.what,
+        "got": error.got,
+    }
+
+
+def _sweep() -> None:
+    """Removes what actors that were killed have left here."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.lstat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,229 @@
+"""The process that speaks Ray for a hub: `python -m echo_hub.cluster.driver`, run by `echo_hub.cluster.link`.
+
+A Ray driver ends, with whatever process it is in, when it has lost its cluster for a minute; so it is not the hub. The
+actors are this process's own: when it ends, however it ends, Ray ends them, and with them all that they have started.
+
+Frames to it: `start` a child in the actor of a slot, `to` a child, `end` a child. Frames from it, each `about` a child:
+what it has sent (`frames`, `log`, `exited`), why it cannot be started (`failed`), why it waits (`waiting`), or that
+its actor is `lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+
+from echo_hub.cluster.actor import POLL_S, ChildHost
+from echo_hub.cluster.parcel import source_hash
+from echo_shared.child import Frame, ParentPipe
+
+log = logging.getLogger(__name__)
+
+SILENT_S: Final = 20.0
+"""An actor that has said nothing for so long beyond `POLL_S` is lost."""
+PLACED_S: Final = 10.0
+"""An actor that Ray has not placed after so long is told of."""
+ENDING_S: Final = 20.0
+"""An actor that has not ended what it holds by then is killed even so."""
+LAST_S: Final = 25.0
+"""This process ends so long after the hub, whatever it waits for."""
+_NAME_S: Final = 0.5
+_NAME_TRIES: Final = 20
+
+
+class Driver:
+    """Made once the cluster is there."""
+
+    def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
+        self._pipe = pipe
+        self._owner: str = frame["owner"]
+        self._options: Mapping[str, Any] = frame["options"]
+        self._parcel = ray.put(Path(frame["parcel"]).read_bytes())
+        self._source = source_hash()
+        self._actors: dict[str, Any] = {}
+        """By slot: those that are prepared."""
+        self._children: dict[int, tuple[str, asyncio.Task[None]]] = {}
+        self._sent: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until the hub is gone; then no actor is left."""
+        try:
+            while (frame := await asyncio.to_thread(self._pipe.receive)) is not None:
+                if "start" in frame:
+                    number = frame["start"]
+                    self._children[number] = frame["slot"], asyncio.create_task(self._host(number, frame))
+                elif "to" in frame and frame["to"] in self._children:
+                    self._send(frame["to"], frame["number"], frame["frame"])
+                elif "end" in frame and frame["end"] in self._children:
+                    slot, task = self._children.pop(frame["end"])
+                    task.cancel()
+                    if frame.get("with_actor") and slot in self._actors:
+                        self._in_background(self._close(slot))
+        finally:
+            last = threading.Timer(LAST_S, os._exit, (1,))  # Ray may wait for ever for a cluster that is gone.
+            last.daemon = True
+            last.start()
+            for _, task in self._children.values():
+                task.cancel()
+            await asyncio.gather(*map(self._close, list(self._actors)), return_exceptions=True)
+
+    def _say(self, number: int, **said: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `run` notices by itself.
+            self._pipe.send({"about": number, **said})
+
+    def _send(self, child: int, number: int, frame: bytes) -> None:
+        slot, _ = self._children[child]
+        if (actor := self._actors.get(slot)) is not None:
+            actor.send.remote(child, number, frame)  # Whether it has come shows in the answers.
+
+    async def _host(self, number: int, frame: Frame) -> None:
+        """A child's life as it is seen from here."""
+        slot = frame["slot"]
+        try:
+            if slot not in self._actors:
+                actor, problem = await self._prepared(number, slot)
+                if problem:
+                    await asyncio.to_thread(ray.kill, actor)
+                    self._say(number, failed=problem)
+                    return
+                self._actors[slot] = actor
+            actor = self._actors[slot]
+            await actor.begin.remote(number, frame["spec"], frame["opening"])
+            while True:
+                async with asyncio.timeout(POLL_S + SILENT_S):
+                    answer = await actor.answers.remote(number)
+                self._say(number, **answer)
+                if answer["exited"] is not None:
+                    return
+        except asyncio.CancelledError:
+            if (actor := self._actors.get(slot)) is not None:
+                actor.end.remote(number)
+            raise
+        except TimeoutError:
+            self._lost(number, slot, f"no answer in {POLL_S + SILENT_S:g} s")
+        except RayTaskError as error:
+            self._lost(number, slot, repr(error.cause))
+        except RayError as error:
+            self._lost(number, slot, _in_one_line(error), is_for_memory=isinstance(error, OutOfMemoryError))
+        except Exception as error:
+            # The edge of this task: in a cluster that is going away Ray raises errors of many kinds.
+            log.exception("slot %s failed", slot)
+            self._lost(number, slot, repr(error))
+
+    def _lost(self, number: int, slot: str, reason: str, *, is_for_memory: bool = False) -> None:
+        actor = self._actors.pop(slot, None)
+        self._children.pop(number, None)
+        self._say(number, lost=reason, for_memory=is_for_memory)
+        self._in_background(_end_without_cluster())
+        if actor is not None:
+            self._in_background(_kill(actor))
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._sent.add(task)
+        task.add_done_callback(self._sent.discard)
+
+    async def _prepared(self, number: int, slot: str) -> tuple[Any, str]:
+        """A new actor in a slot, and why it is of no use, or nothing. Waits until there is room in the cluster."""
+        actor = await self._made(f"{self._owner}-{slot}")
+        prepared = asyncio.wrap_future(actor.prepare.remote(self._parcel, self._source).future())
+        try:
+            if not (await asyncio.wait([prepared], timeout=PLACED_S))[0]:
+                there_is = {
+                    name: amount
+                    for name, amount in (await asyncio.to_thread(ray.cluster_resources)).items()
+                    if not name.startswith(("node:", "object_store")) and name != "memory"
+                }
+                wanted = {"CPU": self._options["num_cpus"], "GPU": self._options["num_gpus"]}
+                wanted |= self._options["resources"]
+                self._say(number, waiting=f"each needs {_amounts(wanted)}; the cluster has {_amounts(there_is)}")
+            return actor, await prepared
+        except BaseException:
+            await asyncio.shield(_kill(actor))
+            raise
+
+    async def _made(self, name: str) -> Any:
+        """An actor of that name. One that an earlier driver of the same run has left is ended."""
+        made = ray.remote(ChildHost).options(
+            name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **self._options
+        )
+        for tried in range(_NAME_TRIES):
+            try:
+                return await asyncio.to_thread(made.remote)
+            except ValueError:
+                if tried == _NAME_TRIES - 1:
+                    raise
+                with contextlib.suppress(ValueError):
+                    await asyncio.to_thread(lambda: ray.kill(ray.get_actor(name)))
+                await asyncio.sleep(_NAME_S)
+        raise AssertionError
+
+    async def _close(self, slot: str) -> None:
+        actor = self._actors.pop(slot)
+        try:
+            async with asyncio.timeout(ENDING_S):
+                await actor.close.remote()
+        except Exception as error:  # noqa: BLE001 - Likewise.
+            log.warning("the actor of %s does not end by itself: %s", slot, error)
+        await _kill(actor)
+
+
+async def _end_without_cluster() -> None:
+    """Ends this process where the cluster does not answer: a client of Ray's would never connect again."""
+    try:
+        async with asyncio.timeout(SILENT_S):
+            await asyncio.to_thread(ray.nodes)
+    except Exception as error:  # noqa: BLE001 - Ray's client raises that very class.
+        print(f"The Ray cluster does not answer: {error!r}", file=sys.stderr, flush=True)
+        os._exit(1)  # Ray's threads may wait for it for ever.
+
+
+async def _kill(actor: Any) -> None:
+    try:
+        await asyncio.to_thread(ray.kill, actor)
+    except Exception as error:  # noqa: BLE001 - See above. Ray ends what is this process's own in the end.
+        log.warning("an actor cannot be ended: %s", error)
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(resources.items()) if amount) or "nothing"
+
+
+def _in_one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:500]
+
+
+def main(pipe: ParentPipe) -> int:
+    """The exit status."""
+    if (frame := pipe.receive()) is None:
+        return 0
+    try:
+        ray.init(
+            address=frame["address"], namespace=frame["namespace"], log_to_driver=False, logging_level=logging.WARNING
+        )
+    except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError, RayError) as error:
+        pipe.send({"failed": _in_one_line(error)})
+        return 1
+    pipe.send({"value": "connected"})
+    asyncio.run(Driver(pipe, frame).run())
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    parent = ParentPipe()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(main(parent))

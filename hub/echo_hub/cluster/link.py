@@ -1,0 +1,339 @@
+"""A hub's end of a Ray cluster: child processes that run there, and are driven like those beside the hub.
+
+    async with RayLink.open(config.ray, parcel, owner="run-1", options={...}, logs=logs) as link:
+        child = await link.spawn("scorer-0", command, answer_s=15.0, counted="arguments", ending_s=5.0)
+        await child.open({...})
+        await child.send({"arguments": [...]})
+        await child.receive()            ChildExited: it has ended, as one beside the hub may
+        await child.stop()
+
+Any but the last may raise ChildLost: the child's machine, actor or cluster is gone, or of no use.
+
+Ray itself is spoken by a process of its own (`echo_hub.cluster.driver`). When that has lost the cluster it ends, all
+children are lost, and another one tries to reach the cluster, for ever: meanwhile `absence` says why nothing is done.
+Each child is one of its own: what an earlier one in its slot may still say is nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import logging
+import random
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from echo_hub.cluster.parcel import Parcel
+from echo_hub.config.scoring_sections import RayConfig
+from echo_shared.backoff import backoff_s
+from echo_shared.child import HEADER_BYTES, ChildExited, Death, Frame, pack_frame, unpack_frame
+from echo_shared.errors import ConfigError, EchoError
+from echo_shared.installation import how_to_install
+from echo_shared.supervised import Command, Limits, SupervisedChild
+
+log = logging.getLogger(__name__)
+
+CONNECTED_S: Final = 120.0
+"""Until the driver has reached the cluster, or said that it cannot."""
+KNOCK_S: Final = 10.0
+FIRST_S: Final = 1.0
+LIMIT_S: Final = 30.0
+LOG_BYTES: Final = 2**20
+"""Of what children of a slot have printed, before it is set aside."""
+_ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Else a client that has lost its cluster would start one of its own."""
+_DRIVER: Final = Limits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
+
+
+class ChildLost(EchoError):
+    """The machine, the actor or the cluster of a child is gone, through no fault of what it was doing."""
+
+    default_code = "child_lost"
+
+
+class ClusterUnusable(ChildLost):
+    """The cluster is away, or a machine of it cannot run this: the next child fares no better until that is mended."""
+
+    default_code = "cluster_unusable"
+
+
+class RayLink:
+    """Made by `open`."""
+
+    def __init__(self, config: RayConfig, opening: Mapping[str, Any], *, logs: Path) -> None:
+        self._config = config
+        self._opening = opening
+        self._logs = logs
+        self._driver: SupervisedChild | None = None
+        self._connected = asyncio.Event()
+        self._numbers = itertools.count(1)
+        self._children: dict[int, RayChild] = {}
+        self._waiting: dict[int, str] = {}
+        """Why Ray has not placed a child."""
+        self._reason = ""
+        """Why the cluster is away."""
+        self._unfit = ""
+        """Why a machine cannot run the last child that was placed there."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, config: RayConfig, parcel: Parcel, *, owner: str, options: Mapping[str, Any], logs: Path
+    ) -> AsyncIterator[RayLink]:
+        """Connected. `owner`: no two links with the same are open at once; `options`: of each actor.
+
+        Raises ConfigError where Ray is not installed, or the cluster cannot be reached. With the block end all
+        children and actors.
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise ConfigError(
+                "Ray is not installed.", got='scoring.engine = "ray"', do=f"Install it: {how_to_install('ray')}"
+            )
+        with tempfile.TemporaryDirectory(prefix="echo-parcel-") as directory:
+            packed = Path(directory) / "parcel.zip"
+            await asyncio.to_thread(parcel.write, packed)
+            opening = {
+                "address": config.address,
+                "namespace": config.namespace,
+                "owner": owner,
+                "options": options,
+                "parcel": str(packed),
+            }
+            link = cls(config, opening, logs=logs)
+            await link._connect()
+            work = asyncio.create_task(link._run())
+            try:
+                yield link
+            finally:
+                work.cancel()
+                await asyncio.wait([work])
+                await link._disconnect()
+
+    @property
+    def absence(self) -> str:
+        """Why no child works; empty: one does, or is about to."""
+        if self._reason:
+            return self._reason
+        if any(child.is_ready for child in self._children.values()):
+            return ""
+        return next((f"Ray has no room: {said}" for said in self._waiting.values()), self._unfit)
+
+    async def spawn(self, slot: str, command: Command, *, answer_s: float, counted: str, ending_s: float) -> RayChild:
+        """A child in the actor of a slot, which is made where there is none. `command` as on the machine where it runs,
+        which has its own logs; `answer_s` for each answer; `counted`: the key of a frame under which stands one entry
+        for each answer. Waits for the cluster; the slot holds one child at a time."""
+        await self._connected.wait()
+        spec = {
+            "module": command.module,
+            "arguments": list(command.arguments),
+            "name": command.name,
+            "env": dict(command.env),
+            "ends_its_own": command.ends_its_own,
+            "answer_s": answer_s,
+            "counted": counted,
+            "ending_s": ending_s,
+        }
+        number = next(self._numbers)
+        child = self._children[number] = RayChild(self, number, slot, spec, command)
+        return child
+
+    async def _say(self, frame: Mapping[str, Any]) -> None:
+        """Raises ChildLost where the driver is gone."""
+        if self._driver is None or not self._connected.is_set():
+            raise ClusterUnusable("The Ray cluster is away.", got=self._reason or None)
+        try:
+            await self._driver.send(frame)
+        except ChildExited as error:
+            raise ClusterUnusable("The process that speaks Ray has ended.", got=error.got) from error
+
+    def _forget(self, number: int) -> None:
+        self._children.pop(number, None)
+        self._waiting.pop(number, None)
+
+    async def _connect(self) -> None:
+        """Raises ConfigError."""
+        await self._knock()
+        command = Command(module="echo_hub.cluster.driver", name="Ray", log=self._logs / "ray.log", env=_ENVIRONMENT)
+        try:
+            self._driver = await SupervisedChild.start(command, self._opening, _DRIVER)
+        except ChildExited as error:
+            raise self._unreachable(error.brief) from error
+        if "failed" in self._driver.ready:
+            said = self._driver.ready["failed"]
+            await self._disconnect()
+            raise self._unreachable(said)
+        self._reason = ""
+        self._connected.set()
+
+    async def _knock(self) -> None:
+        """Ray tries for minutes at an address where nobody listens. Raises ConfigError."""
+        if self._config.address == "auto":
+            return
+        host, _, port = self._config.address.removeprefix("ray://").rpartition(":")
+        try:
+            async with asyncio.timeout(KNOCK_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except TimeoutError as error:
+            raise self._unreachable(f"no connection in {KNOCK_S:g} s") from error
+        except OSError as error:
+            raise self._unreachable(str(error)) from error
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+    def _unreachable(self, said: str) -> ConfigError:
+        return ConfigError(
+            "No Ray cluster can be reached.",
+            got=f'ray.address = "{self._config.address}": {said}',
+            do="Start one (ray start --head), make this machine part of one (ray start --address=HOST:6379), or set "
+            'ray.address to ray://HOST:10001 of one elsewhere. Without a cluster: scoring.engine = "local".',
+        )
+
+    async def _disconnect(self) -> None:
+        driver, self._driver = self._driver, None
+        self._connected.clear()
+        if driver is not None:
+            await driver.stop(timeout_s=_DRIVER.ending_s)
+
+    async def _run(self) -> None:
+        """Hands on what the driver says, and has another one whenever it has ended."""
+        failures = 0
+        while True:
+            try:
+                if self._driver is None:
+                    await self._connect()
+                    log.info("the Ray cluster is there again")
+                failures = 0
+                await self._read()
+            except (ConfigError, ChildExited) as error:
+                if not self._reason:
+                    log.warning("the Ray cluster is away, and is waited for: %s", error, extra={"event": "ray_away"})
+                self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
+            except Exception as error:
+                # The edge of this task: nobody awaits it, and children must not wait for ever.
+                log.exception("the link to Ray failed")
+                self._reason = repr(error)
+            await self._disconnect()
+            for child in list(self._children.values()):
+                child.over(ClusterUnusable("The Ray cluster is away.", got=self._reason))
+            await asyncio.sleep(backoff_s(failures, random.random(), first_s=FIRST_S, limit_s=LIMIT_S))
+            failures += 1
+
+    async def _read(self) -> None:
+        assert self._driver is not None
+        while True:
+            frame = await self._driver.receive()
+            child = self._children.get(frame["about"])
+            if child is None:
+                continue  # It has been given up.
+            if "waiting" in frame:
+                if not self._waiting:
+                    log.warning("Ray has no room for %s so far: %s", child.slot, frame["waiting"])
+                self._waiting[frame["about"]] = frame["waiting"]
+                continue
+            self._waiting.pop(frame["about"], None)
+            if frame.get("log"):
+                await asyncio.to_thread(_append, child.command.log, frame["log"])
+            child.told(frame)
+
+
+def _append(path: Path, printed: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > LOG_BYTES:
+        path.replace(path.with_name(path.name + ".old"))
+    with path.open("ab") as file:
+        file.write(printed)
+
+
+class RayChild:
+    """A child somewhere in the cluster; see `SupervisedChild`, which has the same methods."""
+
+    def __init__(self, link: RayLink, number: int, slot: str, spec: Mapping[str, Any], command: Command) -> None:
+        self.slot = slot
+        self.command = command
+        self.ready: Frame = {}
+        self.is_ready = False
+        self._link = link
+        self._number = number
+        self._spec = spec
+        self._num_sent = 0
+        self._found: asyncio.Queue[Frame | EchoError] = asyncio.Queue()
+        self._end: EchoError | None = None
+
+    async def open(self, opening: Mapping[str, object]) -> None:
+        """What answers `failed` is on a machine that cannot run it. Raises ChildExited and ChildLost."""
+        start = {"start": self._number, "slot": self.slot, "spec": self._spec, "opening": pack_frame(opening)}
+        await self._link._say(start)
+        self.ready = await self.receive()
+        if "failed" in self.ready:
+            self._cannot(self.ready["failed"])
+            await self._link._say({"end": self._number, "with_actor": True})
+            await self.receive()
+        self.is_ready = True
+
+    def _cannot(self, why: str) -> None:
+        self._link._unfit = why
+        self.over(ClusterUnusable("A machine of the Ray cluster cannot run this.", got=why))
+
+    async def send(self, frame: Mapping[str, object]) -> None:
+        """Raises ChildExited and ChildLost, if it is known to be gone."""
+        if self._end is not None:
+            raise self._end
+        number, self._num_sent = self._num_sent, self._num_sent + 1
+        await self._link._say({"to": self._number, "number": number, "frame": pack_frame(frame)})
+
+    async def receive(self, *, within_s: float = float("inf")) -> Frame:
+        """The next answer, or how it has ended. `within_s` holds where it runs: see `RayLink.spawn`."""
+        if self._end is not None and self._found.empty():
+            raise self._end
+        found = await self._found.get()
+        if isinstance(found, EchoError):
+            raise found
+        return found
+
+    def told(self, frame: Frame) -> None:
+        """What the driver says of it."""
+        for packed in frame.get("frames", ()):
+            self._found.put_nowait(unpack_frame(packed[HEADER_BYTES:]))
+        if "failed" in frame:
+            self._cannot(frame["failed"])
+        elif frame.get("for_memory"):
+            self.over(self._exited({"death": Death.OUT_OF_MEMORY, "got": frame["lost"]}))
+        elif "lost" in frame:
+            self.over(ChildLost("A Ray actor is gone.", got=frame["lost"]))
+        elif (exited := frame.get("exited")) is not None:
+            failed = exited.get("failed")
+            self.over(ChildLost("A Ray actor has failed.", got=failed) if failed else self._exited(exited))
+
+    def _exited(self, told: Mapping[str, Any]) -> ChildExited:
+        error = ChildExited(
+            self.command.name,
+            returncode=told.get("returncode", -signal.SIGKILL),
+            last_words=told.get("last_words", ""),
+            log=self.command.log,
+            death=Death(told["death"]),
+        )
+        error.what, error.got = told.get("what", error.what), told["got"]
+        return error
+
+    def over(self, error: EchoError) -> None:
+        """It is gone."""
+        if self._end is None:
+            self._end = error
+            self._found.put_nowait(error)
+            self.is_ready = False
+            self._link._forget(self._number)
+
+    def kill(self) -> None:
+        """`stop` does it."""
+
+    async def stop(self, *, timeout_s: float = 10.0) -> None:
+        """Has it ended, and forgets it. Harmless when it is gone."""
+        self.over(ChildLost("It was stopped."))
+        with contextlib.suppress(ChildLost):
+            await self._link._say({"end": self._number})

@@ -1,0 +1,47 @@
+"""Where scorers run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from echo_hub.config.section import Section
+
+Amount = Annotated[float, Field(ge=0, le=1e6)]
+
+
+class ScoringConfig(Section):
+    """Where scorers run."""
+
+    engine: Literal["local", "ray"] = "local"
+    """local: in processes beside the hub. ray: in the same processes, each below a Ray actor somewhere in the cluster
+    of [ray]; needs the extra `ray`. Either way there are task.scorer_processes of them, with the limits of [task]."""
+
+
+class RayConfig(Section):
+    """The Ray cluster, for scoring.engine = "ray"."""
+
+    address: Annotated[str, Field(pattern=r"^(auto|(ray://)?[^\s/:@]+:\d{1,5})$", max_length=300)] = "auto"
+    """auto: the cluster that this machine is part of. HOST:PORT: the same by the address of its head, of whose cluster
+    this machine has to be part. ray://HOST:PORT: any cluster, by the port of its head for clients (10001)."""
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "echo"
+    """Of the actors' names, each of which begins with the run's id."""
+    scorer_cpus: Amount = 1.0
+    """CPUs that Ray sets aside for each scorer."""
+    scorer_gpus: Amount = 0.0
+    """GPUs, or a share of one, for each scorer: it sees no other."""
+    scorer_resources: dict[str, Amount] = Field(default_factory=dict)
+    """Custom resources of each scorer, such as { sandbox = 1 }: it runs on machines alone that were started with them.
+    """
+    working_dir: str = ""
+    """A directory that is sent to each scorer, which works in a copy of it: for files that a task of yours reads by
+    relative paths, and modules. What begins with a dot is left out. Sent without it: the module of a task python:..., a
+    jsonl task's files, and the base model's tokenizer."""
+
+    @field_validator("scorer_resources")
+    @classmethod
+    def _are_custom(cls, resources: dict[str, float]) -> dict[str, float]:
+        if own := {"CPU", "GPU", "memory", "object_store_memory"} & resources.keys():
+            raise ValueError(f"{', '.join(sorted(own))} is Ray's own: use ray.scorer_cpus and ray.scorer_gpus")
+        return resources

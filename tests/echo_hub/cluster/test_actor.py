@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_hub.cluster.actor import ChildHost
+from echo_hub.cluster.parcel import Parcel, source_hash
+from echo_shared.child import HEADER_BYTES, pack_frame, unpack_frame
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="machines for scorers run Linux")
+
+ECHO = """
+import os, sys
+from echo_shared.child import ParentPipe
+
+pipe = ParentPipe()
+pipe.send({"value": os.getcwd(), "opening": pipe.receive()})
+while (frame := pipe.receive()) is not None:
+    for number in frame["arguments"]:
+        if number == 13:
+            print("bad luck", file=sys.stderr)
+            sys.exit(3)
+        pipe.send({"value": number})
+"""
+
+
+def spec(**changed: Any) -> dict[str, Any]:
+    own = {"module": "echo_child", "arguments": [], "name": "echoing", "env": {}, "ends_its_own": False}
+    return {**own, "answer_s": 60.0, "counted": "arguments", "ending_s": 5.0, **changed}
+
+
+async def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChildHost:
+    monkeypatch.chdir(tmp_path)  # And back, behind the test.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "echo_child.py").write_text(ECHO)
+    Parcel(contents={"modules/echo_child.py": tmp_path / "echo_child.py"}).write(tmp_path / "sent.zip")
+    host = ChildHost()
+    path = os.environ.get("PYTHONPATH")
+    assert await host.prepare((tmp_path / "sent.zip").read_bytes(), source_hash()) == ""
+    if path is not None:
+        host._env["PYTHONPATH"] += f":{path}"
+    return host
+
+
+def directories(where: Path) -> list[Path]:
+    return list(where.glob("echo-ray-*"))
+
+
+async def frames(host: ChildHost, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(60):
+        while True:
+            answer = await host.answers(1)
+            found += [unpack_frame(each[HEADER_BYTES:]) for each in answer["frames"]]
+            if len(found) >= count or answer["exited"]:
+                return found, answer
+
+
+async def test_frames_reach_the_child_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = await prepared(tmp_path, monkeypatch)
+    await host.begin(1, spec(), pack_frame({"say": "hello"}))
+    (ready,), _ = await frames(host, 1)
+    assert ready["opening"] == {"say": "hello"}
+    assert ready["value"].endswith("/work")
+    for number in (2, 1, 3, 0):
+        await host.send(1, number, pack_frame({"arguments": [number]}))
+    await host.send(2, 0, pack_frame({"arguments": [99]}))  # To a child that there is not.
+    found, _ = await frames(host, 4)
+    assert [each["value"] for each in found] == [0, 1, 2, 3]
+    await host.close()
+    assert directories(tmp_path) == []
+
+
+async def test_what_was_answered_before_the_end_is_told_and_why_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await prepared(tmp_path, monkeypatch)
+    await host.begin(1, spec(), pack_frame({}))
+    await host.send(1, 0, pack_frame({"arguments": [1, 2, 13, 4]}))
+    found, last = await frames(host, 4)
+    assert [each["value"] for each in found[1:]] == [1, 2]
+    assert (last["exited"]["returncode"], last["exited"]["death"]) == (3, "exited")
+    assert last["exited"]["last_words"] == "bad luck"
+    assert (await host.answers(1))["exited"] == last["exited"], "it stays so"
+    await host.close()
+
+
+async def test_one_that_never_answers_is_ended_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = await prepared(tmp_path, monkeypatch)
+    (tmp_path / "echo_child.py").unlink()
+    (directory,) = directories(tmp_path)
+    (directory / "modules" / "echo_child.py").write_text(ECHO.replace('pipe.send({"value": number})', "pass"))
+    await host.begin(1, spec(answer_s=0.1), pack_frame({}))
+    await host.send(1, 0, pack_frame({"arguments": [1]}))
+    _, last = await frames(host, 2)
+    assert last["exited"]["death"] == "late"
+    await host.close()
+
+
+async def test_another_version_of_echo_is_refused() -> None:
+    assert "another version of Echo" in await ChildHost().prepare(b"", "0" * 32)
+
+
+async def test_what_a_killed_actor_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await ended.wait()
+    left, kept = tmp_path / f"echo-ray-{ended.pid}-abc", tmp_path / f"echo-ray-{os.getpid()}-abc"
+    left.mkdir()
+    kept.mkdir()
+    host = await prepared(tmp_path, monkeypatch)
+    assert (left.exists(), kept.exists()) == (False, True)
+    await host.close()

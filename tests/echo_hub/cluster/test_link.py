@@ -1,0 +1,38 @@
+"""What needs no cluster; the rest is in tests/echo_hub/scoring/test_processes_ray.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+
+import pytest
+
+from echo_hub.cluster.link import RayLink
+from echo_hub.cluster.parcel import Parcel
+from echo_hub.config.scoring_sections import RayConfig
+from echo_shared.errors import ConfigError
+
+
+async def opened(tmp_path: Path, address: str) -> None:
+    async with RayLink.open(RayConfig(address=address), Parcel(), owner="run", options={}, logs=tmp_path):
+        raise AssertionError("there is no cluster")
+
+
+@pytest.mark.parametrize("form", ["{}", "ray://{}"])
+async def test_where_nobody_listens_it_is_said_at_once_and_what_to_do(tmp_path: Path, form: str) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = form.format(f"127.0.0.1:{server.getsockname()[1]}")
+    with pytest.raises(ConfigError, match="No Ray cluster can be reached") as caught:
+        await opened(tmp_path, address)
+    assert address in str(caught.value.got)
+    assert "ray start --head" in str(caught.value.do)
+    assert not (tmp_path / "ray.log").exists(), "Ray itself was not asked"
+
+
+async def test_without_ray_it_is_said_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
+    with pytest.raises(ConfigError, match="Ray is not installed"):
+        await opened(tmp_path, "auto")

@@ -1,0 +1,77 @@
+"""A Ray cluster of two raylets on this machine, for the tests that need one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import psutil
+import pytest
+
+STORE_BYTES = 80 * 2**20
+NEVER_LATE = {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_register_timeout_seconds": "120"}
+"""Processes of a busy machine start slowly."""
+AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+"""A raylet waits only for those agents for fifteen seconds whose port it does not know."""
+
+
+class RayCluster:
+    """The head is never killed. Every machine but it has the custom resource `other`."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self.other = self._add()
+
+    @property
+    def address(self) -> str:
+        address: str = self._cluster.address
+        return address
+
+    def _add(self) -> Any:
+        return self._cluster.add_node(resources={"other": 8}, **_machine())
+
+    def kill_other(self) -> None:
+        """Its raylet by SIGKILL; then there is another one."""
+        self._cluster.remove_node(self.other, allow_graceful=False)
+        self.other = self._add()
+
+    def actors(self) -> list[psutil.Process]:
+        """The processes of all actors of this project's."""
+        return [process for process in psutil.process_iter() if _title(process).startswith("ray::ChildHost")]
+
+
+def _machine() -> dict[str, int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in AGENTS]
+        ports = [one.getsockname()[1] for one in sockets]
+    return {"num_cpus": 8, "object_store_memory": STORE_BYTES, **dict(zip(AGENTS, ports, strict=True))}
+
+
+def _title(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return "".join(process.cmdline()[:1])
+    return ""
+
+
+@contextmanager
+def ray_cluster() -> Iterator[RayCluster]:
+    """Two raylets."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra `ray` is not installed")
+    before = {name: os.environ.get(name) for name in NEVER_LATE}
+    os.environ |= NEVER_LATE
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **_machine()})
+    try:
+        yield RayCluster(cluster)
+    finally:
+        cluster.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGKILL)
