@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 CLEAN_LOSS: Final = 2e-4
 LOSSY_LOSS: Final = 3e-3
 """Shares of packets, between which the test tells."""
-ENOUGH: Final = 5.0
-"""Natural logarithm of how much more likely a lossy line makes what was seen."""
-QUEUE_S: Final = 0.015
+ENOUGH: Final = 4.0
+"""Natural logarithm of how much more likely a lossy line makes what was seen: two losses among 500 packets."""
+QUEUE_S: Final = 0.025
 QUEUE_SHARE: Final = 0.25
-"""More than the least round trip, by both of these, is taken for a queue; less for jitter."""
+"""More than the least round trip, by both of these, is taken for a queue; less for jitter, and for busy programs."""
 LOOK_BYTES: Final = 16_384
 """Are sent between two looks."""
 BBR: Final = b"bbr"

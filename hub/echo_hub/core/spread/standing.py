@@ -141,14 +141,14 @@ class Standing:
                 self._num_lacking -= 1
             member.heard_at = now
             member.path.has_confirmed = True
-            relays = self._relays.get(piece, ())
+            relays = tuple(self._relays.get(piece, ()))
             if piece in member.flights:
                 # Where it may have come from an owner, its time says nothing about the hub's uplink.
                 doubtful = piece in self._uncovered_once or any(relay.waiting & bit for relay in relays)
                 self._landed(member, piece, None if doubtful else now)
             if piece in member.promised:
                 self._promise_ends(member, piece, now)
-            for relay in tuple(relays):
+            for relay in relays:
                 self._passed(relay, member, now)
 
     def _started(self, piece: int, covered: int) -> None:

@@ -117,7 +117,8 @@ def grow(
         open_links = [one for one in links[node] if one in left]
         if not open_links:
             continue
-        if len(open_links) > FAN_OUT:
+        goes_on = len(open_links) > FAN_OUT
+        if goes_on:
             open_links.sort(key=soonest)
             del open_links[FAN_OUT:]
         left.difference_update(open_links)
@@ -128,7 +129,8 @@ def grow(
             parents[child], depths[child] = node, depth
             if child in free_at and depth < MOST_DEPTH:
                 heappush(waiting, (there_at, child))
-        heappush(waiting, (ends_at, node))
+        if goes_on:
+            heappush(waiting, (ends_at, node))
         last_at = max(last_at, there_at)
     kids = {node: _mask(numbers) for node, numbers in children.items()}
     covers = 0
