@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, insert, select, update
 
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.bulk import among
 from echo_hub.store.old_fetches import forget_old_fetches, newest_forgotten
 from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
@@ -54,7 +55,9 @@ def _fresh(connection: Connection, arrivals: Sequence[Arrival], now: float, forg
     for info_hash, node_ids in by_hash.items():
         for start in range(0, len(node_ids), NODES_A_QUERY):
             part = node_ids[start : start + NODES_A_QUERY]
-            known = select(fetches.c.node_id).where(fetches.c.node_id.in_(part), fetches.c.info_hash == info_hash)
+            known = select(fetches.c.node_id).where(
+                among(connection, fetches.c.node_id, part), fetches.c.info_hash == info_hash
+            )
             for node_id in connection.scalars(known):
                 del rows[node_id, info_hash]
     return list(rows.values())

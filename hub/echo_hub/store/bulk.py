@@ -1,4 +1,4 @@
-"""One statement for many rows, compiled once.
+"""One statement for many rows, compiled once; and for many keys.
 
 SQLAlchemy makes the parameters of every row anew: of each it asks the names, defaults and types of its statement, which
 takes several times as long as SQLite takes for the row. Here that is asked once for each statement; what becomes of a
@@ -7,16 +7,28 @@ value is still its column's type to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Dialect, Insert, Update
+from sqlalchemy import Connection, Dialect, Insert, Update, func, literal
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.dml import Delete
 
+T = TypeVar("T")
+
 _KEPT: Final = 64
+
+
+def among(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
+    """Whether the column's is one of these. To PostgreSQL they go as one array: of each parameter its driver makes so
+    much that 250 took it several times what the server took for their rows."""
+    if connection.dialect.name == "sqlite":
+        return column.in_(list(values))
+    return column == func.any(literal(list(values), ARRAY(column.type)))
 
 
 def execute_many(connection: Connection, statement: Insert | Update | Delete, rows: Sequence[Mapping[str, Any]]) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Table, bindparam, select, update
 
+from echo_hub.store.bulk import among
 from echo_hub.store.recent_average import added
 from echo_hub.store.streaks import day_of, longer
 from echo_hub.store.tables import credit, credit_days, credit_steps, team_members
@@ -87,7 +88,7 @@ def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
     return {
         row.node_id: row.team_id
         for part in in_parts(sorted(node_ids))
-        for row in connection.execute(of_these.where(team_members.c.node_id.in_(part)))
+        for row in connection.execute(of_these.where(among(connection, team_members.c.node_id, part)))
     }
 
 
@@ -96,7 +97,7 @@ def _rows(connection: Connection, holders: Sequence[str]) -> dict[str, dict[str,
     return {
         row["holder"]: dict(row)
         for part in in_parts(holders)
-        for row in connection.execute(select(credit).where(credit.c.holder.in_(part))).mappings()
+        for row in connection.execute(select(credit).where(among(connection, credit.c.holder, part))).mappings()
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
+from echo_hub.store.bulk import among
 from echo_hub.store.reading import StoredPayload, in_parts, read_payloads
 from echo_hub.store.tables import groups, rollouts
 from echo_hub.store.writing import key_of
@@ -53,7 +54,7 @@ def _seeds(connection: Connection, group_ids: Iterable[int]) -> dict[int, int]:
     return {
         row.group_id: row.seed
         for part in in_parts(group_ids)
-        for row in connection.execute(query.where(groups.c.group_id.in_(part)))
+        for row in connection.execute(query.where(among(connection, groups.c.group_id, part)))
     }
 
 
@@ -68,7 +69,7 @@ def _turns(
     turns: dict[tuple[int, int], int] = {}
     failures: dict[tuple[int, int, int], list[int]] = {}
     for part in in_parts(group_ids):
-        for row in connection.execute(query.where(rollouts.c.group_id.in_(part))):
+        for row in connection.execute(query.where(among(connection, rollouts.c.group_id, part))):
             turns[row.lease_id, row.at] = row.turn
             if row.drop_reason == DropReason.SCORER_FAILED:
                 failures.setdefault((row.group_id, row.at, row.turn), []).append(row.lease_id)

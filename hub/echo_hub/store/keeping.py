@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, update
 
-from echo_hub.store.bulk import execute_many
+from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.reading import in_parts
 from echo_hub.store.tables import WITH_PAYLOAD, keeping_tallies, kept, payloads, rollouts
 from echo_hub.store.tallies import add_to
@@ -62,7 +62,7 @@ def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> Non
     rows = [
         row
         for lease_ids in in_parts(sorted({lease_id for lease_id, _ in wanted}))
-        for row in connection.execute(_PAYLOADS.where(payloads.c.lease_id.in_(lease_ids)))
+        for row in connection.execute(_PAYLOADS.where(among(connection, payloads.c.lease_id, lease_ids)))
         if (row.lease_id, row.at) in wanted
     ]
     if not rows:

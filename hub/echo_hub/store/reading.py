@@ -15,6 +15,7 @@ from sqlalchemy import Connection, select
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
+from echo_hub.store.bulk import among
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
@@ -122,7 +123,7 @@ def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[t
     return tuple(
         (row.group_id, row.at, row.turn)
         for part in in_parts(group_ids)
-        for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
+        for row in connection.execute(query.where(among(connection, rollouts.c.group_id, part)))
     )
 
 
@@ -146,7 +147,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
     rows = [
         row
         for lease_ids in in_parts({lease_id for lease_id, _ in keys})
-        for row in connection.execute(query.where(payloads.c.lease_id.in_(lease_ids)))
+        for row in connection.execute(query.where(among(connection, payloads.c.lease_id, lease_ids)))
     ]
     earlier = read_turns(connection, {(row.group_id, row.at) for row in rows if row.turn})
     found = {
@@ -186,7 +187,7 @@ def read_turns(
     )
     turns: dict[tuple[int, int], tuple[AnsweredTurn, ...]] = {}
     for group_ids in in_parts({group_id for group_id, _ in episodes}):
-        for row in connection.execute(query.where(rollouts.c.group_id.in_(group_ids))):
+        for row in connection.execute(query.where(among(connection, rollouts.c.group_id, group_ids))):
             episode = (row.group_id, row.at)
             # The state is not in the query: SQLite would walk all that is scored instead of the groups.
             if episode in episodes and row.state in _ANSWERED:
@@ -257,7 +258,7 @@ def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[st
     return {
         rollout_id(row.lease_id, row.at): row
         for part in in_parts(group_ids)
-        for row in connection.execute(query.where(rollouts.c.group_id.in_(part)))
+        for row in connection.execute(query.where(among(connection, rollouts.c.group_id, part)))
     }
 
 
@@ -268,7 +269,7 @@ def _batch_groups(
     seed_of = {
         row.group_id: row.seed
         for part in in_parts(group_ids)
-        for row in connection.execute(query.where(groups.c.group_id.in_(part)))
+        for row in connection.execute(query.where(among(connection, groups.c.group_id, part)))
     }
     attempts = Counter(scorer_failures(connection, list(group_ids)))
     return [
@@ -359,7 +360,7 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
                 rollouts.c.state,
                 rollouts.c.drop_reason,
                 rollouts.c.checked,
-            ).where(rollouts.c.lease_id.in_(lease_ids))
+            ).where(among(connection, rollouts.c.lease_id, lease_ids))
         )
         for row in rows:
             if row.node_id != node_id:  # Not in the query: SQLite would walk the node's index instead of the key's.

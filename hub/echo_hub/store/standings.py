@@ -13,13 +13,14 @@ from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE, E
 from echo_hub.core.trust.judging import NOTHING
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.store.bulk import among
 from echo_hub.store.tables import trust, trust_log
 
 
 def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None:
     """The newest of each node stands; safe, for there is one writer."""
     newest = {row.node_id: row for row in rows}
-    known = set(connection.scalars(select(trust.c.node_id).where(trust.c.node_id.in_(newest))))
+    known = set(connection.scalars(select(trust.c.node_id).where(among(connection, trust.c.node_id, newest))))
     fresh = [_columns(row) for row in newest.values() if row.node_id not in known]
     if fresh:
         connection.execute(insert(trust), fresh)

@@ -23,6 +23,7 @@ from echo_hub.store import browsing, invites, lost_commits, reading, recent, rec
 from echo_hub.store.arrivals import write_news
 from echo_hub.store.beginnings import Beginning, begin_at
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
+from echo_hub.store.bulk import among
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.database import (
@@ -221,7 +222,7 @@ class Store:
         if node_ids:
             with open_to_write(self.engine) as connection:
                 for start in range(0, len(node_ids), SEEN_A_STATEMENT):
-                    part = nodes.c.node_id.in_(node_ids[start : start + SEEN_A_STATEMENT])
+                    part = among(connection, nodes.c.node_id, node_ids[start : start + SEEN_A_STATEMENT])
                     connection.execute(update(nodes).where(part).values(last_seen=now))
 
     def ban(self, node_ids: Collection[str], now: float) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from echo_hub.core.effects import NodeCost
 from echo_hub.store.at_once import rows_at_once
+from echo_hub.store.bulk import among
 from echo_hub.store.tables import (
     WITH_PAYLOAD,
     checking,
@@ -64,7 +65,7 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
                 payloads.c.spans,
             )
             .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
-            .where(rollouts.c.lease_id.in_(leases[start : start + LEASES_A_QUERY]))
+            .where(among(connection, rollouts.c.lease_id, leases[start : start + LEASES_A_QUERY]))
         )
         for row in rows:
             if (row.lease_id, row.at) in wanted:

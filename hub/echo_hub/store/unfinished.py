@@ -11,6 +11,7 @@ from echo_hub.core.curriculum import REMEMBERED, GroupResult
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.store.beginnings import read_beginning
+from echo_hub.store.bulk import among
 from echo_hub.store.reading import in_parts, scorer_failures, spans_of
 from echo_hub.store.standings import read_standings
 from echo_hub.store.tables import (
@@ -78,7 +79,9 @@ def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
     columns = select(groups.c.group_id, groups.c.seed, groups.c.prompt)
     found = [*connection.execute(columns.where(IS_OPEN))]
     for part in in_parts(planned):
-        found += connection.execute(columns.where(groups.c.group_id.in_(part), groups.c.drop_reason.is_(None)))
+        found += connection.execute(
+            columns.where(among(connection, groups.c.group_id, part), groups.c.drop_reason.is_(None))
+        )
     return sorted(found, key=lambda row: row.group_id)
 
 

@@ -38,7 +38,7 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.payload import Span
-from echo_hub.store.bulk import execute_many
+from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
@@ -246,7 +246,7 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
     for record in records:
         tokens, reward = connection.execute(
             select(func.coalesce(func.sum(rollouts.c.num_tokens), 0), func.coalesce(func.avg(rollouts.c.reward), 0.0))
-            .where(rollouts.c.group_id.in_(record.group_ids))
+            .where(among(connection, rollouts.c.group_id, record.group_ids))
             .where(rollouts.c.state == ReceiptState.SCORED)
         ).one()
         connection.execute(
@@ -266,7 +266,9 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
                 "pruned": False,
             },
         )
-        connection.execute(update(groups).where(groups.c.group_id.in_(record.group_ids)).values(step=record.step))
+        connection.execute(
+            update(groups).where(among(connection, groups.c.group_id, record.group_ids)).values(step=record.step)
+        )
 
 
 def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict[str, float] | None:
@@ -274,7 +276,7 @@ def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict
     query = select(rollouts.c.components).where(
         rollouts.c.state == ReceiptState.SCORED, rollouts.c.components.is_not(None)
     )
-    return mean_components(connection.scalars(query.where(rollouts.c.group_id.in_(group_ids))))
+    return mean_components(connection.scalars(query.where(among(connection, rollouts.c.group_id, group_ids))))
 
 
 def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:

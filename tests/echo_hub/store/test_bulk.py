@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, bindparam, create_engine, delete, event, insert, select, update
 
-from echo_hub.store.bulk import execute_many
-from echo_hub.store.tables import metadata, payloads, rollouts
+from echo_hub.store.bulk import among, execute_many
+from echo_hub.store.database import open_to_write
+from echo_hub.store.store import Store
+from echo_hub.store.tables import groups, metadata, payloads, rollouts, team_members
 from echo_shared.messages import FinishReason, ReceiptState
 
 ROWS = [
@@ -84,3 +86,21 @@ def test_a_statement_is_sent_once_for_all_rows(connection: Connection) -> None:
     event.listen(connection, "before_cursor_execute", lambda *arguments: sent.append(arguments[-1]))
     execute_many(connection, NEW, ROWS)
     assert sent == [True], "as executemany"
+
+
+def test_many_keys_are_few_parameters_of_postgresql(store: Store) -> None:
+    """Numbers and texts, and none at all."""
+    told: list[int] = []
+    event.listen(store.engine, "before_cursor_execute", lambda *heard: told.append(len(heard[3])))
+    ids = [f"{number:064x}" for number in range(300)]
+    with open_to_write(store.engine) as connection:
+        connection.execute(insert(groups), [{"group_id": number, "seed": 1, "opened_at": 1.0} for number in range(9)])
+        connection.execute(insert(team_members), {"node_id": ids[7], "team_id": 1, "joined_at": 1.0})
+        told.clear()
+        of_groups = select(groups.c.group_id).order_by(groups.c.group_id)
+        assert connection.scalars(of_groups.where(among(connection, groups.c.group_id, (3, 5, 99)))).all() == [3, 5]
+        assert connection.scalars(of_groups.where(among(connection, groups.c.group_id, ()))).all() == []
+        of_teams = select(team_members.c.node_id)
+        assert connection.scalars(of_teams.where(among(connection, team_members.c.node_id, ids))).all() == [ids[7]]
+    assert told[0] == (3 if store.engine.dialect.name == "sqlite" else 1)
+    assert store.engine.dialect.name == "sqlite" or set(told[:3]) == {1}
