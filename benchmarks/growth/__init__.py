@@ -10,7 +10,8 @@ computes elsewhere, by the clock. Each case is a process of its own.
 - `leaderboard_ms`, `metrics_ms`: all that the hub computes for one answer to `/leaderboard` and to `/metrics`, the
   median. `loop_ms`: of its event loop's thread, the most of all these.
 - `watched_share`: of a core, while a browser watches `/` and something changes all the time.
-- `worst_query_ms`: the slowest statement of the writer in its turns, for one set of parameters; `worst_query`: which.
+- `worst_query_ms`: the slowest statement of the writer in its turns, for one set of parameters, of three steps the one
+  in which it was quickest, so that what else the machine did counts little; `worst_query`: which.
   `turn_ms`: a whole step of them.
 - `bytes_per_rollout`: the tables of rollouts, groups, steps and credit, all indices included; tokens have a cap of
   their own. `bytes_per_version_per_node`: what the books grow by with each version that all nodes fetch.
@@ -64,6 +65,7 @@ CASES: Final = (
     Case(name="1,000 nodes", nodes=1_000, groups_per_step=64, seconds=60),
     Case(name="10,000 nodes", nodes=10_000, groups_per_step=512, seconds=120),
     Case(name="1,000 nodes, PostgreSQL", nodes=1_000, groups_per_step=64, seconds=90, server=True),
+    Case(name="10,000 nodes, PostgreSQL", nodes=10_000, groups_per_step=512, seconds=180, server=True),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
             now=time.time(),
         )
     took: list[float] = []
+    of_steps: list[Mapping[str, float]] = []
     grown: list[float] = []
     for number in range(STEPS):
         with hearing(engine) as heard:
@@ -106,10 +108,12 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
             await turns.fetched_by_all()
             fetched_s = time.process_time() - fetched_s
             await turns.keep_house()
+            of_steps.append(heard.worst)
             if number:  # Before, there may be more versions than are kept.
                 grown.append((_used_bytes(engine, PER_VERSION) - before) / len(ids))
     await store.close()
-    worst = sorted(heard.worst.items(), key=lambda one: -one[1])
+    least = {sql: min(step.get(sql, math.inf) for step in of_steps) for step in of_steps for sql in step}
+    worst = sorted(least.items(), key=lambda one: -one[1])
     rollouts_a_step = amount.groups_per_step * GROUP_SIZE
     return {
         "worst_query_ms": 1000 * worst[0][1],
