@@ -47,7 +47,8 @@ def plan() -> list[Planned]:
 
 def measure(seed: int, progress: Progress) -> Measurement:
     """`cpu_ratio_to_echo_1000`: processor time of the echo's process for a frame over that of the hub's for a rollout,
-    by 1,000 nodes with frames of 2 KB; `cpu_ratio_hub_with_gateways`: the same where gateways hold the connections, the
+    by 1,000 nodes with frames of 2 KB; `..._postgresql`: the same with that store, without what its server takes;
+    `cpu_ratio_hub_with_gateways`: the same where gateways hold the connections, the
     worst of those cases, frames of 2 KB, without what gateways and broker take. The others are the worst of all cases:
     `scored_over_acked` when all nodes send what they can, `p99_ack_ms_half_load` at half of the rate that was acked
     then; `lost` of all."""
@@ -68,11 +69,13 @@ def measure(seed: int, progress: Progress) -> Measurement:
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures that matter, of those cases that were measured."""
     small = [row for row in rows if row["frame_bytes"] == FRAMES[0]]
-    of_ratio = [row for row in small if row["nodes"] == RATIO_NODES and not row["gateways"]]
+    of_ratio = [row for row in small if row["nodes"] == RATIO_NODES and not row["gateways"] and not row["server"]]
+    of_server = [row for row in small if row["nodes"] == RATIO_NODES and row["server"]]
     behind_gateways = [row["cpu_ratio_to_echo"] for row in small if row["gateways"]]
     of_connections = [row["bytes_per_connection"] for row in rows if row["nodes"] >= RATIO_NODES]
     return {
         f"cpu_ratio_to_echo_{RATIO_NODES}": next((row["cpu_ratio_to_echo"] for row in of_ratio), None),
+        f"cpu_ratio_to_echo_{RATIO_NODES}_postgresql": next((row["cpu_ratio_to_echo"] for row in of_server), None),
         "cpu_ratio_hub_with_gateways": min(behind_gateways, default=None),
         "scored_over_acked": min((row["scored_over_acked"] for row in rows), default=None),
         "p99_ack_ms_half_load": max((row["half_load_p99_ms"] for row in rows), default=None),

@@ -1,4 +1,4 @@
-"""How many nodes, and what they send."""
+"""How many nodes, what they send, and where the hub's books are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.broker import lacking
+from benchmarks import broker, postgresql
 
 FRAMES: Final = (2_000, 16_000)
 """Bytes of a rollout's frame, about: completions of 210 and 1,960 tokens."""
@@ -15,6 +15,8 @@ NODES: Final = (10, 100, 1_000, 3_000)
 GATEWAYS: Final = (1, 2, 4)
 BEHIND_GATEWAYS: Final = 100
 """Nodes."""
+NODES_OF_SERVER: Final = (100, 1_000)
+"""Where the store is PostgreSQL."""
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
 """Rollouts that all nodes together hold at least."""
@@ -26,17 +28,20 @@ GROUP_SIZE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One hub, in one process, with its store in SQLite."""
+    """One hub, in one process."""
 
     nodes: int
     gateways: int = 0
     """Before it, each in a process of its own; 0: it holds the nodes' connections itself."""
+    server: bool = False
+    """Its store is PostgreSQL, else SQLite."""
 
     @property
     def name(self) -> str:
+        store = "PostgreSQL" if self.server else "SQLite"
         if self.gateways:
-            return f"{self.nodes:,} nodes, {self.gateways} gateway{'s' if self.gateways > 1 else ''}, SQLite"
-        return f"{self.nodes:,} nodes, one process, SQLite"
+            return f"{self.nodes:,} nodes, {self.gateways} gateway{'s' if self.gateways > 1 else ''}, {store}"
+        return f"{self.nodes:,} nodes, one process, {store}"
 
     @property
     def seconds(self) -> float:
@@ -45,19 +50,22 @@ class Case:
     @property
     def lacks(self) -> str:
         """What it takes and this machine does not have; empty: nothing."""
-        return lacking() if self.gateways else ""
+        return (broker.lacking() if self.gateways else "") or (postgresql.lacking() if self.server else "")
 
     @property
     def capacity(self) -> int:
         """Rollouts that a node says it can hold."""
         return max(LEAST_HELD, IN_FLIGHT // self.nodes)
 
-    def settings(self, base: Path, *, seed: int, broker_url: str = "") -> Mapping[str, Mapping[str, Any]]:
+    def settings(
+        self, base: Path, *, seed: int, broker_url: str = "", store_url: str = ""
+    ) -> Mapping[str, Mapping[str, Any]]:
         """The hub's. Nothing of what nodes send was drawn by any model, so nobody computes it again."""
         most = 1_000_000
         return {
             "run": {"name": "ingest", "seed": seed},
             "model": {"base": str(base)},
+            "store": {"url": store_url},
             "task": {"name": "arithmetic", "scorer_processes": 1},
             "sampling": {"max_tokens": MOST_TOKENS},
             "training": {"steps": 100_000, "groups_per_step": STEP_GROUPS, "group_size": GROUP_SIZE},
@@ -82,5 +90,6 @@ class Case:
 
 CASES: Final = (
     *(Case(nodes=nodes) for nodes in NODES),
+    *(Case(nodes=nodes, server=True) for nodes in NODES_OF_SERVER),
     *(Case(nodes=BEHIND_GATEWAYS, gateways=number) for number in GATEWAYS),
 )

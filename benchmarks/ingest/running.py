@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import psutil
+from sqlalchemy import select
 
 from benchmarks.broker import broker_process
 from benchmarks.ingest import lenders
@@ -23,13 +23,16 @@ from benchmarks.ingest.behind_gateways import gateway_processes, wait_until_take
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS, Case
 from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.lenders import Lenders
+from benchmarks.postgresql import postgresql
 from benchmarks.processes import ended, hub_process
 from echo_hub.config.file import load_config
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.database import connect
 from echo_hub.store.store import Store
-from echo_shared.messages import ReceiptState
+from echo_hub.store.tables import rollouts
+from echo_shared.messages import ReceiptState, rollout_id
 from echo_shared.process_memory import own_bytes
 
 WARM_UP_S: Final = 4.0
@@ -71,7 +74,9 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
     run_directory = RunDirectory(directory / "run")
     with ExitStack() as stack:
         broker = stack.enter_context(broker_process(directory)) if case.gateways else None
-        settings = case.settings(base, seed=seed, broker_url=broker.url if broker else "")
+        store_url = stack.enter_context(postgresql()).url if case.server else ""
+        broker_url = broker.url if broker else ""
+        settings = case.settings(base, seed=seed, broker_url=broker_url, store_url=store_url)
         make_run(run_directory, load_config(None, settings))
         hub, url = stack.enter_context(_hub(run_directory, directory))
         gateways = None
@@ -88,6 +93,7 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
                 "case": case.name,
                 "nodes": case.nodes,
                 "gateways": case.gateways,
+                "server": case.server,
                 "frame_bytes": frame_bytes,
                 **_loads(case, (hub.pid, *of_gateways), nodes, frame_bytes, echoed[frame_bytes], is_first=place == 0),
                 "bytes_per_connection": per_connection,
@@ -100,8 +106,8 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
         acked = nodes.acked()
         if broker is not None:
             with _hub(run_directory, directory):
-                wait_until_taken(broker, _run_id(run_directory))
-        lost = _lost(run_directory, acked)
+                wait_until_taken(broker, _run_id(store_url or run_directory.database_url))
+        lost = _lost(store_url or run_directory.database_url, acked)
     return [{**row, "lost": lost} for row in rows]
 
 
@@ -109,8 +115,8 @@ def _hub(run: RunDirectory, directory: Path) -> AbstractContextManager[tuple[sub
     return hub_process(run.root, directory / "hub.log", module="benchmarks.ingest.quick_hub")
 
 
-def _run_id(run: RunDirectory) -> str:
-    store = Store.open(run.database_url, beside_hub=True)
+def _run_id(url: str) -> str:
+    store = Store.open(url, beside_hub=True)
     try:
         return store.run_meta()["run_id"]
     finally:
@@ -214,9 +220,11 @@ def _kill(hub: subprocess.Popen[str]) -> None:
     hub.wait()
 
 
-def _lost(run_directory: RunDirectory, acked: Sequence[str]) -> int:
+def _lost(url: str, acked: Sequence[str]) -> int:
     """How many of these rollouts the killed hub's store does not have as received, or further on."""
-    with closing(sqlite3.connect(run_directory.root / "echo.db")) as books:
-        query = "SELECT lease_id || '-' || \"index\" FROM rollouts WHERE state <> ?"
-        known = {row[0] for row in books.execute(query, (ReceiptState.LEASED.value,))}
+    engine = connect(url)
+    with engine.connect() as connection:
+        have = select(rollouts.c.lease_id, rollouts.c.index).where(rollouts.c.state != ReceiptState.LEASED)
+        known = {rollout_id(lease_id, index) for lease_id, index in connection.execute(have)}
+    engine.dispose()
     return len(set(acked) - known)
