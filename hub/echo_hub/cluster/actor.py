@@ -25,6 +25,8 @@ from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
 """An answer comes after so long at the latest, even if it is that there is none."""
+GATHER_S: Final = 0.01
+"""What else comes so soon goes with the same answer: each answer is a call in the cluster."""
 LOG_PART_BYTES: Final = 2**16
 """Of what the child has printed, at most, with one answer."""
 _PREFIX: Final = "echo-ray-"
@@ -180,6 +182,8 @@ class _Hosted:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
                 await self._news.wait()
+                if self._exited is None:
+                    await asyncio.sleep(GATHER_S)
         self._news.clear()
         found, self._found = self._found, []
         if self._exited is not None:
