@@ -24,6 +24,7 @@ from benchmarks.progress import NoSuchCase, Progress, as_text
 NOT_BENCHMARKS = {
     "__main__",
     "books",
+    "broker",
     "driven_hub",
     "fuzzing",
     "measurement",
