@@ -23,7 +23,6 @@ import itertools
 import logging
 import random
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -94,8 +93,9 @@ class RayLink:
             raise ConfigError(
                 "Ray is not installed.", got='scoring.engine = "ray"', do=f"Install it: {how_to_install('ray')}"
             )
-        with tempfile.TemporaryDirectory(prefix="echo-parcel-") as directory:
-            packed = Path(directory) / "parcel.zip"
+        packed = logs / "ray-parcel.zip"  # What a hub that was killed has left there, the next one replaces.
+        await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
+        try:
             await asyncio.to_thread(parcel.write, packed)
             opening = {
                 "address": config.address,
@@ -113,6 +113,8 @@ class RayLink:
                 work.cancel()
                 await asyncio.wait([work])
                 await link._disconnect()
+        finally:
+            packed.unlink(missing_ok=True)
 
     @property
     def absence(self) -> str:
