@@ -3,7 +3,8 @@
 A real hub and real nodes, each started again when it ends, as a service manager does, and nothing else done for them.
 Round after round, what a run meets in months happens to it in seconds (`blows`): processes killed or hung, connections
 cut, slow, messages twice or in another order (`wire`), a full disk, too little memory, a clock that jumps, a database
-that starts again. Blows of a round come together; the next round waits until the run has trained another step.
+that starts again, gateways and their broker killed. Blows of a round come together; the next round waits until the run
+has trained another step.
 
 What must hold is looked for from outside: the line between hub and nodes is the witness of what was acknowledged, the
 store's rows show what became of it (`books`).
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import broker
 from benchmarks.chaos import blows, disturbed, undisturbed
 from benchmarks.measurement import Measurement
 from benchmarks.postgresql import lacking
@@ -25,9 +27,10 @@ from benchmarks.progress import Planned, Progress
 DESCRIPTION: Final = "A run whose processes, lines, disk, memory, clock and database fail, round after round"
 SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
+GATEWAYS: Final = "gateways"
 UNDISTURBED: Final = "undisturbed"
-SECONDS: Final[Mapping[str, float]] = {SQLITE: 390.0, POSTGRESQL: 90.0}
-"""Of rounds, in each database."""
+SECONDS: Final[Mapping[str, float]] = {SQLITE: 390.0, POSTGRESQL: 90.0, GATEWAYS: 90.0}
+"""Of rounds: in each database, and with gateways before a hub on SQLite."""
 
 
 def plan() -> list[Planned]:
@@ -35,6 +38,7 @@ def plan() -> list[Planned]:
         Planned(name=SQLITE, seconds=SECONDS[SQLITE] + 30),
         Planned(name=UNDISTURBED, seconds=120),
         Planned(name=POSTGRESQL, seconds=SECONDS[POSTGRESQL] + 30, lacks=lacking()),
+        Planned(name=GATEWAYS, seconds=SECONDS[GATEWAYS] + 60, lacks=broker.lacking()),
     ]
 
 
@@ -43,7 +47,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def measure_hours(seed: int, progress: Progress, *, hours: float) -> Measurement:
-    """The rounds in all databases last so long together."""
+    """The rounds of all cases last so long together."""
     return measure_for(seed, progress, factor=hours * 3600 / sum(SECONDS.values()))
 
 
@@ -63,12 +67,16 @@ def measure_for(seed: int, progress: Progress, *, factor: float) -> Measurement:
         )
         return progress.so_far
 
-    for case in (SQLITE, POSTGRESQL):
+    for case in (SQLITE, POSTGRESQL, GATEWAYS):
         if progress.wants(case):
             with tempfile.TemporaryDirectory(prefix="echo-chaos-") as scratch:
                 end = asyncio.run(
                     disturbed.run(
-                        Path(scratch), seed=seed, seconds=factor * SECONDS[case], on_postgresql=case == POSTGRESQL
+                        Path(scratch),
+                        seed=seed,
+                        seconds=factor * SECONDS[case],
+                        on_postgresql=case == POSTGRESQL,
+                        by_gateways=case == GATEWAYS,
                     )
                 )
             ends[case] = end

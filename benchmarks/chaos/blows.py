@@ -162,6 +162,24 @@ async def _restart_database(scene: Scene, _: random.Random) -> bool:
     return True
 
 
+async def _kill_gateway(scene: Scene, chance: random.Random) -> bool:
+    return bool(scene.gateways) and chance.choice(scene.gateways).kill()
+
+
+async def _kill_broker(scene: Scene, _: random.Random) -> bool:
+    if scene.broker is None:
+        return False
+    await asyncio.to_thread(scene.broker.kill)
+    await asyncio.sleep(LASTS_S / 3)
+    await asyncio.to_thread(scene.broker.start)
+    return True
+
+
+OF_GATEWAYS: Final = (
+    Kind(name="gateway killed", strike=_kill_gateway, weight=6, is_kill=True),
+    Kind(name="broker killed", strike=_kill_broker, weight=3, is_kill=True),
+)
+"""Where gateways hold the connections."""
 DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_database, weight=6)
 """Where the store is a server."""
 
@@ -189,9 +207,10 @@ def kinds() -> tuple[Kind, ...]:
     )
 
 
-def decks(chance: random.Random, *, on_postgresql: bool) -> Iterator[Kind]:
+def decks(chance: random.Random, *, on_postgresql: bool = False, by_gateways: bool = False) -> Iterator[Kind]:
     """Blows for ever: every kind by its weight, in random order, then all again."""
-    possible = [kind for kind in (*kinds(), *([DATABASE_RESTARTED] if on_postgresql else [])) if not kind.lacks]
+    others = [*([DATABASE_RESTARTED] if on_postgresql else []), *(OF_GATEWAYS if by_gateways else [])]
+    possible = [kind for kind in (*kinds(), *others) if not kind.lacks]
     while True:
         deck = [kind for kind in possible for _ in range(kind.weight)]
         chance.shuffle(deck)

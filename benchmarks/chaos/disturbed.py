@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.broker import broker_process
 from benchmarks.chaos.blows import MEMORY_SHORT, Kind, decks, kinds
 from benchmarks.chaos.books import Books, check, newest_evaluation
 from benchmarks.chaos.memory import memory_group
@@ -38,11 +39,13 @@ class End:
     evaluated: tuple[int, float] | None
 
 
-async def run(scratch: Path, *, seed: int, seconds: float, on_postgresql: bool) -> End:
-    chance = random.Random(f"{seed}/{on_postgresql}")
+async def run(
+    scratch: Path, *, seed: int, seconds: float, on_postgresql: bool = False, by_gateways: bool = False
+) -> End:
+    chance = random.Random(f"{seed}/{on_postgresql}/gateways" if by_gateways else f"{seed}/{on_postgresql}")
     possible = {kind.name for kind in kinds() if not kind.lacks}
     port = free_port()
-    wire = Wire(port, chance)
+    wire = Wire(free_port() if by_gateways else port, chance)
     rounds: list[dict[str, Any]] = []
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(scratch / "disk", DISK_BYTES)) if "disk full" in possible else None
@@ -54,13 +57,18 @@ async def run(scratch: Path, *, seed: int, seconds: float, on_postgresql: bool) 
             disk=disk,
             memory=stack.enter_context(memory_group()) if MEMORY_SHORT in possible else None,
             database=stack.enter_context(postgresql()) if on_postgresql else None,
+            broker=stack.enter_context(broker_process(scratch)) if by_gateways else None,
             fake_clock="clock jumped" in possible,
         ) as there:
             if await there.reaches(1, within_s=STARTS_WITHIN_S) is None:
                 raise TimeoutError(f"the run has not begun: {(scratch / 'hub.log').read_text()[-2000:]}")
-            blows, until = decks(chance, on_postgresql=on_postgresql), time.monotonic() + seconds
+            blows, until = (
+                decks(chance, on_postgresql=on_postgresql, by_gateways=by_gateways),
+                time.monotonic() + seconds,
+            )
             while time.monotonic() < until:
                 rounds.append(await _round(there, blows, chance))
+            await there.quiet()
         books = check(there.engine, wire.acknowledged)
         evaluated = newest_evaluation(there.engine)
     return End(rounds=rounds, kills=sum(row["kills"] for row in rounds), books=books, evaluated=evaluated)

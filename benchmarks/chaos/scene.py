@@ -17,9 +17,11 @@ from typing import Any, Final, TypeVar
 import psutil
 from sqlalchemy import Engine
 
+from benchmarks.broker import BrokerProcess
 from benchmarks.chaos.books import newest_step
 from benchmarks.chaos.memory import MemoryGroup
 from benchmarks.chaos.wire import Wire
+from benchmarks.ingest.behind_gateways import run_id_of, wait_until_taken
 from benchmarks.postgresql import PostgreSQL
 from benchmarks.small_disk import SmallDisk
 from echo_hub.config.file import load_config
@@ -37,6 +39,7 @@ STEPS: Final = 1_000_000
 """A run that does not come to its end by itself."""
 EVALUATED_EVERY: Final = 10
 NODES: Final = 2
+GATEWAYS: Final = 2
 FAKETIME: Final = (
     Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
     Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"),
@@ -138,7 +141,8 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 @dataclass(kw_only=True)
 class Scene:
-    """What blows may strike. `disk`: the run's file system; `clock`: what shifts the hub's clock; None: not here."""
+    """What blows may strike. `disk`: the run's file system; `clock`: what shifts the hub's clock; None: not here.
+    `keeping`: what starts the nodes again."""
 
     run: RunDirectory
     wire: Wire
@@ -149,6 +153,9 @@ class Scene:
     clock: Path | None = None
     memory: MemoryGroup | None = None
     database: PostgreSQL | None = None
+    broker: BrokerProcess | None = None
+    gateways: list[Kept] = field(default_factory=list)
+    keeping: list[asyncio.Task[None]] = field(default_factory=list)
     in_background: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def reaches(self, step: int, *, within_s: float) -> int | None:
@@ -159,6 +166,14 @@ class Scene:
             return newest if newest is not None and newest >= step else None
 
         return await awaited(look, within_s=within_s)
+
+    async def quiet(self) -> None:
+        """Ends the nodes, and waits until the hub has what the broker keeps of what they sent. Raises RunFailed."""
+        for task in self.keeping:
+            task.cancel()
+        await asyncio.wait(self.keeping)
+        if self.broker is not None:
+            await asyncio.to_thread(wait_until_taken, self.broker, run_id_of(self.run.database_url))
 
 
 async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
@@ -183,13 +198,18 @@ async def scene(
     disk: SmallDisk | None = None,
     memory: MemoryGroup | None = None,
     database: PostgreSQL | None = None,
+    broker: BrokerProcess | None = None,
     fake_clock: bool = False,
 ) -> AsyncIterator[Scene]:
-    """A hub at `hub_port` and its nodes at the other end of `wire`, serving until the block is left."""
+    """A hub at `hub_port` and its nodes at the other end of `wire`, serving until the block is left. With a broker,
+    GATEWAYS hold their connections, at the port where `wire` ends."""
     run = RunDirectory((disk.directory if disk is not None else scratch) / "run")
     sections: dict[str, dict[str, Any]] = {"server": {"port": hub_port}, "training": {"steps": steps}}
     if database is not None:
         sections["store"] = {"url": database.url}
+    if broker is not None:
+        sections["server"]["trusted_proxies"] = ["127.0.0.1"]
+        sections["gateways"] = {"url": broker.url, "port": wire.hub_port}
     make_run(run, load_config(None, settings(seed=seed, **sections)))
     clock = scratch / "clock" if fake_clock else None
     env = {"OMP_NUM_THREADS": "1"}
@@ -207,14 +227,19 @@ async def scene(
         "hub", [*within, sys.executable, "-m", "echo_hub.main", "serve", str(run.root)], env=env,
         log=scratch / "hub.log",
     )  # fmt: skip
+    command = [sys.executable, "-m", "echo_hub.main", "gateway", str(run.root)]
+    gateways = [
+        Kept(name, command, env={"OMP_NUM_THREADS": "1"}, log=scratch / f"{name}.log")
+        for name in (f"gateway{number}" for number in range(1, GATEWAYS + 1 if broker is not None else 1))
+    ]
     engine = connect(database.url if database is not None else run.database_url)
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(wire.open())
         nodes = [_node(scratch / f"node{number}", url) for number in range(1, NODES + 1)]
-        keeping = [asyncio.create_task(kept.run()) for kept in (hub, *nodes)]
+        keeping = [asyncio.create_task(kept.run()) for kept in (hub, *gateways, *nodes)]
         made = Scene(
             run=run, wire=wire, hub=hub, nodes=nodes, engine=engine, disk=disk, clock=clock, memory=memory,
-            database=database,
+            database=database, broker=broker, gateways=gateways, keeping=keeping[-NODES:],
         )  # fmt: skip
         try:
             yield made

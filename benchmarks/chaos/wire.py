@@ -83,7 +83,7 @@ class Wire:
     """`hub_port`: where the hub listens on loopback."""
 
     def __init__(self, hub_port: int, chance: random.Random) -> None:
-        self._hub_port = hub_port
+        self.hub_port = hub_port
         self._chance = chance
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -123,7 +123,7 @@ class Wire:
         writers = [writer]
         self._writers.add(writer)
         try:
-            to_hub = await asyncio.open_connection("127.0.0.1", self._hub_port)
+            to_hub = await asyncio.open_connection("127.0.0.1", self.hub_port)
             writers.append(to_hub[1])
             self._writers.add(to_hub[1])
             await asyncio.gather(

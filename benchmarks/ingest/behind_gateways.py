@@ -19,6 +19,7 @@ from benchmarks.processes import RunFailed, ended
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.subjects import Subjects
+from echo_hub.store.store import Store
 from echo_shared.errors import ConnectError
 
 LOOK_S: Final = 0.2
@@ -64,6 +65,15 @@ def _url_of(process: subprocess.Popen[str], log: Path) -> str:
         if line.startswith("Gateway"):
             return line.split()[1]
     raise RunFailed(f"a gateway has not begun to serve: see {log}")
+
+
+def run_id_of(store_url: str) -> str:
+    """Of a run that was served."""
+    store = Store.open(store_url, beside_hub=True)
+    try:
+        return store.run_meta()["run_id"]
+    finally:
+        store.close()
 
 
 def wait_until_taken(broker: BrokerProcess, run_id: str) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from benchmarks.broker import broker_process
 from benchmarks.ingest import lenders
-from benchmarks.ingest.behind_gateways import gateway_processes, wait_until_taken
+from benchmarks.ingest.behind_gateways import gateway_processes, run_id_of, wait_until_taken
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS, Case
 from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.lenders import Lenders
@@ -30,7 +30,6 @@ from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.database import connect
-from echo_hub.store.store import Store
 from echo_hub.store.tables import rollouts
 from echo_shared.messages import ReceiptState, rollout_id
 from echo_shared.process_memory import own_bytes
@@ -106,21 +105,13 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
         acked = nodes.acked()
         if broker is not None:
             with _hub(run_directory, directory):
-                wait_until_taken(broker, _run_id(store_url or run_directory.database_url))
+                wait_until_taken(broker, run_id_of(store_url or run_directory.database_url))
         lost = _lost(store_url or run_directory.database_url, acked)
     return [{**row, "lost": lost} for row in rows]
 
 
 def _hub(run: RunDirectory, directory: Path) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
     return hub_process(run.root, directory / "hub.log", module="benchmarks.ingest.quick_hub")
-
-
-def _run_id(url: str) -> str:
-    store = Store.open(url, beside_hub=True)
-    try:
-        return store.run_meta()["run_id"]
-    finally:
-        store.close()
 
 
 def _loads(

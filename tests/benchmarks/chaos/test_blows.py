@@ -6,11 +6,11 @@ import random
 from collections import Counter
 from itertools import islice
 
-from benchmarks.chaos.blows import DATABASE_RESTARTED, decks, kinds
+from benchmarks.chaos.blows import DATABASE_RESTARTED, OF_GATEWAYS, decks, kinds
 
 
-def names(seed: int, count: int, *, on_postgresql: bool = False) -> list[str]:
-    return [kind.name for kind in islice(decks(random.Random(seed), on_postgresql=on_postgresql), count)]
+def names(seed: int, count: int, **where: bool) -> list[str]:
+    return [kind.name for kind in islice(decks(random.Random(seed), **where), count)]
 
 
 def test_every_kind_falls_by_its_weight_and_the_order_follows_from_the_seed() -> None:
@@ -23,6 +23,12 @@ def test_every_kind_falls_by_its_weight_and_the_order_follows_from_the_seed() ->
 def test_a_database_is_restarted_only_where_there_is_a_server() -> None:
     assert DATABASE_RESTARTED.name not in names(1, 200)
     assert DATABASE_RESTARTED.name in names(1, 200, on_postgresql=True)
+
+
+def test_gateways_and_their_broker_are_killed_only_where_there_are_some() -> None:
+    of_gateways = {kind.name for kind in OF_GATEWAYS}
+    assert of_gateways.isdisjoint(names(1, 200))
+    assert of_gateways <= set(names(1, 200, by_gateways=True))
 
 
 def test_most_blows_are_kills() -> None:
