@@ -7,9 +7,10 @@ from echo_hub.config.file import load_config
 
 
 def test_every_case_is_a_hub_that_takes_all_its_nodes() -> None:
-    assert [(case.nodes, case.gateways) for case in CASES] == [
-        *((nodes, 0) for nodes in (10, 100, 1_000, 3_000)),
-        *((100, gateways) for gateways in (1, 2, 4)),
+    assert [(case.nodes, case.gateways, case.server) for case in CASES] == [
+        *((nodes, 0, False) for nodes in (10, 100, 1_000, 3_000)),
+        *((nodes, 0, True) for nodes in (100, 1_000)),
+        *((100, gateways, False) for gateways in (1, 2, 4)),
     ]
     for case in CASES:
         config = load_config(None, case.settings(Path("base"), seed=3))
