@@ -5,8 +5,8 @@ compared is the sign and the size of a difference between two ways to train, nev
 paper reports, at which scale, and where.
 
 Runs are those of `benchmarks.learning`: the hub's own coordinator, problems and learner, whose nodes are as fast as can
-be, so that a run with staleness bound S trains on rollouts that are exactly S steps old. Three seeds each; a run that
-several tables name is carried out once.
+be, so that a run with staleness bound S trains on rollouts that are exactly S steps old. Three seeds each, six beside
+TRL; a run that several tables name is carried out once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.measurement import Measurement
 from benchmarks.papers import archer, batches, echo, staleness, time_to
 from benchmarks.papers.cases import SEEDS, STEPS
 from benchmarks.papers.plot import draw
-from benchmarks.papers.runs import Found, carry_out_all
+from benchmarks.papers.runs import Found, carry_out_all, runs_of
 from benchmarks.papers.table import Table
 from benchmarks.progress import Planned, Progress
 
@@ -44,9 +44,9 @@ def plan() -> list[Planned]:
     seen: set[object] = set()
     planned = []
     for table in TABLES:
-        new = [case for case in table.cases if case not in seen]
+        new = [run for run in runs_of(table.wanted) if run not in seen]
         seen.update(new)
-        planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds * case.runs for case in new) / 2))
+        planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds for case, _ in new) / 2))
     return [*planned, time_to.planned()]
 
 
@@ -60,7 +60,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         progress.so_far = measured.as_measurement()
         progress.done(table.name, table.headline(found))
 
-    carry_out_all([table.cases for table in wanted], seed, done)
+    carry_out_all([table.wanted for table in wanted], seed, done)
     if progress.wants(time_to.NAME):
         measured.add_measurement(time_to.measure(seed, progress))
     return measured.as_measurement()

@@ -13,6 +13,8 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.learner.sft_plan import SftSettings
 
 SEEDS: Final = 3
+MOST_SEEDS: Final = 6
+"""Of any table: the runs of `--seed 1` share none with those of `--seed 0`."""
 STEPS: Final = 40
 GROUPS: Final = 16
 """A step."""
@@ -44,10 +46,9 @@ class Case:
     seconds: float = 10.0
     """About, of one seed's run, on one core of a server."""
 
-    @property
-    def runs(self) -> int:
+    def runs(self, seeds: int) -> int:
         """What is not trained is the same by every seed; all seeds begin with the same warm start."""
-        return 1 if self.runner in ("untrained", "finetuned") else SEEDS
+        return 1 if self.runner in ("untrained", "finetuned") else seeds
 
     def config(self, seed: int) -> HubConfig:
         """Raises ValueError for settings that do not fit."""

@@ -7,25 +7,28 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 
-from benchmarks.papers.cases import SEEDS, Case
+from benchmarks.papers.cases import MOST_SEEDS, Case
 from benchmarks.papers.ran import Ran, carry_out
 
 Found = Mapping[Case, Sequence[Ran]]
 """A run for each seed."""
+Wanted = tuple[Sequence[Case], int]
+"""A table's cases, and the number of its seeds."""
 
 
-def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[int, Found], object]) -> None:
+def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
+    """Each run, by its case and the number of its seed."""
+    cases, seeds = wanted
+    return [(case, number) for number in range(seeds) for case in cases if number < case.runs(seeds)]
+
+
+def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Found], object]) -> None:
     """`done` is told of each table, by its number, once all of its runs are there."""
-    wanted = list(
-        dict.fromkeys((case, number % case.runs) for cases in tables for number in range(SEEDS) for case in cases)
-    )
+    wanted = list(dict.fromkeys(run for table in tables for run in runs_of(table)))
     if not wanted:
         return
     ran: dict[tuple[Case, int], Ran] = {}
-    waiting = {
-        number: {(case, one % case.runs) for case in cases for one in range(SEEDS)}
-        for number, cases in enumerate(tables)
-    }
+    waiting = {number: set(runs_of(table)) for number, table in enumerate(tables)}
     context = multiprocessing.get_context("spawn")
     workers = max(1, min(len(wanted), os.cpu_count() or 1))
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -36,7 +39,7 @@ def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[i
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:
-                    running[pool.submit(carry_out, case, SEEDS * seed + number, first)] = case, number
+                    running[pool.submit(carry_out, case, MOST_SEEDS * seed + number, first)] = case, number
 
         begin(None)
         try:
@@ -56,5 +59,6 @@ def carry_out_all(tables: Sequence[Sequence[Case]], seed: int, done: Callable[[i
     assert not waiting, "a case begins with one that is in no table"
 
 
-def _found(cases: Sequence[Case], ran: Mapping[tuple[Case, int], Ran]) -> Found:
-    return {case: [ran[case, number % case.runs] for number in range(SEEDS)] for case in cases}
+def _found(table: Wanted, ran: Mapping[tuple[Case, int], Ran]) -> Found:
+    cases, seeds = table
+    return {case: [ran[case, number % case.runs(seeds)] for number in range(seeds)] for case in cases}

@@ -49,7 +49,7 @@ LLAMARL: Final = Table(
     headline=lambda found: {"aipo_over_none": accuracy(found[AIPO_11]) - accuracy(found[UNCORRECTED_11])},
 )
 
-ETAS: Final = (0, 2, 8, 16)
+ETAS: Final = (0, 8, 16)
 UPDATES: Final = {"updates_per_step": 4}
 """AReaL's minibatches."""
 

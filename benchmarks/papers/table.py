@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from benchmarks.papers.cases import Case
+from benchmarks.papers.cases import SEEDS, Case
 from benchmarks.papers.ran import Ran
-from benchmarks.papers.runs import Found
+from benchmarks.papers.runs import Found, Wanted
 
 Headline = Mapping[str, float | None]
 
@@ -37,12 +37,18 @@ class Table:
     headline: Callable[[Found], Headline]
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
     """Further figures of a row."""
+    seeds: int = SEEDS
+    """More where the difference that it tells is small."""
     curves: bool = True
     """Whether a picture of its curves says something."""
 
     @property
     def cases(self) -> list[Case]:
         return [entry.case for entry in self.entries]
+
+    @property
+    def wanted(self) -> Wanted:
+        return self.cases, self.seeds
 
     def rows(self, found: Found) -> list[dict[str, Any]]:
         return [

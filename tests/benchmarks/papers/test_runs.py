@@ -4,23 +4,32 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.papers import runs
 from benchmarks.papers.cases import COLOCATED, SEQUENTIAL, smaller
-from benchmarks.papers.runs import Found, carry_out_all
+from benchmarks.papers.runs import Found, carry_out_all, runs_of
 
 SIZES = {"training": {"steps": 1, "groups_per_step": 1, "group_size": 2}, "evaluation": {"problems": 1}}
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_run_that_two_tables_name_is_carried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "SEEDS", 1)
+def test_a_run_that_two_tables_name_is_carried_out_once() -> None:
     one, other = (replace(smaller(case, SIZES)) for case in (COLOCATED, SEQUENTIAL))
     told: dict[int, Found] = {}
-    carry_out_all([[one], [one, other]], 0, told.__setitem__)
+    carry_out_all([([one], 2), ([one, other], 1)], 0, told.__setitem__)
     assert set(told) == {0, 1}
     assert told[0][one][0] is told[1][one][0], "the same run, not an equal one"
-    assert set(told[1]) == {one, other}
+    assert set(told[1]) == {one, other} and len(told[0][one]) == 2 and len(told[1][one]) == 1
+
+
+def test_a_tables_runs_go_seed_by_seed_and_what_is_not_trained_has_one() -> None:
+    untrained = replace(COLOCATED, runner="untrained")
+    assert runs_of(([COLOCATED, untrained, SEQUENTIAL], 2)) == [
+        (COLOCATED, 0),
+        (untrained, 0),
+        (SEQUENTIAL, 0),
+        (COLOCATED, 1),
+        (SEQUENTIAL, 1),
+    ]
 
 
 def test_nothing_wanted_is_nothing_done() -> None:
@@ -32,5 +41,5 @@ def test_nothing_wanted_is_nothing_done() -> None:
 def test_a_base_as_it_is_is_measured_once_for_all_seeds() -> None:
     untrained = replace(smaller(COLOCATED, SIZES), runner="untrained")
     told: dict[int, Found] = {}
-    carry_out_all([[untrained]], 0, told.__setitem__)
-    assert len(told[0][untrained]) == runs.SEEDS and len(set(map(id, told[0][untrained]))) == 1
+    carry_out_all([([untrained], 3)], 0, told.__setitem__)
+    assert len(told[0][untrained]) == 3 and len(set(map(id, told[0][untrained]))) == 1
