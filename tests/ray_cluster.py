@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 import psutil
 import pytest
@@ -15,6 +15,8 @@ import pytest
 STORE_BYTES = 80 * 2**20
 NEVER_LATE = {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_register_timeout_seconds": "120"}
 """Processes of a busy machine start slowly."""
+STARTS: Final = 3
+"""A raylet's agents have fifteen seconds to start, which a busy machine may not give them."""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 """A raylet waits only for those agents for fifteen seconds whose port it does not know."""
 
@@ -63,11 +65,22 @@ def ray_cluster() -> Iterator[RayCluster]:
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra `ray` is not installed")
     before = {name: os.environ.get(name) for name in NEVER_LATE}
     os.environ |= NEVER_LATE
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **_machine()})
+    cluster = None
     try:
-        yield RayCluster(cluster)
+        for left in reversed(range(STARTS)):
+            cluster = cluster_utils.Cluster()
+            try:
+                cluster.add_node(include_dashboard=False, **_machine())
+                found = RayCluster(cluster)
+                break
+            except Exception:  # Whatever one of its many processes ends by.
+                cluster.shutdown()
+                if not left:
+                    raise
+        yield found
     finally:
-        cluster.shutdown()
+        if cluster is not None:
+            cluster.shutdown()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
