@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import statistics
 import tempfile
 import time
@@ -61,6 +62,7 @@ def _cluster() -> Iterator[str]:
     """The address of a cluster of one machine."""
     from ray.cluster_utils import Cluster
 
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Its processes take it over; nobody elsewhere is told of them.
     machine = {"num_cpus": PROCESSES, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
     for start in range(1, CLUSTER_STARTS + 1):
         try:

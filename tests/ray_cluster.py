@@ -13,8 +13,12 @@ import psutil
 import pytest
 
 STORE_BYTES = 80 * 2**20
-NEVER_LATE = {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_register_timeout_seconds": "120"}
-"""Processes of a busy machine start slowly."""
+ENVIRONMENT = {
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_worker_register_timeout_seconds": "120",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Processes of a busy machine start slowly; and nobody elsewhere is told of them."""
 STARTS: Final = 3
 """A raylet's agents have fifteen seconds to start, which a busy machine may not give them."""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -63,8 +67,8 @@ def _title(process: psutil.Process) -> str:
 def ray_cluster() -> Iterator[RayCluster]:
     """Two raylets."""
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra `ray` is not installed")
-    before = {name: os.environ.get(name) for name in NEVER_LATE}
-    os.environ |= NEVER_LATE
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ |= ENVIRONMENT
     cluster = None
     try:
         for left in reversed(range(STARTS)):
