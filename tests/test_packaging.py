@@ -51,7 +51,7 @@ def third_party(directory: str) -> dict[str, list[str]]:
         ("hub", ("hub", "gateways", "parquet", "ray", "wandb")),
         ("edge_client", ("cpu", "cuda", "mlx", "vllm", "tray")),
         ("shared", ("cuda",)),
-        ("benchmarks", ("hub", "cpu", "benchmarks")),
+        ("benchmarks", ("hub", "cpu", "benchmarks", "ray")),
         ("scripts", ("hub", "cpu", "dev")),
         ("tests", ("hub", "cpu", "mlx", "benchmarks", "dev")),
     ],

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from benchmarks import papers
-from benchmarks.papers.runs import Found
+from benchmarks.papers.runs import Found, Wanted
 from benchmarks.progress import Progress
 from tests.benchmarks.papers.toy import ran
 
 
 def test_tables_that_are_wanted_come_with_rows_headline_and_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(tables: list[list[papers.cases.Case]], seed: int, done: object) -> None:
-        for number, cases in enumerate(tables):
-            found: Found = {case: [ran(0.5, 0.9)] for case in cases}
+    def made_up(tables: Sequence[Wanted], seed: int, done: object) -> None:
+        for number, (cases, seeds) in enumerate(tables):
+            found: Found = {case: [ran(0.5, 0.9)] * seeds for case in cases}
             done(number, found)  # type: ignore[operator]
 
     monkeypatch.setattr(papers, "carry_out_all", made_up)

@@ -214,7 +214,7 @@ class RayLink:
                 await self._read()
             except (ConfigError, ChildExited) as error:
                 if not self._reason:
-                    log.warning("the Ray cluster is away, and is waited for: %s", error, extra={"event": "ray_away"})
+                    log.warning("the Ray cluster is away, and is waited for: %s", error)
                 self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
             except Exception as error:
                 # The edge of this task: nobody awaits it, and children must not wait for ever.

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_shared.errors import ConfigError, ConnectError
+from echo_shared.installation import how_to_install
 from echo_shared.messages import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Broker:
             raise ConfigError(
                 "Gateways need the NATS client, which is not installed.",
                 got=str(error),
-                do="Install it: pip install 'echo-swarm[hub,gateways]'",
+                do=how_to_install("gateways"),
             ) from error
         client = Client()
         broker = cls(client, settings)
