@@ -94,7 +94,7 @@ async def test_whatever_is_killed_each_call_has_its_own_result(numbers_pool: Ope
 
         under_way = asyncio.create_task(rewards(pool, *MANY))
         await asyncio.sleep(0)
-        await asyncio.to_thread(cluster.kill_other)
+        cluster.kill_other()
         assert await under_way == right(MANY)
     await until(lambda: not cluster.actors())
 
