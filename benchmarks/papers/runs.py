@@ -35,7 +35,7 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
         running: dict[Future[Ran], tuple[Case, int]] = {}
 
         def begin(start: Case | None) -> None:
-            """All that begins with it, or with a base."""
+            """All that begins with its first run, or with a base."""
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:
@@ -47,7 +47,8 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     one = running.pop(future)
                     ran[one] = future.result()
-                    begin(one[0])
+                    if one[1] == 0:
+                        begin(one[0])
                     for number, missing in list(waiting.items()):
                         missing.discard(one)
                         if not missing:

@@ -22,7 +22,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 
-SPARE_BYTES = 64 * 2**20
+SPARE_BYTES = 40 * 2**20
 LENGTH = 200
 
 
