@@ -248,12 +248,16 @@ def until() -> Callable[..., Any]:
     `authority` is a certificate's to trust."""
 
     async def wait(
-        url: str, condition: Callable[[dict[str, Any]], bool], authority: Path | None = None
+        url: str,
+        condition: Callable[[dict[str, Any]], bool],
+        authority: Path | None = None,
+        *,
+        within_s: float = DEADLINE_S,
     ) -> dict[str, Any]:
         forever = aiohttp.ClientTimeout(total=None)
         trusted = aiohttp.TCPConnector(ssl=True if authority is None else ssl.create_default_context(cafile=authority))
         async with (
-            asyncio.timeout(DEADLINE_S),
+            asyncio.timeout(within_s),
             aiohttp.ClientSession(timeout=forever, connector=trusted, headers=OPERATORS.get(url)) as http,
             http.get(f"{url}/api/v1/events") as stream,
         ):

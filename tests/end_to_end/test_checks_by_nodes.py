@@ -37,7 +37,7 @@ async def test_two_unlike_nodes_convict_one_that_forges(
     where = ("--data-dir", site.root / "hostile", "--name", "hostile", "--threads", "1", "--swarm-host", "127.0.0.1")
     command = (sys.executable, "-u", "-m", "benchmarks.trust.hostile_node", "join", url, "--backend", "torch")
     await site.program(*command, *where, env=hostile)
-    view = await until(url, lambda view: view["trust"]["quarantined"] == 1)
+    view = await until(url, lambda view: view["trust"]["quarantined"] == 1, within_s=480.0)
     assert view["trust"]["opinions"] >= 2
     store = books(run)
     names = dict(store.execute("SELECT name, node_id FROM nodes").fetchall())
