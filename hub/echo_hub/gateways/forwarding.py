@@ -68,7 +68,7 @@ class Forwarding:
         try:
             async with self._session.request(
                 request.method,
-                URL(f"{self._hub_url}{request.raw_path}", encoded=True),
+                URL(f"{self._hub_url}{request.rel_url.raw_path_qs}", encoded=True),
                 headers=headers,
                 data=_body(request) if request.can_read_body else None,
                 allow_redirects=False,

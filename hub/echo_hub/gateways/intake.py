@@ -2,7 +2,8 @@
 settled once all that came of them is committed.
 
 So a rollout whose node was told by its gateway that it is received is at JetStream or in the hub's books at any moment.
-A hub that is killed between the two is given it again, and knows it by its id.
+A hub that is killed between the two is given it again, and knows it by its id. What comes to the same hub again, after
+a loss of the connection or from somebody who has kept it, says nothing new.
 """
 
 from __future__ import annotations
@@ -45,17 +46,23 @@ class Intake:
         self._inbox = inbox
         self._connections = connections
         self._committed = committed
+        self._newest: dict[str, int] = {}
+        """The number of what each gateway has stored last."""
         self._unsettled: list[Settle] = []
         self._there_are = asyncio.Event()
 
     async def take(self, message: bytes, settle: Settle) -> None:
         """Says what is in it."""
         try:
-            gateway, items = self._seal.open(self._subject, message)
+            gateway, number, items = self._seal.open(self._subject, message)
         except CodecError as error:
             self.num_forged += 1
             log.warning("%s", error.brief)
+            gateway, number, items = "", 0, ()
+        if number <= self._newest.get(gateway, 0):
             items = ()
+        else:
+            self._newest[gateway] = number
         for item in items:
             if item[0] == Kind.ROLLOUT:
                 self.num_rollouts[gateway] += 1

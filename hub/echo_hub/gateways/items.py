@@ -2,7 +2,7 @@
 
 Sealed lists need no second look: the gateway has validated what comes from nodes, and only hub and gateways can seal.
 
-    stored:  [gateway, [item, …]]            ROLLOUT, SAID, LEFT: in the order in which nodes sent
+    stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order in which nodes sent
     asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE
     told:    [epoch, number, [item, …]]      HERE, MET, JOINED, REFUSED, SEND, PUSH, PART, CLOSE
 """

@@ -2,7 +2,7 @@
 
 A stranger at the broker's port can delay or delete, as whoever runs the broker can, and can say nothing in their names:
 every message carries a MAC over its subject, which names the run, the direction and the addressee, and its body. That
-an old message comes again is for its reader to see (`links`).
+an old message comes again its reader sees by its number (`hub_line`, `fleet`, `intake`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Uplink:
                     await asyncio.sleep(GATHER_S)
                 self._in_hand = self._take()
                 self._number += 1
-            message = self._seal.close(subject, [self._name, self._in_hand])
+            message = self._seal.close(subject, [self._name, self._number, self._in_hand])
             await self._store(subject, message, f"{self._name}-{self._number}")
             items, self._in_hand = self._in_hand, []
             self._stored(items)

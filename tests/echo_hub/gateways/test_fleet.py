@@ -237,7 +237,7 @@ async def test_a_stranger_at_the_broker_says_nothing_in_anybodys_name(world: Wor
     node = await world.joined(gateway.url)
     subjects, stranger = Subjects(RUN_ID), Seal(Identity.generate())
     broker = await Broker.open(world.config().gateways, name="stranger")
-    forged = stranger.close(subjects.sent, ["gateway", [[0, node.me.node_id, 0]]])
+    forged = stranger.close(subjects.sent, ["gateway", 1, [[0, node.me.node_id, 0]]])
     await broker.store(subjects.sent, forged, message_id="forged")
     await broker.publish(subjects.asked, stranger.close(subjects.asked, ["g", 0, 1, [3]]))
     (line,) = hub.connections.sessions.lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 
@@ -91,6 +92,18 @@ async def test_a_file_comes_whole_and_half_a_one_does_not_look_whole(gateway: st
         with pytest.raises(aiohttp.ClientError):
             async with http.get(f"{gateway}/half") as answer:
                 await answer.read()
+
+
+@pytest.mark.parametrize("target", ["http://10.9.9.9:1/a?b=c", "http://user@10.9.9.9/a?b=c"])
+async def test_a_target_that_names_a_host_goes_to_the_hub_all_the_same(gateway: str, target: str) -> None:
+    host, port = gateway.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    async with asyncio.timeout(10):
+        answer = (await reader.read()).decode()
+    writer.close()
+    await writer.wait_closed()
+    assert answer.startswith("HTTP/1.1 418") and '"path": "/a?b=c"' in answer, answer
 
 
 async def test_a_hub_that_is_away_is_said_to_be(serve) -> None:
