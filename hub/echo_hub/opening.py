@@ -9,7 +9,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -123,18 +123,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             learner=LearnerSettings.of_run(
                 config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
             ),
-            coordinator=Coordinator(
-                restored(
-                    coordinator_settings(
-                        config,
-                        multi_turn=problems.multi_turn,
-                        secret=_secret(me),
-                        tasks=trained_tasks(problems),
-                    ),
-                    stored,
-                ),
-                snapshot,
-            ),
+            coordinator=_coordinator(config, problems, me, stored, snapshot),
             partials=partials_of(
                 bounds,
                 snapshot.rollouts,
@@ -160,6 +149,16 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def _coordinator(
+    config: HubConfig, problems: Problems, me: Identity, stored: Mapping[str, Any], snapshot: CoordinatorSnapshot
+) -> Coordinator:
+    """With the settings that hold now: those of the file, and over them what operators have `stored`."""
+    settings = coordinator_settings(
+        config, multi_turn=problems.multi_turn, secret=_secret(me), tasks=trained_tasks(problems)
+    )
+    return Coordinator(restored(settings, stored), snapshot)
 
 
 def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:

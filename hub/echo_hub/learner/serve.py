@@ -90,7 +90,10 @@ def _send(pipe: ParentPipe, call: int, frame: Frame) -> None:
 
 
 def _tell_disk(pipe: ParentPipe, said: str) -> None:
-    log.warning("the disk is full: %s", said) if said else log.warning("there is room on the disk again")
+    if said:
+        log.warning("the disk is full: %s", said)
+    else:
+        log.warning("there is room on the disk again")
     pipe.send({"call": 0, "kind": "disk", "full": said})
 
 
