@@ -407,6 +407,7 @@ class Hub:
             raise
         finally:
             self._opened.store.give_up()
+            self._receipts.flush_all()
             await self._connections.close(*self.ending.farewell())
             await self.operation.ended()
 

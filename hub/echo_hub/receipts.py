@@ -16,14 +16,16 @@ from echo_shared.identity import Identity
 from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, ReceiptState
 
 LOOK_UPS_WAITING: Final = 4_096
-WAIT_S: Final = 0.5
+WAIT_S: Final = 2.0
+_CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
+"""Nobody works differently for knowing it sooner."""
 TOLD_AT_ONCE: Final = 512
 """Rollouts of a trained batch of which nodes are told before others have their turn."""
 
 
 class ReceiptsOut:
-    """Acks and final states go out at once. That a rollout is scored can wait for `WAIT_S`: it goes along with the
-    node's next receipts, so that most rollouts cost one message less. `send` gives a node a message, or drops it when
+    """Acks and drops go out at once. That a rollout is scored, trained or evaluated can wait for `WAIT_S`: it goes along with the
+    node's next receipts, so that most rollouts cost two messages less. `send` gives a node a message, or drops it when
     the node is not connected."""
 
     def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
@@ -36,7 +38,7 @@ class ReceiptsOut:
         if len(self._waiting.get(node_id, ())) + len(receipts) > MAX_BATCHED:
             self.flush(node_id)
         self._waiting.setdefault(node_id, []).extend(receipts)
-        if any(receipt.state is not ReceiptState.SCORED for receipt in receipts):
+        if any(receipt.state not in _CAN_WAIT for receipt in receipts):
             self.flush(node_id)
         else:
             self._there_are.set()
@@ -46,14 +48,18 @@ class ReceiptsOut:
         if receipts := self._waiting.pop(node_id, None):
             self._send(node_id, as_message(receipts))
 
+    def flush_all(self) -> None:
+        """Nothing waits any more."""
+        for node_id in tuple(self._waiting):
+            self.flush(node_id)
+
     async def run(self) -> None:
         """Sends for ever what has waited for long enough."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
             await asyncio.sleep(WAIT_S)
-            for node_id in tuple(self._waiting):
-                self.flush(node_id)
+            self.flush_all()
 
 
 class ReceiptLookUps:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from echo_hub import receipts as receipts_module
 from echo_hub.core.effects import LookUpReceipt, Receipt, SendLease, SendTrained
-from echo_hub.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
+from echo_hub.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts, as_message
 from echo_shared.messages import DropReason, FromHub, Receipts, ReceiptState
 
 Drive = Callable[..., Awaitable[Any]]
@@ -68,7 +68,11 @@ async def test_look_ups_are_answered_in_order_and_bounded(drive: Drive, monkeypa
 async def test_nodes_are_told_of_a_trained_batch_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "TOLD_AT_ONCE", 3)
     sent = Sent()
-    trained = TrainedReceipts(tell=ReceiptsOut(send=sent.send).tell)
+
+    def tell(node_id: str, receipts: Sequence[Receipt]) -> None:
+        sent.send(node_id, as_message(receipts))
+
+    trained = TrainedReceipts(tell=tell)
     trained.submit(SendTrained(rollout_ids=("1-0", "2-0", "1-1", "1-2"), node_ids=("a", "b", "a", "a")))
     working = asyncio.create_task(trained.run())
     await sent.until(3)
@@ -87,7 +91,7 @@ def receipts(*states: ReceiptState) -> tuple[Receipt, ...]:
     return tuple(Receipt(f"{number}-0", state) for number, state in enumerate(states))
 
 
-def test_that_a_rollout_is_scored_goes_along_with_the_next_ack() -> None:
+def test_that_a_rollout_is_scored_or_trained_goes_along_with_the_next_ack() -> None:
     sent = Sent()
     out = ReceiptsOut(send=sent.send)
     out.tell("a", receipts(ReceiptState.SCORED))
@@ -96,7 +100,11 @@ def test_that_a_rollout_is_scored_goes_along_with_the_next_ack() -> None:
     out.tell("a", receipts(ReceiptState.RECEIVED))
     assert told(sent)[1:] == [("a", ["scored", "received"])]
     out.tell("a", receipts(ReceiptState.TRAINED))
-    assert told(sent)[2:] == [("a", ["trained"])]
+    out.tell("a", receipts(ReceiptState.DROPPED))
+    assert told(sent)[2:] == [("a", ["trained", "dropped"])]
+    out.tell("b", receipts(ReceiptState.SCORED))
+    out.flush_all()
+    assert told(sent)[3:] == [("b", ["scored"])]
 
 
 async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from echo_hub.net.pace import Pace
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
 from echo_hub.net.send_queue import Rank, SendQueue
+from echo_hub.net.silence import Silence
 from echo_shared.congestion import LossWatch
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
@@ -112,16 +113,48 @@ class Inbox(Protocol):
         """Hears that the node's connection is gone, for whatever reason."""
 
 
+class _Together:
+    """What is said to nodes goes out once the loop's present work is done: of an ack and the lease that it makes room
+    for, each would cost as much as both."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Connection] = []
+
+    def add(self, connection: _Connection) -> None:
+        """It has something to send."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._soon)
+        self._waiting.append(connection)
+
+    def _soon(self) -> None:
+        # Behind what the same work has woken: leases are put together by a task of their own.
+        asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for connection in waiting:
+            connection.write_kept()
+
+
 class _Connection:
     """One node's websocket."""
 
-    def __init__(self, socket: web.WebSocketResponse, session: HubSession, transport: asyncio.Transport | None) -> None:
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        session: HubSession,
+        transport: asyncio.Transport | None,
+        together: _Together,
+    ) -> None:
         self.socket = socket
         self.session = session
         self.queue = SendQueue()
         self.writer: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._transport = transport
+        self._together = together
+        self._kept: list[bytes] = []
+        """Messages that `together` sends; those that follow go behind them."""
         self._watch = LossWatch(transport)
         if transport is not None:
             # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
@@ -129,14 +162,23 @@ class _Connection:
             keep_unsent_short(transport, UNSENT_BYTES)
 
     def send(self, frame: bytes) -> bool:
-        """Writes it where nothing is before it, which saves a turn of the writer's; else queues it. False when the
-        queue is full."""
+        """Has it written with what else the loop's present work says to the node, where nothing is before it, which
+        saves a turn of the writer's; else queues it. False when the queue is full."""
         transport = self._transport
-        if transport is None or not self.queue.is_idle or self.socket.closed or transport.get_write_buffer_size():
+        if self._kept:
+            self._kept += (binary_header(len(frame)), frame)
+        elif transport is None or not self.queue.is_idle or self.socket.closed or transport.get_write_buffer_size():
             return self.queue.put(frame)
-        if not transport.is_closing():
-            transport.write(binary_header(len(frame)) + frame)
+        elif not transport.is_closing():
+            self._kept += (binary_header(len(frame)), frame)
+            self._together.add(self)
         return True
+
+    def write_kept(self) -> None:
+        """Writes what was kept to be sent together."""
+        kept, self._kept = self._kept, []
+        if kept and self._transport is not None and not self._transport.is_closing() and not self.socket.closed:
+            self._transport.write(b"".join(kept))
 
     def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
         """Begins to send what is queued to the node."""
@@ -170,6 +212,7 @@ class _Connection:
 
     async def _close(self, last_frame: bytes | None) -> None:
         """Only the first call counts."""
+        self.write_kept()
         if self._closing is None:
             self._closing = asyncio.create_task(self._say_and_close(last_frame))
         try:
@@ -216,6 +259,7 @@ class Gateway:
             me=me, settings=settings, limits=limits, penalties=self._penalties, nonces=nonces, clock=clock
         )
         self._open: dict[str, _Connection] = {}
+        self._together = _Together()
         self._connections: set[_Connection] = set()
         """The open ones, and those that wait for their Welcome."""
         self._farewells: set[asyncio.Task[None]] = set()
@@ -305,7 +349,7 @@ class Gateway:
         except ValueError as error:  # The library's own answer fails on headers that are no text.
             raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
         assert stream is not None, "a websocket's response has a stream"
-        connection = _Connection(socket, session, request.transport)
+        connection = _Connection(socket, session, request.transport, self._together)
         self._connections.add(connection)
         try:
             await self._converse(connection, node, stream, inbox)
@@ -346,19 +390,21 @@ class Gateway:
         connection.start_writing(stream, node.node_id)
         pace = Pace(now=self._limits.now())
         try:
-            while (frame := await self._next_frame(connection, node)) is not None:
-                if session.is_closed:  # The node was told so, and has not read it yet.
-                    return
-                message = session.receive(frame)
-                if isinstance(message, Goodbye):
-                    extra = {"event": "node_left", "subject": node.node_id}
-                    self._log.info("node %s left: %s", node.node_id, message.reason or "no reason given", extra=extra)
-                    return
-                self._penalties.behaved(node.node_id)
-                await inbox.node_said(node.node_id, message)
-                if (wait_s := pace.wait_s(len(frame), now=self._limits.now())) > 0:
-                    self.faults[Fault.TOO_FAST] += 1
-                    await asyncio.sleep(wait_s)
+            async with Silence(HEARTBEATS_MISSED * self._settings.heartbeat_s) as silence:
+                while (frame := await self._next_frame(connection, node, silence)) is not None:
+                    if session.is_closed:  # The node was told so, and has not read it yet.
+                        return
+                    message = session.receive(frame)
+                    if isinstance(message, Goodbye):
+                        said = message.reason or "no reason given"
+                        extra = {"event": "node_left", "subject": node.node_id}
+                        self._log.info("node %s left: %s", node.node_id, said, extra=extra)
+                        return
+                    self._penalties.behaved(node.node_id)
+                    await inbox.node_said(node.node_id, message)
+                    if (wait_s := pace.wait_s(len(frame), now=self._limits.now())) > 0:
+                        self.faults[Fault.TOO_FAST] += 1
+                        await asyncio.sleep(wait_s)
             extra = {"event": "node_left", "subject": node.node_id}
             self._log.info("node %s is gone: its connection was closed", node.node_id, extra=extra)
         finally:
@@ -406,11 +452,11 @@ class Gateway:
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)
 
-    async def _next_frame(self, connection: _Connection, node: NodeInfo) -> bytes | None:
+    async def _next_frame(self, connection: _Connection, node: NodeInfo, silence: Silence) -> bytes | None:
         """The next binary frame; None once the connection is closed."""
-        # Not the timeout of `receive`, which begins anew with every pong.
-        async with asyncio.timeout(HEARTBEATS_MISSED * self._settings.heartbeat_s):
-            received = await connection.socket.receive()
+        silence.listens()  # Not the timeout of `receive`, which begins anew with every pong.
+        received = await connection.socket.receive()
+        silence.heard()
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data
             return frame

@@ -3,17 +3,22 @@
 SQLAlchemy makes the parameters of every row anew: of each it asks the names, defaults and types of its statement, which
 takes several times as long as SQLite takes for the row. Here that is asked once for each statement; what becomes of a
 value is still its column's type to say.
+
+SQLite is given many rows in one statement: with each that it is given, the thread lets go of the interpreter and takes
+it anew, beside a hub that is busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Dialect, Insert, Update, func, literal
+from sqlalchemy import Connection, Dialect, Insert, Update, func, literal, select
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.dml import Delete
@@ -21,21 +26,40 @@ from sqlalchemy.sql.dml import Delete
 T = TypeVar("T")
 
 _KEPT: Final = 64
+MOST_PARAMETERS: Final = 900
+"""Of one statement; SQLite before 3.32 takes 999. They are rows by a power of two, so that few statements are made."""
 
 
 def among(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
-    """Whether the column's is one of these. To PostgreSQL they go as one array: of each parameter its driver makes so
-    much that 250 took it several times what the server took for their rows."""
+    """Whether the column's is one of these numbers or texts. They go as one parameter: of each, SQLAlchemy and
+    PostgreSQL's driver make so much that 250 took several times what their rows took."""
     if connection.dialect.name == "sqlite":
-        return column.in_(list(values))
+        each = func.json_each(literal(json.dumps(list(values)))).table_valued("value")
+        return column.in_(select(each.c.value))
     return column == func.any(literal(list(values), ARRAY(column.type)))
 
 
 def execute_many(connection: Connection, statement: Insert | Update | Delete, rows: Sequence[Mapping[str, Any]]) -> int:
     """Executes the statement for each row, one or more, all of the same names; how many rows it has changed. Give the
-    same statement object again and again."""
+    same statement object again and again. An update may name each stored row once."""
     many = _many(statement, connection.dialect, tuple(rows[0]))
-    return connection.exec_driver_sql(many.text, [many.parameters(row) for row in rows]).rowcount
+    parameters = [many.parameters(row) for row in rows]
+    if many.text_of is None:
+        return connection.exec_driver_sql(many.text, parameters).rowcount
+    changed = 0
+    for part in _parts(len(rows), most=(MOST_PARAMETERS - len(many.first)) // len(parameters[0])):
+        values = chain(many.first, *parameters[part])
+        changed += connection.exec_driver_sql(many.text_of(part.stop - part.start), tuple(values)).rowcount
+    return changed
+
+
+def _parts(number: int, *, most: int) -> Iterator[slice]:
+    """Of so many rows, each a power of two and `most` at most."""
+    start = 0
+    while start < number:
+        size = 1 << (min(number - start, most).bit_length() - 1)
+        yield slice(start, start + size)
+        start += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +69,11 @@ class _Many:
     """What is the same for every row."""
     processors: Mapping[str, Callable[[Any], Any]]
     in_order: Callable[[Mapping[str, Any]], Any] | None
-    """The values as the driver takes them by place; None: it takes them by name."""
+    """A row's values as the driver takes them by place; None: it takes them by name."""
+    text_of: Callable[[int], str] | None = None
+    """The statement of so many rows at once; None: the driver is to be given one after the other."""
+    first: Sequence[Any] = ()
+    """What it takes before the rows."""
 
     def parameters(self, row: Mapping[str, Any]) -> Any:
         values = {**self.fixed, **row}
@@ -62,8 +90,41 @@ def _many(statement: Insert | Update | Delete, dialect: Dialect, names: tuple[st
     found = {name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in binds.items()}
     processors = {name: process for name, process in found.items() if process is not None}
     fixed = {name: value for name, value in compiled.params.items() if name not in names}
-    in_order: Callable[[Mapping[str, Any]], Any] | None = None
-    if dialect.positional:
-        places = compiled.positiontup or []
-        in_order = itemgetter(*places) if len(places) > 1 else lambda values: (values[places[0]],)
-    return _Many(str(compiled), fixed, processors, in_order)
+    text, places = str(compiled), compiled.positiontup or []
+    if not dialect.positional:
+        return _Many(text, fixed, processors, None)
+    many = _Many(text, fixed, processors, _getter(places))
+    if dialect.name != "sqlite" or statement.is_delete:
+        return many
+    if statement.is_insert:
+        return replace(many, text_of=cache(_insert_of(text, len(places))))
+    first = tuple(processors[name](value) if name in processors else value for name, value in fixed.items())
+    of_rows = {name: process for name, process in processors.items() if name in names}
+    text_of = cache(_update_of(text, places, names=names, fixed=tuple(fixed)))
+    return replace(many, fixed={}, processors=of_rows, in_order=_getter(names), text_of=text_of, first=first)
+
+
+def _getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    return itemgetter(*names) if len(names) > 1 else lambda values: (values[names[0]],)
+
+
+def _insert_of(text: str, num_columns: int) -> Callable[[int], str]:
+    row = f"({', '.join('?' * num_columns)})"
+    before, after = text.split(f" VALUES {row}")
+    return lambda number: f"{before} VALUES {', '.join([row] * number)}{after}"
+
+
+def _update_of(text: str, places: Sequence[str], *, names: Sequence[str], fixed: Sequence[str]) -> Callable[[int], str]:
+    """`text` has a "?" for each of `places`; `names` are a row's, `fixed` come before all rows."""
+    written = {name: f"?{number}" for number, name in enumerate(fixed, 1)}
+    written |= {name: f"given.column{number}" for number, name in enumerate(names, 1)}
+    pieces = text.split("?")
+    filled = "".join([pieces[0], *(written[name] + piece for name, piece in zip(places, pieces[1:], strict=True))])
+    before, where = filled.split(" WHERE ")
+
+    def of(number: int) -> str:
+        starts = range(len(fixed) + 1, len(fixed) + 1 + number * len(names), len(names))
+        rows = [f"({', '.join(f'?{start + place}' for place in range(len(names)))})" for start in starts]
+        return f"{before} FROM (VALUES {', '.join(rows)}) AS given WHERE {where}"
+
+    return of

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Table, bindparam, select, update
 
-from echo_hub.store.bulk import among
+from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.recent_average import added
 from echo_hub.store.streaks import day_of, longer
 from echo_hub.store.tables import credit, credit_days, credit_steps, team_members
@@ -65,7 +66,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
                 "new_last_day": day if row["last_day"] is None else max(day, row["last_day"]),
             }
         )
-    connection.execute(_CHANGE, changed)
+    execute_many(connection, _CHANGE, changed)
     _add_parts(connection, credit_days, "day", day, by_holder)
     if step is not None:
         _add_parts(connection, credit_steps, "step", step, by_holder)
@@ -109,8 +110,12 @@ def _empty(holder: str) -> dict[str, Any]:
 
 def ensure(connection: Connection, holders: Collection[str]) -> None:
     """Gives each of them a row, if it has none. Another process may be doing so too."""
-    fresh = dialect_of(connection).insert(credit).on_conflict_do_nothing(index_elements=["holder"])
-    connection.execute(fresh, [_empty(holder) for holder in holders])
+    execute_many(connection, _ensuring(dialect_of(connection)), [_empty(holder) for holder in holders])
+
+
+@cache
+def _ensuring(dialect: Any) -> Any:
+    return dialect.insert(credit).on_conflict_do_nothing(index_elements=["holder"])
 
 
 # But for what other hubs say, which `echo-hub credit import` writes beside a hub.

@@ -38,6 +38,9 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long a commit waits for another process (a backup, an export) that holds the file."""
 
+STATEMENTS: Final = 512
+"""That SQLite's driver keeps prepared: of many rows at once there is one for each power of two."""
+
 IDLE_TRANSACTION: Final = "60s"
 """PostgreSQL ends a transaction in which it has heard nothing for so long: its hub may be behind a dead line, and would
 wait for its own locks by its next connection."""
@@ -149,6 +152,8 @@ def connect(url: str) -> Engine:
 
 
 def _engine(url: URL) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        return create_engine(url, connect_args={"cached_statements": STATEMENTS})
     if url.drivername != "postgresql+psycopg":
         return create_engine(url)
     line = {name: value for name, value in LINE.items() if name not in url.query}

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Literal, get_args
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, Table, bindparam, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from echo_hub.core.effects import NodeCost
 from echo_hub.store.at_once import rows_at_once
-from echo_hub.store.bulk import among
+from echo_hub.store.bulk import execute_many
 from echo_hub.store.tables import (
     WITH_PAYLOAD,
     checking,
@@ -41,6 +42,12 @@ EVALUATED: Final = ReceiptState.EVALUATED.value
 """This one and TRAINED are outcomes, as is the value of every DropReason."""
 
 _BY_OUTCOME: Final = select(outcome_tallies)
+_COUNTED: Final = ("rollouts", "received", "tokens")
+_OF_LEASES: Final = (
+    select(rollouts.c.lease_id, rollouts.c.index, rollouts.c.node_id, rollouts.c.num_tokens, payloads.c.spans)
+    .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
+    .where(rollouts.c.lease_id.in_(bindparam("leases", expanding=True)))
+)
 LEASES_A_QUERY: Final = 250
 """Each may have as many rollouts as a group: few enough for a statement of a few milliseconds."""
 
@@ -53,27 +60,19 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
     """
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
-    by_node: dict[str, Counter[str]] = {}
+    by_node: dict[str, dict[str, int]] = {}
     for start in range(0, len(leases), LEASES_A_QUERY):
         # By lease alone: of pairs, SQLite would look at every rollout of the run.
-        rows = connection.execute(
-            select(
-                rollouts.c.lease_id,
-                rollouts.c.index.label("at"),
-                rollouts.c.node_id,
-                rollouts.c.num_tokens,
-                payloads.c.spans,
-            )
-            .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
-            .where(among(connection, rollouts.c.lease_id, leases[start : start + LEASES_A_QUERY]))
-        )
-        for row in rows:
-            if (row.lease_id, row.at) in wanted:
-                received = row.num_tokens is not None
-                own = {"rollouts": 1, "received": int(received), "tokens": 0}
-                by_node.setdefault(row.node_id, Counter()).update(own)
-                for node_id, _, count in row.spans or [(row.node_id, None, row.num_tokens or 0)]:
-                    by_node.setdefault(node_id, Counter(rollouts=0, received=0))["tokens"] += count
+        for lease_id, at, node_id, num_tokens, spans in rows_at_once(
+            connection, _OF_LEASES, {"leases": leases[start : start + LEASES_A_QUERY]}
+        ):
+            if (lease_id, at) in wanted:
+                counts = by_node.get(node_id) or by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
+                counts["rollouts"] += 1
+                counts["received"] += num_tokens is not None
+                for drawer, _, count in spans or [(node_id, None, num_tokens or 0)]:
+                    drawn = by_node.get(drawer) or by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))
+                    drawn["tokens"] += count
     add_to(
         connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values())
     )
@@ -158,10 +157,15 @@ def add_to(
     number of them."""
     if not keys:
         return
-    fresh = dialect_of(connection).insert(table)
-    sums = {name: table.c[name] + fresh.excluded[name] for name in added[0]}
-    statement = fresh.on_conflict_do_update(index_elements=list(keys[0]), set_=sums)
-    connection.execute(statement, [{**key, **more} for key, more in zip(keys, added, strict=True)])
+    statement = _adding(table, dialect_of(connection), tuple(keys[0]), tuple(added[0]))
+    execute_many(connection, statement, [{**key, **more} for key, more in zip(keys, added, strict=True)])
+
+
+@cache
+def _adding(table: Table, dialect: Any, keys: tuple[str, ...], added: tuple[str, ...]) -> Any:
+    fresh = dialect.insert(table)
+    sums = {name: table.c[name] + fresh.excluded[name] for name in added}
+    return fresh.on_conflict_do_update(index_elements=list(keys), set_=sums)
 
 
 def dialect_of(connection: Connection) -> Any:

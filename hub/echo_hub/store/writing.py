@@ -338,7 +338,8 @@ def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) 
 
 
 def _check(connection: Connection, records: Sequence[CheckRecorded], now: float) -> None:
-    rows = [row for record in records for row in _keys([record.rollout_id], new_checked=record.checked)]
+    found = {record.rollout_id: record.checked for record in records}
+    rows = [row for rollout_id, checked in found.items() for row in _keys([rollout_id], new_checked=checked)]
     _change(connection, _CHECK, rows, "noted as checked")
 
 
