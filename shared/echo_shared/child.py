@@ -40,6 +40,8 @@ OUT_OF_MEMORY_STATUS: Final = 70
 
 LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
+_READ_BYTES: Final = 256 * 1024
+"""At most, at once."""
 ENDING_S: Final = 60.0
 """From when a child has closed its pipe until it is asked to end, and from then until it is killed."""
 _LOOK_S: Final = 1.0
@@ -48,8 +50,7 @@ _LOOK_S: Final = 1.0
 
 def _default(value: Any) -> msgpack.ExtType:
     if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)
-        return msgpack.ExtType(_ARRAY, msgpack.packb((array.dtype.str, array.shape, array.tobytes())))
+        return msgpack.ExtType(_ARRAY, msgpack.packb((value.dtype.str, value.shape, value.tobytes())))
     if isinstance(value, np.generic):
         return _default(np.asarray(value))
     raise TypeError(f"{type(value).__name__} cannot travel in a frame")
@@ -146,7 +147,8 @@ class Child:
         self._name = name
         self._log = log
         self._log_begin = log_begin
-        self._header: bytes | None = None
+        self._unread = bytearray()
+        """What it has sent, from the beginning of a frame on."""
         self._seen_ended = False
         self._over = False
         self._suspended = False
@@ -201,6 +203,8 @@ class Child:
 
     async def look(self, within_s: float) -> Frame | None:
         """The child's next frame, or None when it sends none `within_s`. Otherwise as `receive`."""
+        if (frame := self._whole_frame()) is not None:
+            return frame
         try:
             async with asyncio.timeout(within_s):
                 return await self._read()
@@ -215,10 +219,23 @@ class Child:
     async def _read(self) -> Frame:
         """Keeps its place in a frame when it is cancelled."""
         assert self._process.stdout is not None
-        if self._header is None:
-            self._header = await self._process.stdout.readexactly(_HEADER.size)
-        body = await self._process.stdout.readexactly(_HEADER.unpack(self._header)[0])
-        self._header = None
+        while (frame := self._whole_frame()) is None:
+            more = await self._process.stdout.read(_READ_BYTES)
+            if not more:
+                raise asyncio.IncompleteReadError(bytes(self._unread), None)
+            self._unread += more
+        return frame
+
+    def _whole_frame(self) -> Frame | None:
+        """The first of what was read, if all of it was."""
+        if len(self._unread) < HEADER_BYTES:
+            return None
+        end = HEADER_BYTES + _HEADER.unpack_from(self._unread)[0]
+        if len(self._unread) < end:
+            return None
+        with memoryview(self._unread) as unread:
+            body = bytes(unread[HEADER_BYTES:end])
+        del self._unread[:end]
         return unpack_frame(body)
 
     async def exited(self) -> ChildExited:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from echo_hub.learner.settings import StepTold, TrainingGroup, TrainingRollout
@@ -86,4 +87,9 @@ def unpack_error(frame: Frame) -> EchoError:
 
 def _fields(value: Any) -> Frame:
     """The fields of a dataclass, its arrays as they are."""
-    return {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: getattr(value, name) for name in _names(type(value))}
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple([field.name for field in fields(kind)])

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
+from math import isfinite, log
 from typing import Final
 
 import numpy as np
@@ -57,13 +57,15 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError(
             "A completion needs one logprob a token.", got=f"{len(logprobs)} for {len(ids)} tokens"
         )
-    if int(ids.min()) < 0 or int(ids.max()) >= bounds.vocabulary_size:
+    if np.maximum.reduce(ids.view(np.uint32)) >= bounds.vocabulary_size:  # So seen, what is below zero is large.
         raise RemoteProtocolError("A token is not in the vocabulary.", got=f"ids {int(ids.min())} to {int(ids.max())}")
-    if not np.isfinite(logprobs).all():
+    lowest_logprob, highest = float(np.minimum.reduce(logprobs)), float(np.maximum.reduce(logprobs))
+    if not (isfinite(lowest_logprob) and isfinite(highest)):
         raise RemoteProtocolError("A log-probability is no number.", got=str(logprobs[~np.isfinite(logprobs)][0]))
-    if float(logprobs.max()) > LOGPROB_SLACK:
-        raise RemoteProtocolError("A log-probability is above zero.", got=f"{float(logprobs.max()):.4f}")
-    if log_chance(logprobs, bounds.vocabulary_size) < log(FALSE_REJECTION):
+    if highest > LOGPROB_SLACK:
+        raise RemoteProtocolError("A log-probability is above zero.", got=f"{highest:.4f}")
+    may_be_rare = -lowest_logprob > log(bounds.vocabulary_size)
+    if may_be_rare and log_chance(logprobs, bounds.vocabulary_size) < log(FALSE_REJECTION):
         lowest = ", ".join(f"{value:.1f}" for value in np.sort(logprobs)[:3])
         raise RemoteProtocolError(
             "No fair draw gives tokens that are as improbable as these log-probabilities say.",
