@@ -24,9 +24,9 @@ TOLD_AT_ONCE: Final = 512
 
 
 class ReceiptsOut:
-    """Acks and drops go out at once. That a rollout is scored, trained or evaluated can wait for `WAIT_S`: it goes along with the
-    node's next receipts, so that most rollouts cost two messages less. `send` gives a node a message, or drops it when
-    the node is not connected."""
+    """Acks and drops go out at once. That a rollout is scored, trained or evaluated can wait for `WAIT_S`: it goes
+    along with the node's next receipts, so that most rollouts cost two messages less. `send` gives a node a message, or
+    drops it when the node is not connected."""
 
     def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
         self._send = send

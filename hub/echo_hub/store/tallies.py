@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
-from sqlalchemy import Connection, Table, bindparam, select
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from echo_hub.core.effects import NodeCost
@@ -73,12 +73,34 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
                 for drawer, _, count in spans or [(node_id, None, num_tokens or 0)]:
                     drawn = by_node.get(drawer) or by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))
                     drawn["tokens"] += count
+    _add_tallies(connection, by_node, outcome)
+    return by_node
+
+
+def tally_where(
+    connection: Connection, condition: ColumnElement[bool], outcome: str
+) -> Mapping[str, Mapping[str, int]]:
+    """As `tally`, of all rollouts of which `condition` is true: the database counts them."""
+    counted = (func.count(), func.count(rollouts.c.num_tokens), func.coalesce(func.sum(rollouts.c.num_tokens), 0))
+    rows = connection.execute(select(rollouts.c.node_id, *counted).where(condition).group_by(rollouts.c.node_id))
+    by_node = {node_id: dict(zip(_COUNTED, map(int, counts), strict=True)) for node_id, *counts in rows}
+    drawn = select(rollouts.c.node_id, rollouts.c.num_tokens, payloads.c.spans).join_from(
+        rollouts, payloads, WITH_PAYLOAD
+    )
+    for node_id, num_tokens, spans in connection.execute(drawn.where(condition, payloads.c.spans.is_not(None))):
+        by_node[node_id]["tokens"] -= num_tokens
+        for drawer, _, count in spans:
+            by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))["tokens"] += count
+    _add_tallies(connection, by_node, outcome)
+    return by_node
+
+
+def _add_tallies(connection: Connection, by_node: Mapping[str, Mapping[str, int]], outcome: str) -> None:
     add_to(
         connection, tallies, [{"node_id": node_id, "outcome": outcome} for node_id in by_node], list(by_node.values())
     )
     if of_all := sum(counts["rollouts"] for counts in by_node.values()):
         add_to(connection, outcome_tallies, [{"outcome": outcome}], [{"rollouts": of_all}])
-    return by_node
 
 
 def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[Source, int]]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Update, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Update, and_, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
     ActionSettled,
@@ -43,7 +43,16 @@ from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
-from echo_hub.store.tallies import EVALUATED, TRAINED, dropped_of, final_so_far, tally, tally_checking, tally_costs
+from echo_hub.store.tallies import (
+    EVALUATED,
+    TRAINED,
+    dropped_of,
+    final_so_far,
+    tally,
+    tally_checking,
+    tally_costs,
+    tally_where,
+)
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState
 from echo_shared.rewards import mean_components
@@ -139,11 +148,14 @@ def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
 
 
 def _change(connection: Connection, statement: Update, rows: _Rows, what: str) -> None:
-    changed = execute_many(connection, statement, rows)
-    if changed != len(rows):
+    _check_changed(execute_many(connection, statement, rows), len(rows), what)
+
+
+def _check_changed(changed: int, wanted: int, what: str) -> None:
+    if changed != wanted:
         raise LocalProtocolError(
             "The coordinator's records do not fit the store; nothing of them is written.",
-            got=f"{changed} of {len(rows)} rollouts could be {what}",
+            got=f"{changed} of {wanted} rollouts could be {what}",
         )
 
 
@@ -294,12 +306,30 @@ def _train(connection: Connection, records: Sequence[StepTrained], now: float) -
                 "A step was trained that was not planned, or trained before; nothing of this turn is written.",
                 got=f"step {record.step}",
             )
-        if record.rollout_ids:  # Of a batch that was left out as a whole there are none.
-            _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
-        earned = tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
+        earned = _train_rollouts(connection, record, now)
         grant(connection, earned, at=now, step=record.step)
         touched |= earned.keys()
     return touched
+
+
+def _train_rollouts(connection: Connection, record: StepTrained, now: float) -> Mapping[str, Mapping[str, int]]:
+    """What of a step was trained, by node. A large batch is seldom anything but all of its groups: then no row of it
+    comes here."""
+    planned = connection.execute(
+        select(steps.c.num_rollouts, steps.c.group_ids).where(steps.c.step == record.step)
+    ).one()
+    if len(record.rollout_ids) < planned.num_rollouts:  # Some of it was left out; as a whole, there are none.
+        if record.rollout_ids:
+            _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
+        return tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
+    of_step = among(connection, rollouts.c.group_id, planned.group_ids)
+    changed = connection.execute(
+        update(rollouts)
+        .where(of_step, rollouts.c.state == ReceiptState.SCORED)
+        .values(state=ReceiptState.TRAINED, final_at=now)
+    ).rowcount
+    _check_changed(changed, len(record.rollout_ids), "trained")
+    return tally_where(connection, and_(of_step, rollouts.c.state == ReceiptState.TRAINED), TRAINED)
 
 
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> Collection[str]:
