@@ -87,7 +87,7 @@ def unpack_error(frame: Frame) -> EchoError:
 
 def _fields(value: Any) -> Frame:
     """The fields of a dataclass, its arrays as they are."""
-    return {name: getattr(value, name) for name in _names(type(value))}
+    return {name: getattr(value, name) for name in _names(value.__class__)}
 
 
 @cache

@@ -25,9 +25,9 @@ class Silence:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         self._look_again.cancel()
-        return await self._limit.__aexit__(kind, error, at)
+        await self._limit.__aexit__(kind, error, at)
 
     def listens(self) -> None:
         """From now on it counts."""

@@ -304,7 +304,7 @@ class PromptCodec:
 
     def decode(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
         """The text of `ids`, special tokens left out."""
-        text: str = self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True)
+        text: str = self._tokenizer.decode(_plain(ids), skip_special_tokens=True)
         return text
 
     def pieces(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> list[tuple[str, int]]:
@@ -312,7 +312,7 @@ class PromptCodec:
         text. A character that takes several tokens is one piece, for up to `MOST_A_CHARACTER`. What is no id of the
         tokenizer's, as a stranger may send, stands as its number in angle brackets.
         """
-        every, size = [int(i) for i in ids], self._tokenizer.get_vocab_size()
+        every, size = _plain(ids), self._tokenizer.get_vocab_size()
         found: list[tuple[str, int]] = []
         context = start = 0
         for end in range(1, len(every) + 1):
@@ -331,7 +331,7 @@ class PromptCodec:
 
     def text(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
         """All of `pieces` at once, which is faster."""
-        every = [int(i) for i in ids]
+        every = _plain(ids)
         if every and (min(every) < 0 or max(every) >= self._tokenizer.get_vocab_size()):
             return "".join(text for text, _ in self.pieces(every))
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
@@ -423,3 +423,7 @@ def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
             do="Set eos_token_id in its generation_config.json.",
         )
     return tuple(sorted(found))
+
+
+def _plain(ids: Iterable[int] | NDArray[np.integer[Any]]) -> list[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(map(int, ids))

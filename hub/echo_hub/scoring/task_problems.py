@@ -63,6 +63,9 @@ class TaskProblems:
         self.is_async = is_async
         self.stream = stream
         self._task = task
+        # Asked once: to ask a protocol takes as long as many a score.
+        self._environment: Environment | None = task if isinstance(task, Environment) else None
+        self._scored: Task | None = None if isinstance(task, Environment) else task
         self.codec = codec
         """With the task's own words around a prompt, and with its tools, if it gives any."""
         self._max_tokens = max_tokens
@@ -117,7 +120,7 @@ class TaskProblems:
     @property
     def multi_turn(self) -> bool:
         """Whether an episode may have several turns."""
-        return isinstance(self._task, Environment)
+        return self._environment is not None
 
     @property
     def content_hash(self) -> str:
@@ -136,9 +139,10 @@ class TaskProblems:
         reward that is none of the task's.
         """
         replies = [self.codec.reply(ids) for ids in completions]
-        if not isinstance(self._task, Environment):
-            return self.weighing.scored(self._task, problem, replies[-1], len(completions[-1]))
-        response = self._task.respond(problem, replies)
+        if self._scored is not None:
+            return self.weighing.scored(self._scored, problem, replies[-1], len(completions[-1]))
+        assert self._environment is not None, "it is one or the other"
+        response = self._environment.respond(problem, replies)
         if isinstance(response, Ending):
             return self.weighing.ended(response, replies, len(completions[-1]))
         messages = [message.fields for message in (response, *response.more)]
@@ -173,12 +177,13 @@ class TaskProblems:
         """Outside of any run: what follows the last of `replies`, which are text: a `reward`, as `respond` gives it, or
         an `observation`. Raises as `respond` does."""
         problem = self._task.sample(seed)
-        if isinstance(self._task, Environment):
-            response = self._task.respond(problem, replies)
+        if self._environment is not None:
+            response = self._environment.respond(problem, replies)
             if not isinstance(response, Ending):
                 return {"observation": response.text, "turn_reward": self.rewards.read_turn(response.turn_reward)}
             return {"reward": self.weighing.ended(response, replies, self._length(replies[-1]))}
-        return {"reward": self.weighing.scored(self._task, problem, replies[-1], self._length(replies[-1]))}
+        assert self._scored is not None, "it is one or the other"
+        return {"reward": self.weighing.scored(self._scored, problem, replies[-1], self._length(replies[-1]))}
 
     def _length(self, text: str) -> int:
         """Tokens of a text of no run's."""

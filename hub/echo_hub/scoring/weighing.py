@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ class Weighing:
     """Those that judges give, once all others are there."""
     is_plain: bool
     """Rewards are scores; components of the task's own, if it gives any, weigh nothing."""
+    explained: Callable[[Problem, str], Mapping[str, float]] | None
+    """The components of the task's own, if it gives any."""
 
     @classmethod
     def of(cls, task: Task | Environment, config: RewardConfig) -> Weighing:
@@ -85,13 +87,14 @@ class Weighing:
             beside=beside,
             judged=frozenset(judged),
             is_plain=is_plain,
+            explained=task.components if isinstance(task, ExplainedTask) else None,
         )
 
     def scored(self, task: Task, problem: Problem, completion: str, num_tokens: int) -> float | dict[str, float]:
         """What a completion earns: the score, or all components but the judges', none of them weighed. Raises whatever
         the task raises, and ScorerError for what is no value of a component."""
         score = task.score(problem, completion)
-        more = task.components(problem, completion) if isinstance(task, ExplainedTask) else {}
+        more = {} if self.explained is None else self.explained(problem, completion)
         return self._checked(score, more, completion, num_tokens)
 
     def ended(self, ending: Ending, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:

@@ -63,9 +63,8 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
     by_node: dict[str, dict[str, int]] = {}
     for start in range(0, len(leases), LEASES_A_QUERY):
         # By lease alone: of pairs, SQLite would look at every rollout of the run.
-        for lease_id, at, node_id, num_tokens, spans in rows_at_once(
-            connection, _OF_LEASES, {"leases": leases[start : start + LEASES_A_QUERY]}
-        ):
+        found = rows_at_once(connection, _OF_LEASES, {"leases": leases[start : start + LEASES_A_QUERY]})
+        for lease_id, at, node_id, num_tokens, spans in map(tuple, found):
             if (lease_id, at) in wanted:
                 counts = by_node.get(node_id) or by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
                 counts["rollouts"] += 1

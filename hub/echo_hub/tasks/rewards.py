@@ -55,7 +55,8 @@ class RewardBounds:
 
     def read(self, given: object) -> float:
         """What a scorer has returned, as a reward. Raises ScorerError for what is none."""
-        reward = float(given) if isinstance(given, SupportsFloat) else math.nan  # Text is no number, even "1".
+        # Text is no number, even "1".
+        reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         if not self.hold(reward):
             bounds = f"from {self.lowest:g} to {self.highest:g}"
             raise ScorerError(f"The reward is {reprlib.repr(given)}; this task's are numbers {bounds}.")
@@ -64,7 +65,7 @@ class RewardBounds:
     def read_turn(self, given: object) -> float:
         """What a turn has earned, of the reward of its episode. Raises ScorerError for what is no finite number, or
         further from 0 than the bounds are from each other."""
-        reward = float(given) if isinstance(given, SupportsFloat) else math.nan
+        reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         most = self.highest - self.lowest
         if not abs(reward) <= (1 + ROUNDING) * most:
             raise ScorerError(

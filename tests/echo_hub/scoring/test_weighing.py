@@ -87,7 +87,7 @@ def test_judges_give_their_components_later_and_the_bounds_know_them() -> None:
     unweighed = weighing(task, judges=JUDGES)
     assert not unweighed.is_plain and unweighed.rewards.highest == 1.0, "shown, and earns nothing"
     with pytest.raises(ScorerError, match="cannot be the name"):
-        weighing(judges=JUDGES).scored(Told({"style": 1.0}), PROBLEM, "2", 1)
+        weighing(told := Told({"style": 1.0}), judges=JUDGES).scored(told, PROBLEM, "2", 1)
     with pytest.raises(ConfigError, match="a name that another one has"):
         weighing(Measured({}), judges=JUDGES)
 
