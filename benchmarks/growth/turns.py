@@ -2,7 +2,7 @@
 
 One step's work is written in the turns that a busy hub makes of it, by the store's own writer: groups are opened and
 leased, rollouts come in, are scored, checked and dropped, a step is planned and trained, its version is published and
-fetched by all nodes; then nodes are noted as there, and old steps and fetches let go.
+fetched by all nodes; then nodes are noted as there, and old steps, rollouts and fetches let go.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.retired import Span
+from echo_hub.store.retiring import ROWS_AT_ONCE, Retirement
 from echo_shared.books import RunEvent
 from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
@@ -199,6 +201,18 @@ class Turns:
         await self.store.node_seen(
             node_id=joined, public_key=bytes(32), name=joined[:8], backend="torch", device="cpu", now=self.now
         )
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """As `Retention` does, of the oldest step that is there."""
+        books = Retirement(self.store.store)
+        last = books.last()
+        after = books.beginning() if last is None else last.through
+        (one,) = books.ripe(after, after.step + 2)
+        span = Span(after=after, through=one.mark)
+        keys = books.keys(span)
+        for start in range(0, len(keys), ROWS_AT_ONCE):
+            await self.store.write(books.retire, keys[start : start + ROWS_AT_ONCE], span)
 
 
 def _payload() -> RolloutPayload:

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_hub.actions.records import ActionRecord, Actor, Outcome
-from echo_hub.actions.requests import TABLE, AnyRequest, WrongRequestError, request_of, summary, undo_of
+from echo_hub.actions.requests import TABLE, AnyRequest, WrongRequestError, request_of, summary, taking_back
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
@@ -84,7 +84,7 @@ def undo(
     with store_of(RunDirectory(run_directory)) as store:
         books = ActionBooks(store)
         record = books.find(number)
-        request = None if record is None else undo_of(request_of(record.action, record.request), record.before)
+        request = None if record is None else taking_back(record.action, record.request, record.before)
         if record is None or request is None or record.outcome is not Outcome.DONE or books.was_undone(number):
             raise ConfigError(
                 "There is nothing to take back.",

@@ -65,6 +65,7 @@ from echo_hub.own_sampler import OwnSampler
 from echo_hub.publishing import Publishing, export_path
 from echo_hub.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipts
 from echo_hub.resources import Resources
+from echo_hub.retention import Retention
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.scorer import Scorer
@@ -129,6 +130,7 @@ class Hub:
         self._node_evaluations = self._make_node_evaluations()
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
+        self._retention = Retention(self.config.keeping.steps, store=opened.store, status=opened.coordinator.status)
         self._totals = TotalsNews(store=opened.store, nodes=self.nodes.live, send=self._connections.send)
         self._sinks = chosen_sinks(
             config, directory.root, self.run_id, opened.store, codec=opened.codec, problems=opened.problems
@@ -391,6 +393,7 @@ class Hub:
                     self._look_ups.run(),
                     self._trained_receipts.run(),
                     self._housekeeping.run(),
+                    self._retention.run(),
                     self._housekeeping.watch_bans(),
                     self._housekeeping.watch_pardons(report),
                     self._desk.run(),

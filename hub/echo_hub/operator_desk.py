@@ -37,7 +37,7 @@ from echo_hub.actions.requests import (
     TrustNode,
     WrongRequestError,
     request_of,
-    undo_of,
+    taking_back,
 )
 from echo_hub.core.effects import ActionSettled
 from echo_hub.core.events import NodeVouchedFor, OperatorAsked
@@ -129,7 +129,7 @@ class Desk:
         record = await self._store.read(self._books.find, number)
         if record is None:
             raise NoSuchActionError(f"There is no action {number}.")
-        undo = undo_of(request_of(record.action, record.request), record.before)
+        undo = taking_back(record.action, record.request, record.before)
         if undo is None or record.outcome is not Outcome.DONE:
             raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be taken back.")
         if await self._store.read(self._books.was_undone, number):

@@ -7,8 +7,9 @@ an answer, which then says where to go on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.browsing import NEWEST, BatchReward, Key, StoredTokens, evaluation_text
+from echo_hub.store.retiring import Retirement
 from echo_hub.store.store import Store
 from echo_hub.store.writing import key_of
 from echo_shared.messages import rollout_id
@@ -43,6 +45,36 @@ ROW_TOKENS: Final = 20
 """What a rollout costs beside its tokens, in tokens."""
 ROWS_READ: Final = 200
 """Rollouts that a text is looked for in at once."""
+
+
+GROUPS_READ: Final = 32
+STEPS_REMEMBERED: Final = 8
+_PARTS: Final = ("scored", "trained")
+"""States of what is in its step's batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRollout:
+    """A rollout as files have it."""
+
+    summary: RolloutSummary
+    advantage: float | None
+    """As `RolloutView` has it."""
+    prompt: str
+    drawn: RolloutText | None
+    """None: its tokens are not there. It has no `pieces`: they take most of the time."""
+
+
+class _Gains:
+    """Advantages of one step after the other, each computed once for all of its batch."""
+
+    def __init__(self, of_step: Callable[[int], dict[int, dict[tuple[int, int], float]]]) -> None:
+        self._of_step = lru_cache(STEPS_REMEMBERED)(of_step)
+
+    def of(self, one: RolloutSummary) -> float | None:
+        if one.step is None:
+            return None
+        return self._of_step(one.step).get(one.group_id, {}).get((one.index, one.turn))
 
 
 class RolloutReader:
@@ -73,6 +105,8 @@ class RolloutReader:
             kept_bytes=totals.bytes,
             left_out_by_share=totals.rollouts_by_share,
             deleted_by_bytes=totals.rollouts_by_bytes,
+            retired_rollouts=totals.rollouts_retired,
+            retired_step=totals.retired_step,
         )
 
     def group(self, group_id: int) -> GroupView | None:
@@ -80,7 +114,7 @@ class RolloutReader:
         group = self._store.rollout_group(group_id)
         if group is None:
             return None
-        gains = {} if group.step is None else self._advantages(group.step, group_id)
+        gains = {} if group.step is None else self._advantages(group.step).get(group_id, {})
         tokens = self._store.rollout_tokens([key_of(each.rollout_id) for each in group.rollouts])
         prompt_ids = self._problems().prompt_ids(group_id)
         return GroupView(
@@ -96,19 +130,38 @@ class RolloutReader:
             published_at=group.published_at,
             prompt=self._codec.text(prompt_ids),
             rollouts=tuple(self._view(self._told(each), tokens, gains) for each in group.rollouts),
+            retired=group.is_retired,
         )
 
-    def export(self, wanted: RolloutFilter) -> Iterator[tuple[RolloutSummary, str, RolloutText | None]]:
-        """All that fit, those that were leased last first, each with its prompt and what was drawn of it, without
-        its `pieces`: they take most of the time."""
+    def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
+        """All that fit, those that were leased last first."""
         before: Key | None = NEWEST
+        gains = _Gains(self._advantages)
         while before is not None:
             rows, before = self._matching(wanted, before, ROWS_READ)
-            tokens = self._store.rollout_tokens([key_of(row.summary.rollout_id) for row in rows])
-            for row in rows:
-                found = tokens.get(key_of(row.summary.rollout_id))
-                prompt = self._codec.text(self._problems().prompt_ids(row.summary.group_id))
-                yield row.summary, prompt, None if found is None else self._drawn(row.summary, found)
+            yield from self._whole([row.summary for row in rows], gains)
+
+    def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
+        """Those of `keys` that are of these groups, group by group, as the books have them."""
+        books, gains = Retirement(self._store), _Gains(self._advantages)
+        for start in range(0, len(group_ids), GROUPS_READ):
+            found = books.summaries(group_ids[start : start + GROUPS_READ])
+            there = [self._told(each) for each in found if key_of(each.rollout_id) in keys]
+            yield from self._whole(there, gains)
+
+    def _whole(self, summaries: Sequence[RolloutSummary], gains: _Gains) -> Iterator[WholeRollout]:
+        tokens = self._store.rollout_tokens([key_of(each.rollout_id) for each in summaries])
+        prompts: dict[int, str] = {}
+        for each in summaries:
+            if each.group_id not in prompts:
+                prompts[each.group_id] = self._codec.text(self._problems().prompt_ids(each.group_id))
+            found = tokens.get(key_of(each.rollout_id))
+            yield WholeRollout(
+                summary=each,
+                advantage=gains.of(each) if each.state in _PARTS else None,
+                prompt=prompts[each.group_id],
+                drawn=None if found is None else self._drawn(each, found),
+            )
 
     def _matching(self, wanted: RolloutFilter, before: Key, limit: int) -> tuple[list[RolloutRow], Key | None]:
         """At most `limit`, and the last that was looked at; None: there are no more."""
@@ -149,7 +202,7 @@ class RolloutReader:
         self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[tuple[int, int], float]
     ) -> RolloutView:
         found = tokens.get(key_of(summary.rollout_id))
-        is_part = summary.state in ("scored", "trained")
+        is_part = summary.state in _PARTS
         return RolloutView(
             summary=summary,
             advantage=gains.get((summary.index, summary.turn)) if is_part else None,
@@ -182,18 +235,21 @@ class RolloutReader:
             pieces.append(Piece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
         return tuple(pieces)
 
-    def _advantages(self, step: int, group_id: int) -> dict[tuple[int, int], float]:
-        """Of the turns of the episodes of a group in a step's batch, by index and turn."""
+    def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
+        """Of the turns of the episodes of a step's batch, by group, index and turn."""
         ends: dict[int, list[BatchReward]] = {}
         for end in self._store.batch_rewards(step):
             ends.setdefault(end.group_id, []).append(end)
         rewards = [[self._rewards(end) for end in group] for group in ends.values()]
         kind = self._objective.chosen_advantage
-        gains = dict(zip(ends, turn_advantages(rewards, self._training, kind), strict=True))
+        gains = turn_advantages(rewards, self._training, kind)
         return {
-            (end.index, turn): float(gain)
-            for end, of_turns in zip(ends.get(group_id, ()), gains.get(group_id, ()), strict=True)
-            for turn, gain in enumerate(of_turns)
+            group_id: {
+                (end.index, turn): float(gain)
+                for end, of_turns in zip(of_group, of_episodes, strict=True)
+                for turn, gain in enumerate(of_turns)
+            }
+            for (group_id, of_group), of_episodes in zip(ends.items(), gains, strict=True)
         }
 
     def _rewards(self, end: BatchReward) -> EpisodeRewards:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,16 +15,14 @@ from rich.text import Text
 
 from echo_hub.beside_hub import RunArgument, store_of, when
 from echo_hub.config.file import load_config
+from echo_hub.rollouts_parquet import write_parquet
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
-from echo_shared.installation import how_to_install
-from echo_shared.rollout_books import RolloutFilter, RolloutsPage, RolloutSummary, RolloutText
+from echo_shared.rollout_books import RolloutFilter, RolloutsPage, RolloutSummary
 
 if TYPE_CHECKING:
     from echo_hub.rollouts import RolloutReader
-
-_EXPORTED_AT_ONCE: Final = 1_000
-"""Rollouts of one row group of a Parquet file."""
+    from echo_hub.store.store import Store
 
 
 def rollouts(
@@ -68,9 +63,10 @@ def rollouts(
     }
     directory = RunDirectory(run_directory)
     wanted, place = _understood(asked, before)
-    with _reader(directory) as reader:
+    with store_of(directory) as store:
+        reader = reader_of(directory, store)
         if parquet is not None:
-            typer.echo(f"Wrote {write_parquet(reader, wanted, parquet)} rollouts to {parquet}")
+            typer.echo(f"Wrote {write_parquet(reader.export(wanted), parquet)} rollouts to {parquet}")
             return
         page = reader.page(wanted, before=place, limit=limit)
     if as_json:
@@ -94,16 +90,15 @@ def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]
         ) from error
 
 
-@contextmanager
-def _reader(directory: RunDirectory) -> Iterator[RolloutReader]:
+def reader_of(directory: RunDirectory, store: Store) -> RolloutReader:
+    """What reads the run's rollouts of its store."""
     from echo_hub.rollouts import RolloutReader
     from echo_hub.run.base_model import PromptCodec, resolve_base
     from echo_hub.scoring.problems import Problems
 
-    with store_of(directory) as store:
-        config = load_config(directory.config, {})
-        codec = PromptCodec.of_run(config, resolve_base(config.model.base))
-        yield RolloutReader(config, store=store, codec=codec, problems=cache(lambda: Problems.of_run(config, codec)))
+    config = load_config(directory.config, {})
+    codec = PromptCodec.of_run(config, resolve_base(config.model.base))
+    return RolloutReader(config, store=store, codec=codec, problems=cache(lambda: Problems.of_run(config, codec)))
 
 
 def _print(page: RolloutsPage) -> None:
@@ -135,6 +130,11 @@ def _print(page: RolloutsPage) -> None:
     Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
     if page.before:
         typer.echo(f"There are more: --before {page.before}")
+    elif page.retired_step:
+        typer.echo(
+            f"{page.retired_rollouts} rollouts, of the steps up to {page.retired_step}, are not in the books any more: "
+            "they were archived (echo-hub archive) or dropped (keeping.steps)."
+        )
 
 
 def components_text(components: Mapping[str, float] | None) -> str:
@@ -147,67 +147,3 @@ def _why_not(one: RolloutSummary) -> str:
     if one.num_tokens is None:
         return "(never came in)"
     return f"(not kept: {one.not_kept})" if one.not_kept else "(not kept)"
-
-
-def write_parquet(reader: RolloutReader, wanted: RolloutFilter, path: Path) -> int:
-    """Writes all rollouts that fit, one a row; how many. The file is there as a whole or not at all.
-
-    Raises ConfigError where pyarrow is not installed, or the file cannot be written.
-    """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError("Parquet files need pyarrow.", got=str(error), do=how_to_install("parquet")) from error
-    schema, count = _schema(pyarrow), 0
-    rows = (_row(*found) for found in reader.export(wanted))
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
-            whole = Path(temporary) / "rollouts.parquet"
-            with parquet.ParquetWriter(whole, schema, compression="zstd") as writer:
-                while part := list(islice(rows, _EXPORTED_AT_ONCE)):
-                    writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
-                    count += len(part)
-            whole.replace(path)
-    except OSError as error:
-        raise ConfigError("The file cannot be written.", got=str(error), do="Name another file.") from error
-    return count
-
-
-def _schema(pyarrow: Any) -> Any:
-    text, number, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
-    span = pyarrow.struct([("node_id", text), ("policy_version", number), ("num_tokens", number)])
-    return pyarrow.schema(
-        [
-            *((name, text) for name in ("rollout_id", "node_id", "node_name", "evaluation", "task")),
-            *((name, number) for name in ("group_id", "index", "turn", "step", "policy_version", "num_tokens")),
-            *((name, text) for name in ("state", "drop_reason", "detail", "checked", "not_kept")),
-            ("reward", real),
-            ("components", pyarrow.map_(text, real)),
-            *((name, real) for name in ("leased_at", "received_at", "scored_at", "final_at", "sampling_s")),
-            *((name, text) for name in ("prompt", "completion", "observation", "finish_reason")),
-            ("completion_ids", pyarrow.list_(pyarrow.int32())),
-            ("behavior_logprobs", pyarrow.list_(pyarrow.float32())),
-            ("spans", pyarrow.list_(span)),
-        ]
-    )
-
-
-def _row(summary: RolloutSummary, prompt: str, drawn: RolloutText | None) -> dict[str, Any]:
-    """A row of `_schema`; what there is nothing of is null."""
-    row = {name: getattr(summary, name) for name in RolloutSummary.__dataclass_fields__}
-    row["components"] = None if summary.components is None else list(summary.components.items())
-    if drawn is not None:
-        row |= {
-            "completion": drawn.text,
-            "observation": drawn.observation,
-            "finish_reason": drawn.finish_reason,
-            "sampling_s": drawn.sampling_s,
-            "completion_ids": drawn.completion_ids,
-            "behavior_logprobs": drawn.behavior_logprobs,
-            "spans": [
-                {"node_id": span.node_id, "policy_version": span.policy_version, "num_tokens": span.num_tokens}
-                for span in drawn.spans
-            ],
-        }
-    return row | {"prompt": prompt}

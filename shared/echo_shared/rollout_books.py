@@ -97,6 +97,10 @@ class RolloutsPage:
     kept_bytes: int
     left_out_by_share: int
     deleted_by_bytes: int
+    retired_rollouts: int = 0
+    """That are not in the books any more: archived, or dropped as the settings of keeping have it."""
+    retired_step: int = 0
+    """They belong to the steps up to this one; 0: there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +172,5 @@ class GroupView:
     prompt: str
     """Its special tokens written out."""
     rollouts: tuple[RolloutView, ...]
+    retired: bool = False
+    """They are not in the books any more: archived, or dropped as the settings of keeping have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,14 @@ def test_everything_that_fits_is_exported(make: Make, monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "ROWS_READ", 2)
     reader = make()
     exported = list(reader.export(RolloutFilter()))
-    assert [summary.rollout_id for summary, _, _ in exported] == ALL
-    assert [drawn.text for _, _, drawn in exported if drawn] == [f"{text}<end>" for text in reversed(TEXTS)]
-    assert len({prompt for _, prompt, _ in exported}) > 1
-    assert [summary.rollout_id for summary, _, _ in reader.export(RolloutFilter(text="wrong"))] == ["3-1", "3-0"]
+    assert [one.summary.rollout_id for one in exported] == ALL
+    assert [one.drawn.text for one in exported if one.drawn] == [f"{text}<end>" for text in reversed(TEXTS)]
+    assert len({one.prompt for one in exported}) > 1
+    for group_id, of_group in groupby(exported, key=lambda one: one.summary.group_id):
+        shown = {each.summary.rollout_id: each.advantage for each in reader.group(group_id).rollouts}  # type: ignore[union-attr]
+        assert {one.summary.rollout_id: one.advantage for one in of_group} == shown
+    assert any(one.advantage for one in exported)
+    assert [one.summary.rollout_id for one in reader.export(RolloutFilter(text="wrong"))] == ["3-1", "3-0"]
 
 
 async def test_the_hub_reads_on_a_thread(make: Make) -> None:

@@ -336,3 +336,12 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
             return RevokeToken(name=request.name)
         case _:
             return None
+
+
+def taking_back(action: str, fields: Mapping[str, Any], before: Any) -> AnyRequest | None:
+    """`undo_of` an action as the log has it. None, too, of one that is not in `TABLE`: `echo-hub archive`, or an action
+    of another version of this software."""
+    try:
+        return undo_of(request_of(action, fields), before)
+    except WrongRequestError:
+        return None

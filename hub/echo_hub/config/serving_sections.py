@@ -103,10 +103,13 @@ class StoreConfig(Section):
 
 
 class KeepingConfig(Section):
-    """What is kept of completions for the operator to read, once the hub itself does not need them any more. Receipts,
-    rewards and times are kept of all, for ever. May be changed between two starts."""
+    """What is kept of rollouts for the operator to look at, once the hub itself does not need them any more. Receipts
+    and totals are kept of all, for ever. May be changed between two starts."""
 
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of all groups, those whose completions are kept, with their log-probabilities: 1 = all, 0 = none."""
     max_bytes: Annotated[int, Field(ge=0)] = 500_000_000
     """How much of them is kept, in the store: about 8 bytes a token. Above it the oldest are deleted."""
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Of so many of the newest steps the store keeps a row for each rollout, with rewards, times and what is kept of
+    its completion; those of older steps are deleted. 0 = all are kept. `echo-hub archive` writes them to files."""

@@ -150,7 +150,7 @@ class RolloutsRoom:
         colour = next((known for known in colours if known == chosen), colours[0])
         group = await self._find(request)
         if group is None:
-            raise web.HTTPNotFound(text="There is no such group, or nothing was ever leased of it.")
+            raise web.HTTPNotFound(text="There is no such group, or nothing of it is in the books.")
         versions = sorted({piece.version for each in group.rollouts if each.drawn for piece in each.drawn.pieces})
         text = self._group.render(
             room="rollouts",
@@ -179,7 +179,7 @@ class RolloutsRoom:
         """GET /api/v1/rollouts/{group}: `GroupView`"""
         group = await self._find(request)
         if group is None:
-            return json_response({"error": "there is no such group, or nothing was ever leased of it"}, status=404)
+            return json_response({"error": "there is no such group, or nothing of it is in the books"}, status=404)
         return json_response(group)
 
     async def _find(self, request: web.Request) -> GroupView | None:

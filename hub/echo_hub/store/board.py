@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Subquery, case, func, literal, select
 
+from echo_hub.store import old_receipts
 from echo_hub.store.credit import RUN, in_parts, team_holder, teams_of
 from echo_hub.store.recent_average import average
 from echo_hub.store.streaks import current, day_of
@@ -268,13 +269,11 @@ def read_public_receipt(connection: Connection, lease_id: int, index: int) -> Pu
     """What became of a rollout; None where none of this id was ever leased."""
     if not (0 <= lease_id < 2**63 and 0 <= index < MAX_GROUP_SIZE):
         return None
-    columns = ("node_id", "state", "drop_reason", "checked", "policy_version", "num_tokens", "group_id")
-    times = ("leased_at", "received_at", "scored_at", "final_at")
-    row = connection.execute(
-        select(*(rollouts.c[name] for name in (*columns, *times))).where(
-            rollouts.c.lease_id == lease_id, rollouts.c.index == index
-        )
-    ).one_or_none()
+    of_it = (rollouts.c.lease_id == lease_id, rollouts.c.index == index)
+    columns = (rollouts.c[name] for name in old_receipts.FIELDS)
+    row: Any = connection.execute(select(*columns).where(*of_it)).one_or_none()
+    if row is None:
+        row = old_receipts.find(connection, [(lease_id, index)]).get((lease_id, index))
     if row is None:
         return None
     name = connection.scalar(select(nodes.c.name).where(nodes.c.node_id == row.node_id))
@@ -288,5 +287,5 @@ def read_public_receipt(connection: Connection, lease_id: int, index: int) -> Pu
         policy_version=row.policy_version,
         step=connection.scalar(select(groups.c.step).where(groups.c.group_id == row.group_id)),
         num_tokens=row.num_tokens,
-        **{name: row._mapping[name] for name in times},
+        **{name: getattr(row, name) for name in old_receipts.TIMES},
     )

@@ -17,7 +17,9 @@ from sqlalchemy import ColumnElement, Connection, Select, TextClause, select, tu
 
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.payload import Span
+from echo_hub.store.bulk import among
 from echo_hub.store.reading import in_parts
+from echo_hub.store.retired import read_last
 from echo_hub.store.tables import IS_CHECKED, groups, kept, nodes, payloads, rollouts, steps, versions
 from echo_shared.messages import Checked, rollout_id
 from echo_shared.rollout_books import RolloutFilter, RolloutSummary
@@ -90,6 +92,8 @@ class StoredGroup:
     planned_at: float | None
     trained_at: float | None
     published_at: float | None
+    is_retired: bool
+    """Its rollouts are not in the books any more, or are going."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +156,9 @@ def newest_of_node(
     were checked, the newest first."""
     candidates = _before([rollouts.c.node_id == node_id], NEWEST).limit(LOOKED_BACK)
     newest = connection.execute(candidates.limit(limit)).all()
-    among = candidates.subquery()
-    order = (among.c.lease_id.desc(), among.c["at"].desc())
-    were_checked = select(among).where(among.c.checked != Checked.NO).order_by(*order).limit(limit)
+    of_node = candidates.subquery()
+    order = (of_node.c.lease_id.desc(), of_node.c["at"].desc())
+    were_checked = select(of_node).where(of_node.c.checked != Checked.NO).order_by(*order).limit(limit)
     return _summaries(connection, newest), _summaries(connection, connection.execute(were_checked).all())
 
 
@@ -180,9 +184,10 @@ def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
         .where(rollouts.c.group_id == group_id)
         .order_by(rollouts.c.index, rollouts.c.turn, rollouts.c.lease_id)
     ).all()
-    if not rows:
-        return None
     group = connection.execute(select(groups).where(groups.c.group_id == group_id)).one_or_none()
+    is_retired = group is not None and _is_retired(connection, group)
+    if not rows and not is_retired:
+        return None
     step = None if group is None or group.step is None else _step(connection, group.step)
     published_at = None
     if step is not None:
@@ -198,7 +203,24 @@ def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
         planned_at=None if step is None else step.planned_at,
         trained_at=None if step is None else step.trained_at,
         published_at=published_at,
+        is_retired=is_retired,
     )
+
+
+def _is_retired(connection: Connection, group: Any) -> bool:
+    last = read_last(connection)
+    if last is None:
+        return False
+    if group.step is None:
+        return group.drop_reason is not None and group.group_id <= last.through.group
+    return bool(group.step <= last.through.step)
+
+
+def summaries_of_groups(connection: Connection, group_ids: Collection[int]) -> tuple[RolloutSummary, ...]:
+    """All of these groups' rollouts, by group, index, turn and lease."""
+    in_order = (rollouts.c.group_id, rollouts.c.index, rollouts.c.turn, rollouts.c.lease_id)
+    wanted = select(*_COLUMNS).where(among(connection, rollouts.c.group_id, group_ids)).order_by(*in_order)
+    return _summaries(connection, connection.execute(wanted).all())
 
 
 def read_batch_rewards(connection: Connection, step: int) -> list[BatchReward]:

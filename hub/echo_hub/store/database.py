@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -220,6 +220,24 @@ def check_undamaged(engine: Engine) -> None:
     if found != "ok":
         said = " ".join(found.split())
         raise StorageError("The hub's database is damaged.", got=f"{engine.url.database}: {said}", do=_RESTORE)
+
+
+def shrink(engine: Engine) -> tuple[int, int]:
+    """Makes an SQLite file as small as what is in it; its bytes before and since. Nobody else may have it open, and
+    there has to be room for it twice more. Raises StorageError, ConfigError."""
+    if engine.dialect.name != "sqlite":
+        raise ConfigError(
+            "A database server looks after its own space.",
+            got=engine.url.render_as_string(),
+            do="Leave --shrink out. PostgreSQL fills freed space by itself; VACUUM FULL gives it back to the disk.",
+        )
+    path = Path(engine.url.database or "")
+    before = path.stat().st_size
+    with storage_errors("The hub's database cannot be made smaller."), closing(engine.raw_connection()) as connection:
+        # Not by SQLAlchemy's own connection: there is no VACUUM in a transaction.
+        for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            connection.cursor().execute(statement).fetchall()
+    return before, path.stat().st_size
 
 
 def migrate(engine: Engine) -> None:

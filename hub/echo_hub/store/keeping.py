@@ -8,7 +8,7 @@ it never came in, or its tokens were deleted when none were kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from echo_hub.store.tallies import add_to
 BY_SHARE: Final = "share"
 BY_BYTES: Final = "bytes"
 _KEPT: Final = "kept"
+_RETIRED: Final = "retired"
 _ROW_BYTES: Final = 100
 """Beside its arrays, about what a row and its place in the index take."""
 TRIMMED_AT_ONCE: Final = 5_000
@@ -54,6 +55,10 @@ class KeptTotals:
     """Never kept, for their groups were not among the share."""
     rollouts_by_bytes: int = 0
     """Deleted, for others came when there were as many bytes as may be."""
+    rollouts_retired: int = 0
+    """Whose rows are not in the books any more (`echo_hub.store.retiring`)."""
+    retired_step: int = 0
+    """They are of the steps up to this one; 0: there are none."""
 
 
 def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> None:
@@ -77,6 +82,24 @@ def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> Non
         _say_why(connection, left_out, BY_SHARE)
         _count(connection, BY_SHARE, len(left_out), 0)
     trim(connection, keeping)
+
+
+def forget_copies(connection: Connection, keys: Set[Key]) -> None:
+    """Deletes what is kept of these rollouts, whose rows go too."""
+    rows = [
+        row
+        for lease_ids in in_parts(sorted({lease_id for lease_id, _ in keys}))
+        for row in connection.execute(
+            select(kept.c.lease_id, kept.c.index.label("at"), kept.c.size_bytes)
+            .where(among(connection, kept.c.lease_id, lease_ids))
+            .with_for_update()
+        )
+        if (row.lease_id, row.at) in keys
+    ]
+    if rows:
+        connection.execute(_TRIM, [{"lease": row.lease_id, "at": row.at} for row in rows])
+        _count(connection, _KEPT, -len(rows), -sum(row.size_bytes for row in rows))
+    _count(connection, _RETIRED, len(keys), 0)
 
 
 def trim(connection: Connection, keeping: Keeping) -> None:
@@ -110,6 +133,7 @@ def read_kept_totals(connection: Connection) -> KeptTotals:
         bytes=known[_KEPT].bytes if _KEPT in known else 0,
         rollouts_by_share=known[BY_SHARE].rollouts if BY_SHARE in known else 0,
         rollouts_by_bytes=known[BY_BYTES].rollouts if BY_BYTES in known else 0,
+        rollouts_retired=known[_RETIRED].rollouts if _RETIRED in known else 0,
     )
 
 

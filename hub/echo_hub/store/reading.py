@@ -15,6 +15,7 @@ from sqlalchemy import Connection, select
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
+from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_hub.store.writing import key_of
@@ -349,10 +350,11 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
     """What became of each of these rollouts, in the order asked for, for their own node; dropped as invalid for others,
     and for ids never leased."""
     keys = {key for wanted in asked if (key := _possible_key(wanted)) is not None}
-    found: dict[str, Receipt] = {}
-    for lease_ids in in_parts({lease_id for lease_id, _ in keys}):
+    rows = [
+        row
+        for lease_ids in in_parts({lease_id for lease_id, _ in keys})
         # By lease alone: of pairs, SQLite would look at every rollout of the run.
-        rows = connection.execute(
+        for row in connection.execute(
             select(
                 rollouts.c.lease_id,
                 rollouts.c.index.label("at"),
@@ -362,16 +364,20 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
                 rollouts.c.checked,
             ).where(among(connection, rollouts.c.lease_id, lease_ids))
         )
-        for row in rows:
-            if row.node_id != node_id:  # Not in the query: SQLite would walk the node's index instead of the key's.
-                continue
-            known = rollout_id(row.lease_id, row.at)
-            found[known] = Receipt(
-                rollout_id=known,
-                state=ReceiptState(row.state),
-                drop_reason=None if row.drop_reason is None else DropReason(row.drop_reason),
-                checked=Checked(row.checked),
-            )
+    ]
+    known: dict[tuple[int, int], Any] = {(row.lease_id, row.at): row for row in rows}
+    known |= old_receipts.find(connection, keys - known.keys())
+    found = {
+        name: Receipt(
+            rollout_id=name,
+            state=ReceiptState(row.state),
+            drop_reason=None if row.drop_reason is None else DropReason(row.drop_reason),
+            checked=Checked(row.checked),
+        )
+        for key, row in known.items()
+        # Not in the query: SQLite would walk the node's index instead of the key's.
+        if row.node_id == node_id and (name := rollout_id(*key))
+    }
     return [
         found.get(wanted) or Receipt(rollout_id=wanted, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID)
         for wanted in asked

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from sqlalchemy import Connection, Engine, Table, delete, insert, select, update
@@ -44,6 +44,7 @@ from echo_hub.store.old_fetches import forget_old_fetches
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
+from echo_hub.store.retired import read_last
 from echo_hub.store.tables import evaluations, nodes, rollouts, run_meta, set_evaluations, steps
 from echo_hub.store.tallies import useful_nodes
 from echo_hub.store.touched import Touched
@@ -176,7 +177,7 @@ class Store:
 
     def prune(self, checkpoint_step: int) -> None:
         """Deletes the tokens of all steps that the oldest checkpoint kept already holds, but for copies as `keeping`
-        has it, and who fetched old versions; receipts stay for ever."""
+        has it, and who fetched old versions."""
         with open_to_write(self.engine) as connection:
             done = (steps.c.step <= checkpoint_step, steps.c.trained_at.is_not(None), steps.c.pruned.is_(False))
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
@@ -445,7 +446,8 @@ class Store:
     def kept_totals(self) -> KeptTotals:
         """What of final rollouts' tokens is there to read."""
         with open_to_read(self.engine) as connection:
-            return read_kept_totals(connection)
+            last = read_last(connection)
+            return replace(read_kept_totals(connection), retired_step=0 if last is None else last.through.step)
 
     def evaluated_versions(self) -> set[int]:
         with open_to_read(self.engine) as connection:

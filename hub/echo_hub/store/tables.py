@@ -3,6 +3,7 @@
     groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed,
                                          and those of the environment's answer, if its episode went on
       step > steps                       one row a planned step: its exact batch, then its metrics
+    old_receipts                         what became of rollouts whose rows are not here any more, many a row
     kept                                 copies of final rollouts' tokens, for people to read, up to a number of bytes
     keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
     nodes, versions, fetches, run_meta   one row a node and each of the newest versions that it has fetched; of older
@@ -195,6 +196,13 @@ keeping_tallies = Table(
     Column("outcome", String(8), primary_key=True),
     Column("rollouts", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
+)
+
+old_receipts = Table(
+    "old_receipts",
+    metadata,
+    Column("block", BigInteger, primary_key=True, autoincrement=False),
+    Column("receipts", LargeBinary, nullable=False),
 )
 
 WITH_PAYLOAD = and_(payloads.c.lease_id == rollouts.c.lease_id, payloads.c.index == rollouts.c.index)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, exists, func, select
 from echo_hub.core.curriculum import REMEMBERED, GroupResult
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
 from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
 from echo_hub.store.reading import in_parts, scorer_failures, spans_of
@@ -54,7 +55,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
     return CoordinatorSnapshot(
         next_group_id=beginning.group_id if newest_group is None else newest_group + 1,
-        next_lease_id=1 if newest_lease is None else newest_lease + 1,
+        next_lease_id=max(newest_lease or 0, old_receipts.newest_lease(connection)) + 1,
         groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed, prompt=row.prompt) for row in open_groups),
         rollouts=_unfinished(connection),
         scorer_failures=scorer_failures(connection, [row.group_id for row in open_groups]),

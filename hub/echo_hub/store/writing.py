@@ -38,6 +38,7 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.payload import Span
+from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
@@ -370,7 +371,12 @@ def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) 
 def _check(connection: Connection, records: Sequence[CheckRecorded], now: float) -> None:
     found = {record.rollout_id: record.checked for record in records}
     rows = [row for rollout_id, checked in found.items() for row in _keys([rollout_id], new_checked=checked)]
-    _change(connection, _CHECK, rows, "noted as checked")
+    changed = execute_many(connection, _CHECK, rows)
+    if changed != len(rows):  # A check may end after its rollout's row has gone.
+        changed += old_receipts.note_checked(
+            connection, {(row["lease"], row["at"]): row["new_checked"] for row in rows}
+        )
+    _check_changed(changed, len(rows), "noted as checked")
 
 
 def _note_standings(connection: Connection, records: Sequence[StandingRecorded], now: float) -> Collection[str]:

@@ -16,6 +16,8 @@ from echo_hub.dashboard.headers import SECURITY_HEADERS
 from echo_hub.dashboard.rollouts_page import WrongQueryError, asked, filter_of, place_of
 from echo_hub.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.retired import Span
+from echo_hub.store.retiring import Retirement
 from echo_hub.store.store import Store
 from echo_shared.rollout_books import RolloutFilter
 from tests.echo_hub.dashboard.test_pages import CHROMIUM, CHROMIUM_FLAGS, Tags
@@ -221,3 +223,24 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
     width = await page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390
     assert wrong == []
+
+
+async def test_what_has_left_the_books_is_said_so_in_its_place(serve: Any, store: Store) -> None:
+    hub = await serve()
+    assert "not in the books any more" not in await text_of(hub, "/rollouts")
+    books = Retirement(store)
+    (ripe,) = books.ripe(books.beginning(), 2)
+    span = Span(after=books.beginning(), through=ripe.mark)
+    assert books.retire(books.keys(span), span) == 4
+    page = await text_of(hub, "/rollouts")
+    assert "4 rollouts, of the steps up to 1, are not in the books any more" in page
+    assert "The rollouts of step 1 are not in the books any more" in await text_of(hub, "/rollouts?step=1")
+    assert "Its rollouts are not in the books any more" in await text_of(hub, "/rollouts/0")
+    assert "not in the books any more" not in await text_of(hub, "/rollouts/2")
+    async with hub.get("/api/v1/rollouts?step=1") as response:
+        listed = await response.json()
+    assert (listed["rollouts"], listed["retired_rollouts"], listed["retired_step"]) == ([], 4, 1)
+    async with hub.get("/api/v1/rollouts/0") as response:
+        group = await response.json()
+    assert group["retired"] and group["rollouts"] == [] and group["prompt"]
+    await text_of(hub, "/rollouts/77", status=404)

@@ -41,6 +41,8 @@ from echo_hub.store.actions import ActionBooks
 from echo_hub.store.browsing import NEWEST
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.database import connect
+from echo_hub.store.retired import Mark, Span
+from echo_hub.store.retiring import Retirement
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
 from echo_shared.books import Evaluation, EvaluationKind, EventFilter, Invite, RunEvent
@@ -50,6 +52,7 @@ from echo_shared.rollout_books import RolloutFilter
 from echo_shared.run_credit import NodeCredit, RunCredit
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
+BOOKS: Final = (Store, CreditStore, ActionBooks, Retirement)
 FEW, MANY = 20, 320
 """Steps of one group of two."""
 
@@ -77,10 +80,10 @@ WHOLE: Final = {
     ("useful_nodes", "tallies"): "a row a node and outcome: it names every node that was of use",
     ("run_meta", "run_meta"): "a row a setting",
     ("snapshot", "trust"): "a row a node that was ever checked",
-    ("kept_totals", "keeping_tallies"): "three rows: kept, and why not",
-    ("apply", "keeping_tallies"): "three rows: kept, and why not",
-    ("prune", "keeping_tallies"): "three rows: kept, and why not",
-    ("record_evaluations", "keeping_tallies"): "three rows: kept, and why not",
+    ("kept_totals", "keeping_tallies"): "four rows: kept, and why not",
+    ("apply", "keeping_tallies"): "four rows: kept, and why not",
+    ("prune", "keeping_tallies"): "four rows: kept, and why not",
+    ("record_evaluations", "keeping_tallies"): "four rows: kept, and why not",
     ("add_invite", "invites"): "a row a person who was invited",
     ("invites", "invites"): "a row a person who was invited",
     ("num_invites", "invites"): "a row a person who was invited: their number",
@@ -199,6 +202,22 @@ class Filled:
             "node_record": lambda: store.node_record("a"),
             **self._credit_calls(CreditStore(store.engine)),
             **self._action_calls(ActionBooks(store)),
+            **self._retirement_calls(Retirement(store)),
+        }
+
+    def _retirement_calls(self, books: Retirement) -> Mapping[str, Callable[[], object]]:
+        """Of a step behind the newest of which the tokens are pruned."""
+        step = self.steps - 6
+        span = Span(after=Mark(step=step - 1, group=step - 2), through=Mark(step=step, group=step - 1))
+        return {
+            "beginning": books.beginning,
+            "last": books.last,
+            "ripe": lambda: books.ripe(span.after, step + 3),
+            "keys": lambda: books.keys(span),
+            "groups": lambda: books.groups(span),
+            "summaries": lambda: books.summaries([step - 1]),
+            "trained_at": lambda: books.trained_at(step),
+            "retire": lambda: books.retire([(step, 0), (step, 1)], span),
         }
 
     def _credit_calls(self, store: CreditStore) -> Mapping[str, Callable[[], object]]:
@@ -383,7 +402,7 @@ def walks_all(node: Mapping[str, Any]) -> bool:
 
 def test_every_public_method_is_tried(tmp_path: Path, records: Any) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
-    of_each = [{name for name in vars(kind) if not name.startswith("_")} for kind in (Store, CreditStore, ActionBooks)]
+    of_each = [{name for name in vars(kind) if not name.startswith("_")} for kind in BOOKS]
     public = set().union(*of_each) - {"open", "close", "one_look", "begin_at"}  # That is for empty books.
     assert len(public) == sum(map(len, of_each)) - 4, "of each name there is one"
     assert set(Filled(url="", steps=1, records=records).calls(store)) == public

@@ -1,0 +1,55 @@
+"""Rollouts of steps beyond `keeping.steps` leave the books, a few at a time, beside the hub's own writing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from echo_hub.core.status import CoordinatorStatus
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.retired import Span
+from echo_hub.store.retiring import ROWS_AT_ONCE, Retirement
+
+LOOKED_S: Final = 15.0
+REST: Final = 4.0
+"""After each transaction the writer is left alone for so many times what it took."""
+
+
+class Retention:
+    """`steps` of the newest stay; 0 = all."""
+
+    def __init__(self, steps: int, *, store: AsyncStore, status: Callable[[], CoordinatorStatus]) -> None:
+        self._steps = steps
+        self._store = store
+        self._books = Retirement(store.store)
+        self._status = status
+
+    async def run(self) -> None:
+        """Lets go for ever."""
+        if not self._steps:
+            return
+        last = await self._store.read(self._books.last)
+        if last is not None:
+            await self._let_go_of(last)  # The hub may have been stopped in the middle.
+        while True:
+            await self.let_go()
+            await asyncio.sleep(LOOKED_S)
+
+    async def let_go(self) -> None:
+        """Deletes from the books what is beyond the newest steps, one step after the other."""
+        last = await self._store.read(self._books.last)
+        after = await self._store.read(self._books.beginning) if last is None else last.through
+        end = self._status().trained_steps - self._steps + 1
+        while ripe := await self._store.read(self._books.ripe, after, end):
+            for one in ripe:
+                await self._let_go_of(Span(after=after, through=one.mark))
+                after = one.mark
+
+    async def _let_go_of(self, span: Span) -> None:
+        keys = await self._store.read(self._books.keys, span)
+        for start in range(0, len(keys), ROWS_AT_ONCE):
+            began_s = time.monotonic()
+            await self._store.write(self._books.retire, keys[start : start + ROWS_AT_ONCE], span)
+            await asyncio.sleep(REST * (time.monotonic() - began_s))
