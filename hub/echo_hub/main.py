@@ -21,6 +21,7 @@ from rich.text import Text
 import echo_shared
 from echo_hub.action_commands import act, audit, noted, tokens, undo
 from echo_hub.actions.requests import Ban, Pardon, Unban
+from echo_hub.archive_command import archive
 from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, check_writable, store_of, when
 from echo_hub.compare_command import compare
@@ -279,7 +280,7 @@ def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
 
 for command in (
     *(invite, invites, uninvite, act, undo, audit, tokens),
-    *(rollouts, log, events, alert_test, backup, restore),
+    *(rollouts, archive, log, events, alert_test, backup, restore),
     *(try_task, new_task, compare, fork, sft, gateway),
 ):
     app.command()(command)

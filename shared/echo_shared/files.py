@@ -41,12 +41,6 @@ def write_private(path: Path, data: bytes) -> None:
         raise
 
 
-def sync(path: Path) -> None:
-    """Returns once the file's content is on the disk, where it outlives a power cut. Blocks."""
-    with path.open("r+b") as file:  # Windows syncs only what may be written.
-        os.fsync(file.fileno())
-
-
 @contextmanager
 def atomic_directory(final: Path) -> Iterator[Path]:
     """Yields an empty directory that becomes `final` when the block ends well, replacing what was there.
@@ -59,8 +53,8 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         unfinished.mkdir(parents=True)
         yield unfinished
         for path in unfinished.rglob("*"):
-            _sync(path)
-        _sync(unfinished)
+            sync(path)
+        sync(unfinished)
         if final.exists():
             replaced = final.with_name(f"{_REPLACED}{final.name}")
             shutil.rmtree(replaced, ignore_errors=True)
@@ -69,13 +63,14 @@ def atomic_directory(final: Path) -> Iterator[Path]:
             shutil.rmtree(replaced)
         else:
             unfinished.rename(final)
-        _sync(final.parent)
+        sync(final.parent)
     except OSError as error:
         got = f"{final}: {error}"
         raise disk_error("A directory could not be written.", final, got=got, code=error.errno) from error
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Returns once a file's content, or a directory's names, are on the disk, and outlive a power cut. Blocks."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot sync a directory.
     handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)

@@ -63,6 +63,7 @@ FLAGS = {
         *("--epochs", "--batch-tokens", "--learning-rate", "--heldout", "--seed", "--evaluate", "--anew", "--json"),
     },
     "gateway": {"--host", "--port", "--dry-run"},
+    "archive": {"--before-step", "--delete", "--shrink", "--json"},
     "backup": set(),
     "restore": set(),
     "password": set(),
