@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ from echo_hub.store.store import Store
 
 ENDS_WITHIN_S: Final = 15.0
 LOOK_S: Final = 0.5
+READY_WITHIN_S: Final = 180.0
 
 
 class RunFailed(Exception):
@@ -45,6 +49,21 @@ def hub_process(
                 yield hub, line.split()[1].removesuffix("/leaderboard")
                 return
         raise RunFailed(f"the hub has not begun to serve: see {log}")
+
+
+def wait_until_ready(url: str, *, within_s: float = READY_WITHIN_S) -> None:
+    """Until the hub can train: its learner may take long to start. Raises RunFailed."""
+    give_up_at = time.monotonic() + within_s
+    while time.monotonic() < give_up_at:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz") as answer:
+                if answer.status == HTTPStatus.OK:
+                    return
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+        time.sleep(LOOK_S)
+    raise RunFailed(f"the hub at {url} was not ready within {within_s:g} s")
 
 
 @contextmanager

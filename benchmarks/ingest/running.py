@@ -24,7 +24,7 @@ from benchmarks.ingest.cases import FRAMES, MOST_TOKENS, Case
 from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.lenders import Lenders
 from benchmarks.postgresql import postgresql
-from benchmarks.processes import ended, hub_process
+from benchmarks.processes import ended, hub_process, wait_until_ready
 from echo_hub.config.file import load_config
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -77,12 +77,13 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
         broker_url = broker.url if broker else ""
         settings = case.settings(base, seed=seed, broker_url=broker_url, store_url=store_url)
         make_run(run_directory, load_config(None, settings))
-        hub, url = stack.enter_context(_hub(run_directory, directory))
-        gateways = None
+        hub, hub_url = stack.enter_context(_hub(run_directory, directory))
+        url, gateways = hub_url, None
         if broker is not None:
             log = directory / "gateways.log"
             gateways = stack.enter_context(gateway_processes(run_directory.root, url, log, number=case.gateways))
             url = gateways.url
+        wait_until_ready(hub_url)
         before = own_bytes(hub.pid)
         nodes = stack.enter_context(lenders.opened("hub", url, count=case.nodes, capacity=case.capacity, seed=seed))
         per_connection = (own_bytes(hub.pid) - before) / case.nodes

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from echo_hub.net.turns import loop_factory
 from echo_shared.errors import EchoError
 
 
@@ -30,7 +31,8 @@ def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run
             return None
 
     try:
-        return asyncio.run(until_signalled())
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(until_signalled())
     except BaseExceptionGroup as group:
         # Tasks fail together; a user wants the one error that has a text for them.
         raise _known(group) from group

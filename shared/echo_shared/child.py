@@ -17,7 +17,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -40,6 +40,9 @@ OUT_OF_MEMORY_STATUS: Final = 70
 
 LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
+PIPE_BYTES: Final = 2**20
+UNSENT_BYTES: Final = 2**22
+"""That wait for the child to take them before `send` waits: at once, the system takes a fraction of a large frame."""
 _READ_BYTES: Final = 256 * 1024
 """At most, at once."""
 ENDING_S: Final = 60.0
@@ -136,13 +139,53 @@ def _open_log(log: Path) -> BinaryIO:
     return log.open("ab")
 
 
+OpenEnd = Callable[[], Awaitable[asyncio.StreamWriter]]
+
+
+@contextlib.contextmanager
+def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
+    """What a child reads from, and what opens the other end once the child is there; None: the library does. Linux has
+    wider pipes than by default: a loop that is busy comes to it seldom."""
+    if sys.platform == "win32":
+        yield asyncio.subprocess.PIPE, None
+        return
+    theirs, ours = os.pipe()
+    file = os.fdopen(ours, "wb", buffering=0)
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # A user may have so many such pages.
+            fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    async def open_end() -> asyncio.StreamWriter:
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, file)
+        return asyncio.StreamWriter(transport, protocol, None, loop)
+
+    try:
+        yield theirs, open_end
+    except BaseException:
+        file.close()
+        raise
+    finally:
+        os.close(theirs)
+
+
 class Child:
     """The parent's end."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, *, name: str, log: Path, log_begin: int, ending_s: float
+        self,
+        process: asyncio.subprocess.Process,
+        stdin: asyncio.StreamWriter,
+        *,
+        name: str,
+        log: Path,
+        log_begin: int,
+        ending_s: float,
     ) -> None:
         self._process = process
+        self._stdin = stdin
         self._ending_s = ending_s
         self._name = name
         self._log = log
@@ -167,20 +210,23 @@ class Child:
 
         `ending_s`: how long it may take to end once it has closed its pipe.
         """
-        with _open_log(log) as log_file:
+        with _open_log(log) as log_file, _wide_pipe() as (their_end, open_our_end):
             log_begin = log_file.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 module,
                 *arguments,
-                stdin=asyncio.subprocess.PIPE,
+                stdin=their_end,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle; and `kill` needs a group.
             )
-        return cls(process, name=name, log=log, log_begin=log_begin, ending_s=ending_s)
+            stdin = process.stdin if open_our_end is None else await open_our_end()
+        assert stdin is not None
+        stdin.transport.set_write_buffer_limits(high=UNSENT_BYTES)
+        return cls(process, stdin, name=name, log=log, log_begin=log_begin, ending_s=ending_s)
 
     @property
     def pid(self) -> int:
@@ -188,10 +234,9 @@ class Child:
 
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Waits while the pipe is full. Raises ChildExited when nobody reads it any more."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(pack_frame(frame))
-            await self._process.stdin.drain()
+            self._stdin.write(pack_frame(frame))
+            await self._stdin.drain()
         except (BrokenPipeError, ConnectionResetError) as error:
             raise await self.exited() from error
 
@@ -339,8 +384,7 @@ class Child:
 
         One that is suspended is killed at once.
         """
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._stdin.close()
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.0 if self._suspended else timeout_s):

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from echo_hub.net import turns
 from echo_hub.net.progress import Progress, progress
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.errors import RefusedError
@@ -136,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport, self._since = transport, self._keeper.now()
+        turns.came(transport)
         if not self._keeper.opened(self):
             transport.abort()
         elif self._context is None:
@@ -238,6 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         return None if self._inner is None else self._inner.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        turns.left(self.transport)
         self._keeper.closed(self)
         if self._inner is not None:
             self._inner.connection_lost(exc)
