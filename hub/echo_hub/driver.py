@@ -10,6 +10,9 @@ Events are handled for `HANDLING_S` at a time, then the loop's other work has it
 gathered for as long, but in lock-step modes: a turn costs much the same however many events it has. Commits begin
 `COMMIT_S` apart, for a small one costs as much as many rollouts in a large one; what the learner or a new version waits
 for, and what comes after a pause, is committed at once.
+
+While scoring is far behind, what nodes say waits, down to their sockets, for `BEHIND_S` at a time: what is received
+and not scored is kept in memory, and trains nobody. So a scorer that stands still makes nodes slow, and stops nothing.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ HANDLING_S: Final = 0.01
 TOGETHER: Final = 64
 """Events of a kind that comes by the thousand, in one turn of the coordinator's."""
 COMMIT_S: Final = 0.02
+BEHIND_S: Final = 0.1
 _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
 """What is not held back for others."""
 
@@ -69,7 +73,7 @@ TICK_S: Final = 1.0
 class Driver:
     """The coordinator's driver. `report` and `note` from anywhere on the loop, also before `run`; `noted` is called
     when what was noted can be read from the store, `arrived` makes of a rollout that has come in what the coordinator
-    is told."""
+    is told, `is_behind` says whether scoring is far behind what has come in."""
 
     def __init__(
         self,
@@ -79,8 +83,10 @@ class Driver:
         clock: Callable[[], float],
         noted: Callable[[], object] = lambda: None,
         arrived: Callable[[RolloutArrived], RolloutArrived] = lambda event: event,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
         self.coordinator = coordinator
+        self._is_behind = is_behind
         self._arrived = arrived
         self.num_received = 0
         """Rollouts committed since the start."""
@@ -154,7 +160,7 @@ class Driver:
                     has_begun = self._take(self.coordinator.handle_all(events, now), act)
                     if has_begun or time.perf_counter() > until or len(self._effects) >= MOST_EFFECTS:
                         break
-                    events = self._inbox.take(self._most_together)
+                    events = self._inbox.take(self._most_together, of_nodes=not self._is_behind())
                 garbage.handled(number)
                 await asyncio.sleep(0)  # A step that was begun does not wait for the events behind it, either.
                 while len(self._effects) >= MOST_EFFECTS:
@@ -249,4 +255,8 @@ class Driver:
                     async with asyncio.timeout_at(self._rested_at):
                         await self._inbox.wait_for_others()
             self._rested_at = loop.time() + HANDLING_S
+        if self._is_behind():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEHIND_S):
+                    await self._inbox.wait_for_own()
         return self._inbox.take(most)

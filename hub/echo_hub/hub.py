@@ -105,6 +105,7 @@ class Hub:
             clock=time.time,
             noted=self._changes.notify,
             arrived=StopStrings.of_run(config, opened.codec).arrived,
+            is_behind=lambda: self._scorer.is_behind,
         )
         self.doors = Doors.of(config, opened.me, run_id=opened.run_id, limits=self.server.limits)
         self._connections = self.doors.connections

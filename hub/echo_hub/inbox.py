@@ -36,6 +36,8 @@ class Inbox:
         self._first: deque[Event] = deque()
         self._of_nodes: deque[Event] = deque()
         self._there_are = asyncio.Event()
+        self._there_are_own = asyncio.Event()
+        """That do not come from nodes."""
         self._num_others = 0
         """That are handled alone."""
         self._there_are_others = asyncio.Event()
@@ -54,17 +56,23 @@ class Inbox:
                 await self._has_room.wait()
             self.num_said += 1
         if not self._has_ended:
-            (self._of_nodes if type(event) in _OF_NODES else self._first).append(event)
+            if type(event) in _OF_NODES:
+                self._of_nodes.append(event)
+            else:
+                self._first.append(event)
+                self._there_are_own.set()
             if type(event) not in _TOGETHER:
                 self._num_others += 1
                 self._there_are_others.set()
             self._there_are.set()
 
-    def take(self, most: int = 1) -> list[Event]:
-        """The next one, or as many in a row as may be handled together; none where there is none."""
+    def take(self, most: int = 1, *, of_nodes: bool = True) -> list[Event]:
+        """The next one, or as many in a row as may be handled together; none where there is none. Without `of_nodes`
+        what nodes say stays where it is."""
         queue = self._first or self._of_nodes
         if not queue:
             self._there_are.clear()
+        if not queue or (queue is self._of_nodes and not of_nodes):
             return []
         taken = [queue.popleft()]
         if type(taken[0]) in _TOGETHER:
@@ -76,6 +84,8 @@ class Inbox:
                 self._there_are_others.clear()
         if queue is self._of_nodes:
             self.num_taken += len(taken)
+        elif not queue:
+            self._there_are_own.clear()
         if len(self._of_nodes) < INBOX_EVENTS:
             self._has_room.set()
         return taken
@@ -83,6 +93,10 @@ class Inbox:
     async def wait(self) -> None:
         """Until there is one."""
         await self._there_are.wait()
+
+    async def wait_for_own(self) -> None:
+        """Until there is one that does not come from a node."""
+        await self._there_are_own.wait()
 
     async def wait_for_others(self) -> None:
         """Until there is one that is not of a kind that comes by the thousand."""

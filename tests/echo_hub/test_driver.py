@@ -139,6 +139,44 @@ async def test_what_comes_by_the_thousand_is_gathered_and_nothing_else_waits_wit
     assert turns == [1, 3, 1]
 
 
+async def test_while_scoring_is_behind_nodes_wait_and_verdicts_do_not(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "BEHIND_S", 1e6)
+    driven = await drive()
+    scores = await about_to_plan(driven)
+    behind = [True]
+    driven.driver._is_behind = lambda: behind[0]
+    handled: list[object] = []
+    handle_all = driven.driver.coordinator.handle_all
+    driven.driver.coordinator.handle_all = lambda events, now: (handled.extend(events), handle_all(events, now))[1]
+    told = NodeConnected(node_id="b")
+    await driven.driver.report(told)
+    await driven.driver.report(scores[0])
+    for _ in range(100):
+        if not handled:
+            await driven.async_store.run_meta()
+    assert handled == [scores[0]]
+    behind.clear()
+    behind.append(False)
+    await driven.driver.report(scores[1])
+    async with asyncio.timeout(60):
+        await driven.driver.settled()
+    assert handled == [scores[0], scores[1], told]
+
+
+async def test_who_waits_for_scoring_that_stands_still_is_heard_at_last(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "BEHIND_S", 0.001)
+    driven = await drive()
+    driven.driver._is_behind = lambda: True
+    await driven.node("a")
+    async with asyncio.timeout(60):
+        await driven.driver.settled()
+    assert driven.driver.coordinator.status().nodes_connected == 1
+
+
 async def about_to_plan(driven: Any) -> list[RolloutScored]:
     """All but the scores of the first step's batch is in the store."""
     driven.answered -= {ScoreRollout}

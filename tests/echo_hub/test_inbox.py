@@ -88,3 +88,20 @@ async def test_what_is_handled_alone_is_not_waited_with() -> None:
     await asyncio.sleep(0)
     assert not inbox and not again.done()
     again.cancel()
+
+
+async def test_what_nodes_say_can_be_left_where_it_is() -> None:
+    inbox = Inbox()
+    waiting = asyncio.create_task(inbox.wait_for_own())
+    await inbox.put(NodeConnected(node_id="a"))
+    await asyncio.sleep(0)
+    assert not waiting.done() and inbox.take(of_nodes=False) == [], "only a node has said something"
+    await inbox.put(RolloutScored(rollout_id="1-0", reward=1.0))
+    await waiting
+    assert inbox.take(of_nodes=False) == [RolloutScored(rollout_id="1-0", reward=1.0)]
+    assert inbox.take(of_nodes=False) == [] and inbox
+    waiting = asyncio.create_task(inbox.wait_for_own())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "it was taken"
+    waiting.cancel()
+    assert taken(inbox) == [NodeConnected(node_id="a")]

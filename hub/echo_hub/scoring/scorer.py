@@ -24,6 +24,8 @@ from echo_shared.rewards import components_of
 
 log = logging.getLogger(__name__)
 
+FAR_BEHIND: Final = 2_048
+"""Rollouts: several times what is on its way to scoring processes and back."""
 SOON_TOKENS: Final = 16_384
 """Checked within a millisecond."""
 
@@ -58,9 +60,17 @@ class Scorer:
         self._load = load
         self._waiting: asyncio.Queue[ScoringJob | str] = asyncio.Queue()
         self._num_failed = 0
+        self._num_open = 0
+        """Submitted, and without a verdict."""
+
+    @property
+    def is_behind(self) -> bool:
+        """So much waits that more of it would be of no use. Never for judges' sake, who answer when they like."""
+        return self._num_open > FAR_BEHIND and not self._pool.has_judges
 
     def submit(self, rollout_id: str, first_turn: FirstTurn | None = None) -> None:
         """Without its `first_turn` it is loaded."""
+        self._num_open += 1
         if first_turn is None:
             self._waiting.put_nowait(rollout_id)
         else:
@@ -82,6 +92,7 @@ class Scorer:
                 jobs = [one for one in waiting if isinstance(one, ScoringJob)]
                 if len(jobs) < len(waiting):
                     jobs += await self._load([one for one in waiting if isinstance(one, str)])
+                    self._num_open -= len(waiting) - len(jobs)
                 for start in range(0, len(jobs), size):
                     parts.create_task(self._judge(jobs[start : start + size], report))
 
@@ -100,6 +111,7 @@ class Scorer:
             self._note_failures(len(failed), failed[-1].detail)
         for verdict in (*refused.values(), *verdicts):
             await report(verdict)
+        self._num_open -= len(jobs)
 
     def _note_failures(self, count: int, detail: str) -> None:
         """Completions are strangers' to write: so is what scorers say of them, and how often."""

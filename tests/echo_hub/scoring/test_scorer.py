@@ -14,6 +14,7 @@ from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring import scorer as scorer_module
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import PART_CALLS, ScoringPool
 from echo_hub.scoring.problems import Problems
@@ -90,6 +91,19 @@ async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
         RolloutScored(rollout_id=f"1-{number}", reward=(30 + number % 50) / 100) for number in range(count)
     ]
     assert bench.loaded == [[f"1-{number}" for number in range(count)]]
+
+
+async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorer_module, "FAR_BEHIND", 2)
+    for number in range(3):
+        assert not bench.scorer.is_behind
+        bench.commit(f"1-{number}", "30")
+    bench.scorer.submit("1-3")  # It was dropped meanwhile: nobody has it.
+    assert bench.scorer.is_behind
+    await bench.judge(3)
+    for number in range(4, 6):
+        assert not bench.scorer.is_behind, "none is left over"
+        bench.commit(f"1-{number}", "30")
 
 
 async def test_components_are_weighed_and_told_with_the_reward(numbers_pool: Opens) -> None:
