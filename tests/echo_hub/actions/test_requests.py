@@ -18,6 +18,7 @@ from echo_hub.actions.requests import (
     WrongRequestError,
     request_of,
     summary,
+    taking_back,
     undo_of,
 )
 
@@ -91,3 +92,9 @@ def test_what_can_be_taken_back_says_by_what() -> None:
     assert undo_of(MakeInvite(name="Ada"), None) == RevokeInvite(name="Ada")
     assert undo_of(SetMaxStaleness(value=3), -1) is None, "nobody may ask for that"
     assert undo_of(PublishNow(), None) is None and undo_of(SetMaxStaleness(value=3), None) is None
+
+
+def test_what_a_log_has_and_no_door_leads_to_is_not_taken_back() -> None:
+    assert taking_back("pause", {}, "open") == Resume()
+    assert taking_back("archive", {"steps": "1 to 9", "file": "f"}, None) is None
+    assert taking_back("pause", {"unknown": 1}, "open") is None
