@@ -48,6 +48,17 @@ _OF_LEASES: Final = (
     .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
     .where(rollouts.c.lease_id.in_(bindparam("leases", expanding=True)))
 )
+_COUNT: Final = select(
+    rollouts.c.node_id,
+    func.count(),
+    func.count(rollouts.c.num_tokens),
+    func.coalesce(func.sum(rollouts.c.num_tokens), 0),
+).group_by(rollouts.c.node_id)
+_DRAWN_BY_SEVERAL: Final = (
+    select(rollouts.c.node_id, rollouts.c.num_tokens, payloads.c.spans)
+    .join_from(rollouts, payloads, WITH_PAYLOAD)
+    .where(payloads.c.spans.is_not(None))
+)
 LEASES_A_QUERY: Final = 250
 """Each may have as many rollouts as a group: few enough for a statement of a few milliseconds."""
 
@@ -77,19 +88,19 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
 
 
 def tally_where(
-    connection: Connection, condition: ColumnElement[bool], outcome: str
+    connection: Connection, conditions: Iterable[ColumnElement[bool]], outcome: str
 ) -> Mapping[str, Mapping[str, int]]:
-    """As `tally`, of all rollouts of which `condition` is true: the database counts them."""
-    counted = (func.count(), func.count(rollouts.c.num_tokens), func.coalesce(func.sum(rollouts.c.num_tokens), 0))
-    rows = connection.execute(select(rollouts.c.node_id, *counted).where(condition).group_by(rollouts.c.node_id))
-    by_node = {node_id: dict(zip(_COUNTED, map(int, counts), strict=True)) for node_id, *counts in rows}
-    drawn = select(rollouts.c.node_id, rollouts.c.num_tokens, payloads.c.spans).join_from(
-        rollouts, payloads, WITH_PAYLOAD
-    )
-    for node_id, num_tokens, spans in connection.execute(drawn.where(condition, payloads.c.spans.is_not(None))):
-        by_node[node_id]["tokens"] -= num_tokens
-        for drawer, _, count in spans:
-            by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))["tokens"] += count
+    """As `tally`, of all rollouts of which one of `conditions` is true: the database counts them."""
+    by_node: dict[str, dict[str, int]] = {}
+    for condition in conditions:
+        for node_id, *counts in connection.execute(_COUNT.where(condition)):
+            of_node = by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
+            for name, count in zip(_COUNTED, counts, strict=True):
+                of_node[name] += int(count)
+        for node_id, num_tokens, spans in connection.execute(_DRAWN_BY_SEVERAL.where(condition)):
+            by_node[node_id]["tokens"] -= num_tokens
+            for drawer, _, count in spans:
+                by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))["tokens"] += count
     _add_tallies(connection, by_node, outcome)
     return by_node
 

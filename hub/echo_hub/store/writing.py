@@ -60,6 +60,9 @@ from echo_shared.rewards import mean_components
 
 _Rows = list[dict[str, Any]]
 
+ROLLOUTS_A_STATEMENT: Final = 512
+"""Few enough for a few milliseconds."""
+
 _FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 _NEW_GROUPS, _NEW_ROLLOUTS, _NEW_PAYLOADS = insert(groups), insert(rollouts), insert(payloads)
@@ -323,14 +326,18 @@ def _train_rollouts(connection: Connection, record: StepTrained, now: float) -> 
         if record.rollout_ids:
             _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
         return tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
-    of_step = among(connection, rollouts.c.group_id, planned.group_ids)
-    changed = connection.execute(
-        update(rollouts)
-        .where(of_step, rollouts.c.state == ReceiptState.SCORED)
-        .values(state=ReceiptState.TRAINED, final_at=now)
-    ).rowcount
+    at_once = max(1, ROLLOUTS_A_STATEMENT * len(planned.group_ids) // planned.num_rollouts)
+    starts = range(0, len(planned.group_ids), at_once)
+    parts = [among(connection, rollouts.c.group_id, planned.group_ids[start : start + at_once]) for start in starts]
+    trained = {"state": ReceiptState.TRAINED, "final_at": now}
+    changed = sum(
+        connection.execute(
+            update(rollouts).where(part, rollouts.c.state == ReceiptState.SCORED).values(trained)
+        ).rowcount
+        for part in parts
+    )
     _check_changed(changed, len(record.rollout_ids), "trained")
-    return tally_where(connection, and_(of_step, rollouts.c.state == ReceiptState.TRAINED), TRAINED)
+    return tally_where(connection, [and_(part, rollouts.c.state == ReceiptState.TRAINED) for part in parts], TRAINED)
 
 
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> Collection[str]:
