@@ -204,15 +204,15 @@ class Turns:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """As `Retention` does, of the oldest step that is there."""
+        """As `Retention` does, of the oldest step that is there, if it may go."""
         books = Retirement(self.store.store)
         last = books.last()
         after = books.beginning() if last is None else last.through
-        (one,) = books.ripe(after, after.step + 2)
-        span = Span(after=after, through=one.mark)
-        keys = books.keys(span)
-        for start in range(0, len(keys), ROWS_AT_ONCE):
-            await self.store.write(books.retire, keys[start : start + ROWS_AT_ONCE], span)
+        for one in books.ripe(after, after.step + 2):
+            span = Span(after=after, through=one.mark)
+            keys = books.keys(span)
+            for start in range(0, len(keys), ROWS_AT_ONCE):
+                await self.store.write(books.retire, keys[start : start + ROWS_AT_ONCE], span)
 
 
 def _payload() -> RolloutPayload:
