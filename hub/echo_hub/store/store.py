@@ -67,7 +67,7 @@ from echo_shared.messages import Receipt
 from echo_shared.node_books import NodeRecord
 from echo_shared.rollout_books import RolloutFilter
 
-SEEN_A_STATEMENT: Final = 100
+SEEN_A_STATEMENT: Final = 64
 
 
 class Store:

@@ -60,7 +60,7 @@ from echo_shared.rewards import mean_components
 
 _Rows = list[dict[str, Any]]
 
-ROLLOUTS_A_STATEMENT: Final = 512
+ROLLOUTS_A_STATEMENT: Final = 256
 """Few enough for a few milliseconds."""
 
 _FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
