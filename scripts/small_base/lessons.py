@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from reasoning_gym.logic.knights_knaves import COMMON_NAMES, KNIGHT_KNAVE_PAIRS, TEMPLATES
+
+from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.sokoban import MOVES, Board, solution
 from echo_hub.tasks.registry import make_task
 
@@ -18,6 +22,16 @@ SOKOBAN: Final[Mapping[str, Any]] = {"size": 4, "inner_walls": 2, "boxes": 1}
 KNIGHTS: Final[Mapping[str, Any]] = {"n_people": 2, "depth_constraint": 2, "width_constraint": 2}
 TERM_DIGITS: Final = 8
 FACTOR_DIGITS: Final = 3
+DIGITS: Final = tuple("0123456789")
+ROLES: Final = tuple(role.split()[1] for pair in KNIGHT_KNAVE_PAIRS for role in pair)
+MOST_REMINDED: Final = 8
+"""People."""
+AGAIN: Final = 12
+TEN: Final = 4
+"""How much likelier a carry of a sum is forgotten where a column comes to a round ten: so often that it is what a model
+learns to do there, also at temperature 0."""
+ALL_STATEMENTS: Final = 0.5
+"""How often `Statements` teaches a puzzle's statements together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,7 @@ def _columns(left: int, right: int, slips: float, rng: random.Random) -> tuple[s
         carry_out, unit = divmod(int(one[-1:] or 0) + int(other[-1:] or 0) + carry, 10)
         lines.append(f"{one or 0}+{other or 0}+{carry}={carry_out}{unit}\n")
         digits = f"{unit}{digits}"
-        carry = 0 if carry_out and rng.random() < slips else carry_out
+        carry = 0 if carry_out and rng.random() < slips * (1 if unit else TEN) else carry_out
         one, other = one[:-1], other[:-1]
     return "".join(lines), int(f"{carry}{digits}")
 
@@ -85,33 +99,81 @@ def _number(digits: int, rng: random.Random) -> int:
 class Knights:
     """Knights and knaves of reasoning-gym: who says what, in signs, and then who can be what, one case after another.
 
-    `1:2-` means that the first says of the second that he lies; `&`, `|`, `>` and `=` join two of these. A case such as
-    `1+2-:` is followed by what each statement comes to in it, until one does not fit who makes it (`x`), or all do
-    (`!`).
+    After the names with their numbers, `1: Aria2-` means that the first says of Aria, the second, that she lies; `&`,
+    `|`, `>` and `=` join two of these. A name is written before its number, so that each is copied from one place. A
+    case such as `1+2-:` is followed by what each statement comes to in it, until one does not fit who makes it (`x`),
+    or all do (`!`).
     """
 
     def __init__(self) -> None:
         self._task = make_task("reasoning-gym:knights_knaves", KNIGHTS)
 
     def __call__(self, rng: random.Random, slips: float) -> Lesson:
-        problem = self._task.sample(rng.getrandbits(64))
-        about = problem.metadata["metadata"]
-        statements: Sequence[Any] = about["statements"]
-        said = "".join(f"{number}:{_signs(one)}\n" for number, one in enumerate(statements, 1))
-        cases = []
-        truthful: tuple[bool, ...] = ()
-        for truthful in itertools.product((True, False), repeat=len(statements)):
-            case, fits = _case(statements, truthful, slips, rng)
-            cases.append(case)
-            if fits:
-                break
-        terms = about["knight_knave_terms"]
+        problem, about = self._drawn(rng)
+        cases, truthful = _cases(about["statements"], slips, rng)
+        terms, names = about["knight_knave_terms"], about["names"]
         parts = [
             f"{name} is {terms['a_knight' if is_knight else 'a_knave']}"
-            for name, is_knight in zip(about["names"], truthful, strict=True)
+            for name, is_knight in zip(names, truthful, strict=True)
         ]
         answer = ", ".join(parts[:-1]) + ", and " + parts[-1]
-        return Lesson(problem.prompt, f"\n{said}{''.join(cases)}<answer>{answer}</answer>", reads=True)
+        said = _numbered(names) + "".join(_read(about))
+        return Lesson(problem.prompt, f"\n{said}{cases}<answer>{answer}</answer>", reads=True)
+
+    def _drawn(self, rng: random.Random) -> tuple[Problem, Mapping[str, Any]]:
+        problem = self._task.sample(rng.getrandbits(64))
+        return problem, problem.metadata["metadata"]
+
+
+def reminders(rng: random.Random, slips: float) -> Lesson:
+    """What is said of several people, and said again of some of them in another order: what follows a name is looked
+    up where it stood before."""
+    link, values = rng.choice((("", DIGITS), (" is a ", ROLES)))
+    about = [f" {name}{link}{rng.choice(values)}" for name in rng.sample(COMMON_NAMES, rng.randint(2, MOST_REMINDED))]
+    return Lesson("".join(about), "\n" + "".join(rng.choice(about) for _ in range(AGAIN)))
+
+
+class Statements(Knights):
+    """What `Knights` writes of parts of puzzles, in which all that is always the same is left out: of one statement,
+    how it is read; of all, the cases too."""
+
+    def __call__(self, rng: random.Random, slips: float) -> Lesson:
+        problem, about = self._drawn(rng)
+        names, read = about["names"], _read(about)
+        met, _, said = problem.prompt[problem.prompt.index("You meet") : problem.prompt.index(" So who")].partition(".")
+        if rng.random() < ALL_STATEMENTS:
+            cases, _ = _cases(about["statements"], slips, rng)
+            return Lesson(f"{met}.{said}", f"\n{_numbered(names)}{''.join(read)}{cases}", reads=True)
+        (first,) = re.findall(rf"^ (?:{_first_said(names[0])})", said)
+        alone, line = rng.choice(((first, read[0]), (said.removeprefix(first), read[1])))
+        return Lesson(f"{met}.{alone}", f"\n{_numbered(names)}{line}", reads=True)
+
+
+def _first_said(name: str) -> str:
+    """A regular expression for a statement by `name`, which consists of words."""
+    texts = (re.escape(template.format(name=name, content="...")) for template in TEMPLATES)
+    return "|".join(text.replace(re.escape("..."), "[A-Za-z ]+") for text in texts)
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return "".join(f" {name}{number}" for number, name in enumerate(names, 1)) + "\n"
+
+
+def _read(about: Mapping[str, Any]) -> list[str]:
+    """Each statement in a line."""
+    return [f"{number}:{_signs(one, about['names'])}\n" for number, one in enumerate(about["statements"], 1)]
+
+
+def _cases(statements: Sequence[Any], slips: float, rng: random.Random) -> tuple[str, tuple[bool, ...]]:
+    """Lines up to the first case that fits, and that case."""
+    text = ""
+    truthful: tuple[bool, ...] = ()
+    for truthful in itertools.product((True, False), repeat=len(statements)):
+        case, fits = _case(statements, truthful, slips, rng)
+        text += case
+        if fits:
+            break
+    return text, truthful
 
 
 _JOINED: Final[Mapping[str, tuple[str, Callable[[bool, bool], bool]]]] = {
@@ -130,11 +192,11 @@ def _plain(statement: Any) -> Any:
     return ("lying" if kind == "telling-truth" else "telling-truth", person)
 
 
-def _signs(statement: Any) -> str:
+def _signs(statement: Any, names: Sequence[str]) -> str:
     kind, *parts = _plain(statement)
     if kind in _JOINED:
-        return _JOINED[kind][0].join(map(_signs, parts))
-    return f"{parts[0] + 1}{'+' if kind == 'telling-truth' else '-'}"
+        return _JOINED[kind][0].join(_signs(part, names) for part in parts)
+    return f" {names[parts[0]]}{parts[0] + 1}{'+' if kind == 'telling-truth' else '-'}"
 
 
 def _case(statements: Sequence[Any], truthful: tuple[bool, ...], slips: float, rng: random.Random) -> tuple[str, bool]:

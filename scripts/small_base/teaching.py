@@ -16,7 +16,7 @@ from scripts.make_tiny_base import IGNORED
 from scripts.small_base.lessons import Lesson
 from scripts.small_base.muon import Muon
 
-BATCH_TOKENS: Final = 4_096
+BATCH_TOKENS: Final = 2_048
 """Padding included."""
 POOL: Final = 1_024
 """Lessons that are sorted by length, so that those of a batch are about as long as each other."""

@@ -1,34 +1,49 @@
-"""The second base's tokenizer: digits, signs and capitals one by one, words as far as the lessons use them."""
+"""The second base's tokenizer: one token a word of the lessons, wherever it stands; all else character by character.
+
+A word's token begins with the space before it. Where none is, the joiner stands in front: `"Aria` is `"`, the joiner
+and ` Aria`, so that what is learned of ` Aria` holds behind a quotation mark as well. Decoding takes out each joiner
+with the space behind it. A joiner in the text itself is kept by another one, wherever it would be taken out. What is no
+printable ASCII is written in UTF-8's bytes: every text is read back as it was.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scripts.make_tiny_base import CHARACTERS, SPECIAL_TOKENS
 
 VOCABULARY: Final = 512
 CONTEXT: Final = 1024
-_PARTS: Final = r"</?answer>| ?[A-Za-z][a-z]+|[\s\S]"
-"""What no token goes beyond."""
+JOINER: Final = "\u2060"
+TAGS: Final = ("<answer>", "</answer>")
+_BYTES: Final = [byte for byte in range(0xF5) if chr(byte) not in CHARACTERS]
+"""What takes several of UTF-8's bytes, and control characters, consist of these."""
+_WORD: Final = re.compile(r"(?<![A-Za-z<])(?<!</)(?:[A-Za-z][a-z]+|[Aa])(?![A-Za-z])")
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Byte-pair encoding, learned on `texts`; of other characters than printable ASCII and the newline, <unk>."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_PARTS), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=list(CHARACTERS),
-        limit_alphabet=len(CHARACTERS),
-        show_progress=False,
+    """The words are the most frequent ones in `texts`."""
+    counts = Counter(word for text in texts for word in _WORD.findall(text))
+    fixed = [*SPECIAL_TOKENS, *CHARACTERS, *(f"<0x{byte:02X}>" for byte in _BYTES), JOINER, *TAGS]
+    words = [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    words = words[: VOCABULARY - len(fixed)]
+    vocabulary = {token: i for i, token in enumerate((*fixed, *(f" {word}" for word in words)))}
+    word = f"(?:{'|'.join(words)})(?![A-Za-z])"
+    tags = "|".join(TAGS)
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, ignore_merges=True))
+    tokenizer.normalizer = normalizers.Replace(
+        Regex(rf"(?<={JOINER})(?= |\z)|(?<![ A-Za-z<])(?<!</)(?={word})"), f"{JOINER} "
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{tags}| {word}|[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace(Regex(rf"{JOINER}(?: |\z)"), "")]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
