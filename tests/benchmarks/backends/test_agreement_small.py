@@ -21,9 +21,9 @@ BASE = resolve_base("builtin:small")
 
 
 def requests() -> list[GroupRequest]:
-    """Sums and puzzles, whose completions are unequally long."""
+    """Short sums and puzzles, whose completions are unequally long."""
     codec = PromptCodec.load(BASE)
-    tasks = [make_task(name, {}) for name in ("worked", "reasoning-gym:knights_knaves")]
+    tasks = [make_task("worked", {"longest": 3}), make_task("reasoning-gym:knights_knaves", {})]
     return [
         GroupRequest(
             lease_id=number,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.learner.cases import CASES, Case, fill_adapter, make_batch, make_model
+from echo_hub.run.base_model import resolve_base
 
 TINY = replace(CASES[0], hidden=64, layers=1, intermediate=128, vocabulary=50)
 
@@ -23,6 +25,14 @@ def test_lengths_are_spread_as_the_case_says(case: Case) -> None:
 def test_what_is_asked_for_is_measured() -> None:
     assert any(case.vocabulary == 151_936 for case in CASES)
     assert any(case.precision == "float32" and case.steps > 1 for case in CASES)
+
+
+def test_cases_with_a_base_in_the_box_have_its_shape() -> None:
+    for case in (case for case in CASES if case.base):
+        config = json.loads((resolve_base(case.base) / "config.json").read_text())
+        assert case.vocabulary == config["vocab_size"] and case.layers == config["num_hidden_layers"]
+        assert (case.hidden, case.intermediate) == (config["hidden_size"], config["intermediate_size"])
+        assert case.prompt_tokens + case.longest <= config["max_position_embeddings"]
 
 
 def test_a_seed_gives_the_same_batch() -> None:
