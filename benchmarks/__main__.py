@@ -27,6 +27,7 @@ NOT_BENCHMARKS = {
     "broker",
     "driven_hub",
     "fuzzing",
+    "hostile",
     "measurement",
     "postgresql",
     "processes",

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from echo_shared import draws
@@ -41,6 +40,9 @@ class Reference:
     def __init__(self, base: Path, adapter: Path | None) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         if adapter is not None:
+            # It takes seconds to load. Engines' processes load this module, and compare nothing.
+            from peft import PeftModel
+
             with warnings.catch_warnings():
                 # PEFT reads an attribute that transformers has renamed.
                 warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)

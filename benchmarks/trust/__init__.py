@@ -7,6 +7,8 @@
 `attacks_tried` and `attacks_detected` count every attack of every class of numerics once. `stall_s_worst` is the
 longest that the hub's `/healthz` took during any attack by hand on it, `rss_growth_mb_worst` what its memory grew by,
 `log_kb_worst` what was added to its logs: too much of it, or anything that steers a terminal, is not detected.
+
+The parts are loaded when they are called for: processes that one of them starts load this, and none of the others.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ from typing import Any, Final
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from benchmarks.trust import accuracy, attacking, objectives, tokens
 
 DESCRIPTION: Final = "Attacks on hub and nodes: what is detected, how soon, and what it costs the model and the hub"
 
 
 def plan() -> list[Planned]:
+    from benchmarks.trust import accuracy, attacking, objectives, tokens
+
     return [*attacking.plan(), *tokens.plan(), *accuracy.plan(), *objectives.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
+    from benchmarks.trust import accuracy, attacking, objectives, tokens
+
     with tempfile.TemporaryDirectory(prefix="echo-trust-") as scratch:
         attacks = attacking.measure(Path(scratch), progress, seed=seed)
         forged = tokens.measure(Path(scratch), progress, seed=seed)

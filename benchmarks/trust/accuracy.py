@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
+from benchmarks.hostile.engine import ATTACK, FORGED, SHARE
 from benchmarks.processes import RunFailed, hub_process, node_process
 from benchmarks.progress import Planned, Progress
-from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -107,7 +107,7 @@ def _run(case: Case, directory: Path, seed: int) -> dict[str, Any]:
         honest = processes.enter_context(node_process(url, directory / "honest", options))
         falsified = {ATTACK: case.attack, SHARE: str(min(1.0, 2 * case.hostile_share)), FORGED: os.devnull}
         hostile = processes.enter_context(
-            node_process(url, directory / "hostile", options, module="benchmarks.trust.hostile_node", env=falsified)
+            node_process(url, directory / "hostile", options, module="benchmarks.hostile.node", env=falsified)
         )
         learned = _last_accuracy(run, [hub, honest, hostile])
     return {

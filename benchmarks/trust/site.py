@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import psutil
 
+from benchmarks.hostile.engine import ATTACK, FORGED, SHARE
 from benchmarks.processes import RunFailed, hub_process, node_process
 from benchmarks.trust.bystander import Bystander, opened
-from benchmarks.trust.hostile_engine import ATTACK, FORGED, SHARE
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -76,7 +76,7 @@ class Site:
         """Starts a node, hostile if it is to attack."""
         self._num_nodes += 1
         home = self.scratch / f"node{self._num_nodes}"
-        module = "benchmarks.trust.hostile_node" if attack else "echo_node.main"
+        module = "benchmarks.hostile.node" if attack else "echo_node.main"
         forged = home.with_suffix(".forged")
         forged.touch()
         falsified = {ATTACK: attack, SHARE: str(share), FORGED: str(forged)} if attack else {}

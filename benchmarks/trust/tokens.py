@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
+from benchmarks.hostile.falsifications import FALSIFICATIONS
 from benchmarks.processes import RunFailed, ended
 from benchmarks.progress import Planned, Progress
-from benchmarks.trust.falsifications import FALSIFICATIONS
 from benchmarks.trust.site import RunningNode, Site, open_site
 from echo_hub.config.sections import TrustConfig
 from echo_hub.config.training_sections import TrainingConfig

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.hostile.falsifications import Accuses
 from benchmarks.trust.checkers import judged
-from benchmarks.trust.falsifications import Accuses
 from benchmarks.trust.protocol import Unnoticed
 from echo_hub.core.trust.reasons import OUTVOTED
 

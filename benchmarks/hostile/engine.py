@@ -1,6 +1,6 @@
 """The engine's process of a hostile node: `echo_node.backends.worker` around a real engine whose work is falsified.
 
-All else of the node is `echo-node`'s own: it joins, fetches and sends as honest nodes do. `hostile_node` starts it.
+All else of the node is `echo-node`'s own: it joins, fetches and sends as honest nodes do. `node` starts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.trust.falsifications import AS_CHECKERS, FALSIFICATIONS, Falsification, Problems
+from benchmarks.hostile.falsifications import AS_CHECKERS, FALSIFICATIONS, Falsification, Problems
 from echo_node.backends import registry, worker
 from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.messages import rollout_id

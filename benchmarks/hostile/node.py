@@ -1,4 +1,4 @@
-"""`echo-node`, with the same commands, whose engine's process is `hostile_engine`."""
+"""`echo-node`, with the same commands, whose engine's process is `engine`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from echo_node.backends import process
 
 if __name__ == "__main__":
     os.environ["ECHO_NODE_CAGE"] = "off"  # It writes down what it has forged.
-    vars(process)["WORKER"] = "benchmarks.trust.hostile_engine"
+    vars(process)["WORKER"] = "benchmarks.hostile.engine"
     main.run()

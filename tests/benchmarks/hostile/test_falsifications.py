@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.trust.falsifications import (
+from benchmarks.hostile.falsifications import (
     FALSIFICATIONS,
     REROLLS,
     TURNS_AFTER,
