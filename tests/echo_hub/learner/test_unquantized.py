@@ -12,13 +12,16 @@ import pytest
 from echo_hub.learner import unquantized
 
 PROGRAM = """
-import importlib.util, json, sys
+import gc, importlib.util, json, sys
 
-print(json.dumps([__name__, sys.argv[1:], importlib.util.find_spec("bitsandbytes") is None]))
-try:
-    import bitsandbytes
-except ModuleNotFoundError:
-    sys.exit(7)
+if __name__ == "__main__":
+    can_collect = gc.isenabled() and gc.get_freeze_count() > 0
+    print(json.dumps([__name__, sys.argv[1:], importlib.util.find_spec("bitsandbytes") is None, can_collect]))
+    try:
+        import bitsandbytes
+    except ModuleNotFoundError:
+        sys.exit(7)
+assert not gc.isenabled()
 """
 
 
@@ -30,4 +33,5 @@ def test_a_module_runs_as_a_program_without_it(tmp_path: Path, name: str) -> Non
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", *unquantized.command(name), "one", "--two"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
-    assert (done.stdout, done.returncode) == ('["__main__", ["one", "--two"], true]\n', 7), done.stderr
+    assert (done.stdout, done.returncode) == ('["__main__", ["one", "--two"], true, true]\n', 7), done.stderr
+    assert done.stderr == ""
