@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -186,6 +186,7 @@ OPTIONS = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(
     name=TEXT.filter(bool),
     options=st.dictionaries(TEXT, OPTIONS, max_size=3),
