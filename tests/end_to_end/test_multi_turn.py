@@ -32,7 +32,7 @@ async def finished_run(
     run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", **game, training=training)
     hub, url = await site.hub(run)
     if mode != "colocated":
-        await site.node(url, "volunteer")
+        await site.node(url, "volunteer", backend="torch")
     view = await until(url, lambda view: view["state"] == "finished")
     books = view["accounting"]
     assert books["leased"] == books["trained"] + sum(books["dropped"].values())
@@ -94,13 +94,22 @@ def _hints(count: int) -> list[tuple[str, ...]]:
 async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """With batches that vary in size and groups that are replaced, too."""
+    """With batches that vary in size and groups that are replaced, too; with policies in float32.
+
+    In bfloat16, in one turn, and where the scorer fails: `test_odd_scorers`.
+    """
     settings = {"steps": 3, "groups_per_step": 8, "dynamic_sampling": True, "tokens_per_step": 48}
-    colocated = await finished_run(site, until, "colocated", **settings)
-    sequential = await finished_run(site, until, "sequential", **settings)
+    game = {**GAME, "dissemination": {"precision": "float32"}}
+    colocated = await finished_run(site, until, "colocated", game=game, **settings)
+    sequential = await finished_run(site, until, "sequential", game=game, **settings)
     expected, got = consumed(books(colocated)), consumed(books(sequential))
     assert got == expected
     assert {row[3] for row in got} == {0, 1, 2}
+    assert len({row[6] for row in got}) > 1, "all rewards equal: the comparison shows nothing"
+    rewards = "SELECT step, mean_reward FROM steps ORDER BY step"
+    assert books(sequential).execute(rewards).fetchall() == books(colocated).execute(rewards).fetchall()
+    who = "SELECT DISTINCT node_id = 'hub' FROM rollouts"
+    assert [books(run).execute(who).fetchall() for run in (colocated, sequential)] == [[(1,)], [(0,)]]
     sizes = books(sequential).execute("SELECT num_groups, num_tokens FROM steps ORDER BY step").fetchall()
     assert all(tokens >= 48 or groups == 8 for groups, tokens in sizes)
     dropped = books(sequential).execute("SELECT DISTINCT drop_reason FROM groups WHERE drop_reason IS NOT NULL")
