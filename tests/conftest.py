@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
@@ -21,7 +22,9 @@ import aiohttp
 import hypothesis
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from echo_hub.main import app
 from tests.small_disk import SmallDisk, mounted
 
 hypothesis.settings.register_profile("tests", deadline=None)  # No test asserts how long something takes.
@@ -156,8 +159,8 @@ class Site:
     async def make_run(self, name: str = "run", *flags: str, **settings: dict[str, object]) -> Path:
         """`echo-hub init`, and then small settings that train in seconds; `settings` go over them, by section."""
         run = self.root / name
-        status, said = await self.command("echo_hub.main", "init", run, "--port", "0", *flags)
-        assert status == 0, said
+        made = CliRunner().invoke(app, ["init", str(run), "--port", "0", *flags])  # No process: it would take a second.
+        assert made.exit_code == 0, (made.output, made.exception)
         small: dict[str, dict[str, object]] = {
             "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 4},
             "learner": {"threads": 1},
@@ -180,9 +183,13 @@ class Site:
         return hub, url
 
     async def node(
-        self, url: str, name: str, *flags: str, backend: str = "torch", env: Mapping[str, str] = os.environ
+        self, url: str, name: str, *flags: str, backend: str = "llama_cpp", env: Mapping[str, str] = os.environ
     ) -> Running:
-        """`echo-node join`; the data directory is kept from one start to the next."""
+        """`echo-node join`; the data directory is kept from one start to the next.
+
+        Loading PyTorch takes more than all that most tests have their nodes do; it is needed where a node is to draw
+        the very tokens that the hub itself draws.
+        """
         home = self.root / name
         where = (
             "--data-dir",
@@ -208,22 +215,17 @@ def _set(text: str, section: str, key: str, value: object) -> str:
 
 
 async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
+    """At once, with all that it has started: where it matters how a process ends, the test asks it to."""
     if process.returncode is not None:
         return
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):  # It has ended; who waits for it has not been told yet.
         children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:  # It has ended; who waits for it has not been told yet.
-        await process.wait()
-        return
-    process.terminate()
-    try:
-        async with asyncio.timeout(20):
-            await process.wait()
-    except TimeoutError:
         process.kill()
-        await process.wait()
-    for child in psutil.wait_procs(children, timeout=10)[1]:
-        child.kill()
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        assert psutil.wait_procs(children, timeout=60)[1] == [], "they do not end"
+    await process.wait()
 
 
 @pytest.fixture

@@ -61,13 +61,13 @@ async def test_the_gift_works_and_the_other_steps_in_when_it_is_lost(site: Any, 
         cost={"spend_cap_per_hour": 5.0, "dwell_s": 0.0, "margin": 1.0},
     )
     hub, url = await site.hub(run)
-    gift = await site.node(url, "gift")
+    gift = await site.node(url, "gift", backend="torch")
 
     async def trains() -> bool:
         return bool((await get(url, "run"))["trained_step"] >= 3)
 
     await until(trains)
-    dear = await site.node(url, "dear", "--cost-per-hour", str(PRICE), "--power-watts", "200")
+    dear = await site.node(url, "dear", "--cost-per-hour", str(PRICE), "--power-watts", "200", backend="torch")
     await dear.printed("Standing by: cheaper nodes do all the work")
 
     async def is_warm() -> Any:

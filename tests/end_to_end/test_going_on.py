@@ -110,7 +110,7 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         nodes = hub._opened.coordinator._nodes
-        first = await site.node(hub.url, "first")
+        first = await site.node(hub.url, "first", backend="torch")
 
         def in_the_middle() -> bool:
             return any(count >= TOLD and nodes.is_proven(next(iter(hub.nodes.live))) for count in told(hub).values())
@@ -122,7 +122,7 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
         had, before = told(hub), len(finished(hub))
         assert max(had.values()) >= TOLD
 
-        await site.node(hub.url, "second")
+        await site.node(hub.url, "second", backend="torch")
         await wait_for(lambda: len(finished(hub)) == 24, serving)
         rows = finished(hub)
         assert len(rows) > before

@@ -79,7 +79,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     run = await site.make_run("run", "--mode", "async", **NODES, training={"steps": EVALUATED[-1]})
     hub, url = await site.hub(run)
     port = url.rpartition(":")[2]
-    node = await site.node(url, "volunteer")
+    node = await site.node(url, "volunteer", backend="torch")
     await node.printed("Policy version 10 is here")  # The eighth is being evaluated, or was just now.
     await hub.kill()
     hub, url = await site.hub(run, "--port", port)
@@ -105,7 +105,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
 async def test_the_hub_evaluates_the_last_version_itself_when_every_node_has_left(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    many = {"problems": 2048, "every": 0, "samples": 0, "by": "nodes"}
+    many = {"problems": 1024, "every": 0, "samples": 0, "by": "nodes"}
     run = await site.make_run(
         "run", "--mode", "sequential", evaluation=many, leases={"deadline_s": 2.0}, training={"steps": 2}
     )
@@ -134,7 +134,7 @@ async def test_episodes_of_several_turns_are_evaluated_by_nodes(
         training={"steps": 2},
     )
     hub, url = await site.hub(run)
-    await site.node(url, "volunteer")
+    await site.node(url, "volunteer", backend="torch")
     view = await until(url, lambda view: view["state"] == "finished")
     check_books(view, books(run))
     turns = books(run).execute(f"SELECT DISTINCT turn FROM rollouts WHERE {OF_EVALUATIONS} ORDER BY turn").fetchall()

@@ -46,7 +46,7 @@ async def finished_run(site: Any, until: Any, mode: str) -> Path:
     run: Path = await site.make_run(mode, "--mode", mode, "--seed", "7", task=task, dissemination=bfloat16)
     hub, url = await site.hub(run)
     if mode == "sequential":
-        await site.node(url, "volunteer")
+        await site.node(url, "volunteer", backend="torch")
     view = await until(url, lambda view: view["state"] == "finished")
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())

@@ -27,7 +27,7 @@ async def trained(site: Any, until: Any, name: str, **settings: Any) -> Path:
 
 async def serve(site: Any, until: Any, run: Path) -> dict[str, Any]:
     hub, url = await site.hub(run)
-    node = await site.node(url, "node-1")
+    node = await site.node(url, "node-1", backend="torch")
     view: dict[str, Any] = await until(url, lambda view: view["state"] == "finished")
     assert (await hub.end())[0] == 0
     await node.ended()

@@ -38,7 +38,7 @@ async def test_run_goes_on_as_join_began(site: Any, operator: Any) -> None:
     await node.printed("Connected")
     assert (await node.end())[0] == 0
     node = await site.start("echo_node.main", "run", "--data-dir", site.root / "volunteer")
-    await node.printed("Engine: torch on cpu \\(requested\\)")
+    await node.printed("Engine: llama_cpp on cpu \\(requested\\)")
     await node.printed("Connected")
     async with aiohttp.ClientSession(headers=operator(url)) as http, http.get(f"{url}/api/v1/nodes") as answer:
         (seen,) = (await answer.json())["nodes"]
