@@ -181,7 +181,8 @@ CREDIT: Final = (
 FETCHED: Final = (
     "INSERT INTO version_tallies (policy_version, transport, fetches, swarm_bytes, web_seed_bytes,"
     " shared_memory_bytes, pushed_bytes, mesh_bytes) SELECT policy_version, 'broadcast', :nodes, 0, 0, 0,"
-    " CAST(:nodes AS BIGINT) * :bytes / 4, CAST(:nodes AS BIGINT) * :bytes * 3 / 4 FROM versions WHERE policy_version > 0"
+    " CAST(:nodes AS BIGINT) * :bytes / 4, CAST(:nodes AS BIGINT) * :bytes * 3 / 4"
+    " FROM versions WHERE policy_version > 0"
     " ON CONFLICT (policy_version, transport) DO UPDATE SET fetches = version_tallies.fetches + excluded.fetches"
 )
 FETCH_TALLY: Final = (
