@@ -43,9 +43,12 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
+    """Once it has said that it is ready; Ray may say something before."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    if "ready\n" not in process.stdout:  # Which reads as far as that.
+        process.communicate()
+        raise AssertionError(f"it has ended: {process.returncode}")
     return process
 
 
