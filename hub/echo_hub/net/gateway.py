@@ -9,7 +9,6 @@ reconnects. Pieces of artefacts yield to all else.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -23,13 +22,13 @@ from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, hub_host, place_of
 from echo_hub.net.door import Door, Guest, GuestList, TurnedAway, refused
 from echo_hub.net.limits import Limits
+from echo_hub.net.node_connection import NodeConnection, Together
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.pace import Pace
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
-from echo_hub.net.send_queue import Rank, SendQueue
+from echo_hub.net.send_queue import Rank
 from echo_hub.net.silence import Silence
-from echo_shared.congestion import LossWatch
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -41,17 +40,11 @@ from echo_shared.messages import (
     Welcome,
 )
 from echo_shared.sessions import HubSession, State
-from echo_shared.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
 
 WELCOME_S: Final = 20.0
 """How long the hub may take to let a proven node in."""
-FAREWELL_S: Final = 2.0
-"""How long a node has to take the hub's last word."""
-UNSENT_BYTES: Final = 8 * 1024
-"""Unsent bytes that the system has taken for one node: a message waits behind so much of what was pushed, and one
-push."""
 NO_LIMIT: Final = 2**62
 """No limit of what may wait in a connection: only the writer waits for room. Reading, which answers pings, never
 does."""
@@ -113,129 +106,6 @@ class Inbox(Protocol):
         """Hears that the node's connection is gone, for whatever reason."""
 
 
-class _Together:
-    """What is said to nodes goes out once the loop's present work is done: of an ack and the lease that it makes room
-    for, each would cost as much as both."""
-
-    def __init__(self) -> None:
-        self._waiting: list[_Connection] = []
-
-    def add(self, connection: _Connection) -> None:
-        """It has something to send."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._soon)
-        self._waiting.append(connection)
-
-    def _soon(self) -> None:
-        # Behind what the same work has woken: leases are put together by a task of their own.
-        asyncio.get_running_loop().call_soon(self._send)
-
-    def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for connection in waiting:
-            connection.write_kept()
-
-
-class _Connection:
-    """One node's websocket."""
-
-    def __init__(
-        self,
-        socket: web.WebSocketResponse,
-        session: HubSession,
-        transport: asyncio.Transport | None,
-        together: _Together,
-    ) -> None:
-        self.socket = socket
-        self.session = session
-        self.queue = SendQueue()
-        self.writer: asyncio.Task[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._transport = transport
-        self._together = together
-        self._kept: list[bytes] = []
-        """Messages that `together` sends; those that follow go behind them."""
-        self._watch = LossWatch(transport)
-        if transport is not None:
-            # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
-            transport.set_write_buffer_limits(high=1)
-            keep_unsent_short(transport, UNSENT_BYTES)
-
-    def send(self, frame: bytes) -> bool:
-        """Has it written with what else the loop's present work says to the node, where nothing is before it, which
-        saves a turn of the writer's; else queues it. False when the queue is full."""
-        transport = self._transport
-        if self._kept:
-            self._kept += (binary_header(len(frame)), frame)
-        elif transport is None or not self.queue.is_idle or self.socket.closed or transport.get_write_buffer_size():
-            return self.queue.put(frame)
-        elif not transport.is_closing():
-            self._kept += (binary_header(len(frame)), frame)
-            self._together.add(self)
-        return True
-
-    def write_kept(self) -> None:
-        """Writes what was kept to be sent together."""
-        kept, self._kept = self._kept, []
-        if kept and self._transport is not None and not self._transport.is_closing() and not self.socket.closed:
-            self._transport.write(b"".join(kept))
-
-    def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
-        """Begins to send what is queued to the node."""
-        self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
-
-    async def _write(self, stream: AbstractStreamWriter) -> None:
-        """Writes until the queue ends or the connection breaks, which its reader sees as well. Never cancel what may
-        wait for room in a connection: all that do wait on one future of aiohttp's, and are cancelled with it."""
-        try:
-            while (frame := await self.queue.next()) is not None:
-                await self.socket.send_bytes(frame)
-                await stream.drain()
-                self._watch.sent(len(frame))
-        except ConnectionError:
-            return
-        except Exception:
-            log.exception("nothing more can be sent to a node")
-            self.abort()
-
-    async def dismiss(self, last_frame: bytes) -> None:
-        """Sends the hub's last word and ends the connection, whether the node takes it or not."""
-        await self._close(last_frame)
-
-    async def end(self) -> None:
-        """Returns once nothing is left of the connection; a last word that is on its way may arrive."""
-        self.queue.end()
-        await self._close(None)
-        self.abort()
-        if self.writer is not None:
-            await asyncio.wait([self.writer])
-
-    async def _close(self, last_frame: bytes | None) -> None:
-        """Only the first call counts."""
-        self.write_kept()
-        if self._closing is None:
-            self._closing = asyncio.create_task(self._say_and_close(last_frame))
-        try:
-            await asyncio.wait([self._closing], timeout=FAREWELL_S)
-        finally:
-            if not self._closing.done():
-                self.abort()  # Which ends it.
-
-    async def _say_and_close(self, last_frame: bytes | None) -> None:
-        with contextlib.suppress(ConnectionError):  # Then it has ended.
-            if last_frame is not None:
-                await self.socket.send_bytes(last_frame)
-            await self.socket.close()
-
-    def abort(self) -> bool:
-        """Ends the connection at once; False when it was ending already."""
-        if self._transport is None:
-            return False
-        was_ending = self._transport.is_closing()
-        self._transport.abort()
-        return not was_ending
-
-
 class Gateway:
     """All connected nodes. `send` and `push` never wait."""
 
@@ -258,9 +128,9 @@ class Gateway:
         self._door = Door(
             me=me, settings=settings, limits=limits, penalties=self._penalties, nonces=nonces, clock=clock
         )
-        self._open: dict[str, _Connection] = {}
-        self._together = _Together()
-        self._connections: set[_Connection] = set()
+        self._open: dict[str, NodeConnection] = {}
+        self._together = Together()
+        self._connections: set[NodeConnection] = set()
         """The open ones, and those that wait for their Welcome."""
         self._farewells: set[asyncio.Task[None]] = set()
 
@@ -316,7 +186,7 @@ class Gateway:
         is_taken = connection.send(frame) if rank is None else connection.queue.push(lambda: frame, rank)
         return is_taken or self._give_up(connection, node_id)
 
-    def _give_up(self, connection: _Connection, node_id: str) -> Literal[False]:
+    def _give_up(self, connection: NodeConnection, node_id: str) -> Literal[False]:
         if connection.abort():  # Its reader ends then, and tells the inbox.
             self.faults[Fault.NOT_READING] += 1
             extra = {"event": "node_left", "subject": node_id}
@@ -349,7 +219,7 @@ class Gateway:
         except ValueError as error:  # The library's own answer fails on headers that are no text.
             raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
         assert stream is not None, "a websocket's response has a stream"
-        connection = _Connection(socket, session, request.transport, self._together)
+        connection = NodeConnection(socket, session, request.transport, self._together)
         self._connections.add(connection)
         try:
             await self._converse(connection, node, stream, inbox)
@@ -373,7 +243,7 @@ class Gateway:
         return socket
 
     async def _converse(
-        self, connection: _Connection, node: NodeInfo, stream: AbstractStreamWriter, inbox: Inbox
+        self, connection: NodeConnection, node: NodeInfo, stream: AbstractStreamWriter, inbox: Inbox
     ) -> None:
         session = connection.session
         async with asyncio.timeout(WELCOME_S):
@@ -445,14 +315,14 @@ class Gateway:
         self._part_with(old, node_id, RefusalCode.ALREADY_CONNECTED, "This node has connected again elsewhere.")
         return True
 
-    def _part_with(self, connection: _Connection, node_id: str, code: RefusalCode, what: str) -> None:
+    def _part_with(self, connection: NodeConnection, node_id: str, code: RefusalCode, what: str) -> None:
         farewell = asyncio.create_task(
             connection.dismiss(connection.session.refuse(code, what)), name=f"farewell to {node_id}"
         )
         self._farewells.add(farewell)
         farewell.add_done_callback(self._farewells.discard)
 
-    async def _next_frame(self, connection: _Connection, node: NodeInfo, silence: Silence) -> bytes | None:
+    async def _next_frame(self, connection: NodeConnection, node: NodeInfo, silence: Silence) -> bytes | None:
         """The next binary frame; None once the connection is closed."""
         silence.listens()  # Not the timeout of `receive`, which begins anew with every pong.
         received = await connection.socket.receive()
@@ -474,13 +344,13 @@ class Gateway:
         if fault not in HARMLESS:
             self._penalties.fault(place_of(node.host), node.node_id, now=self._limits.now())
 
-    async def _refuse(self, connection: _Connection, error: EchoError) -> None:
+    async def _refuse(self, connection: NodeConnection, error: EchoError) -> None:
         extra = {"event": "node_refused", "subject": connection.session.node_id, "data": {"code": error.code}}
         self._log.info("refusing a node: %s (%s)", error.what, error.got, extra=extra)
         said = refused(error)
         await connection.dismiss(connection.session.refuse(said.code, said.what, said.do))
 
-    def _forget(self, node_id: str, connection: _Connection) -> bool:
+    def _forget(self, node_id: str, connection: NodeConnection) -> bool:
         """Whether this connection was the node's open one."""
         if self._open.get(node_id) is not connection:
             return False
@@ -491,15 +361,6 @@ class Gateway:
     def turned_away(self) -> dict[str, dict[str, int]]:
         """How many nodes were not let in, and how many frames or what else taken amiss, since the start; by why."""
         return {"node": dict(self._door.refusals), "frame": {fault.value: n for fault, n in self.faults.items()}}
-
-
-def binary_header(num_bytes: int) -> bytes:
-    """Of a server's frame that holds a whole message (RFC 6455, section 5.2): final, binary, not masked."""
-    if num_bytes < 126:
-        return bytes((0x82, num_bytes))
-    if num_bytes < 2**16:
-        return b"\x82\x7e" + num_bytes.to_bytes(2)
-    return b"\x82\x7f" + num_bytes.to_bytes(8)
 
 
 def _fault_of(error: RemoteProtocolError) -> Fault:

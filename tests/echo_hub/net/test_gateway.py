@@ -12,8 +12,7 @@ import msgpack
 import pytest
 import websockets
 
-from echo_hub.net import gateway as gateway_module
-from echo_hub.net import pace, send_queue
+from echo_hub.net import node_connection, pace, send_queue
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.penalties import Fault
 from echo_hub.net.send_queue import Rank
@@ -93,6 +92,25 @@ async def test_messages_of_every_size_arrive_whether_they_are_queued_or_not(hub:
     for message in sent[::-1] + sent:
         assert hub.gateway.send(node.me.node_id, message)
     assert [await node.hear() for _ in range(2 * len(sent))] == sent[::-1] + sent
+
+
+async def test_what_is_said_at_once_is_one_write_and_goes_before_the_last_word(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await hub.node()
+    assert hub.gateway.send(node.me.node_id, revoked(0)) and await node.hear() == revoked(0)
+    writes: list[int] = []
+    transport = hub.gateway._open[node.me.node_id]._transport
+    write = transport.write
+    monkeypatch.setattr(transport, "write", lambda data: (writes.append(len(data)), write(data)))
+    for number in (1, 2, 3):
+        assert hub.gateway.send(node.me.node_id, revoked(number))
+    assert [await node.hear() for _ in range(3)] == [revoked(number) for number in (1, 2, 3)]
+    assert len(writes) == 1
+    assert hub.gateway.send(node.me.node_id, revoked(4))
+    hub.gateway.dismiss(node.me.node_id, RefusalCode.BANNED, "No.")
+    assert await node.hear() == revoked(4)
+    assert (await node.hear()).code == RefusalCode.BANNED
 
 
 async def send_garbage(node: Node) -> None:
@@ -243,7 +261,7 @@ async def deaf_node(hub: Hub) -> Node:
 async def test_a_dead_connection_does_not_keep_its_node_waiting(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gateway_module, "FAREWELL_S", 0.01)
+    monkeypatch.setattr(node_connection, "FAREWELL_S", 0.01)
     old = await deaf_node(hub)
     for _ in range(4):
         assert hub.gateway.send(old.me.node_id, BIG)
@@ -354,7 +372,7 @@ async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bo
 async def test_a_node_that_says_goodbye_and_reads_nothing_is_let_go(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(gateway_module, "FAREWELL_S", 0.01)
+    monkeypatch.setattr(node_connection, "FAREWELL_S", 0.01)
     node, _pushes = await clogged_node(hub)
     await node.say(Goodbye(reason="its owner plays a game"))
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
