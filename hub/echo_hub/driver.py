@@ -160,7 +160,7 @@ class Driver:
                     has_begun = self._take(self.coordinator.handle_all(events, now), act)
                     if has_begun or time.perf_counter() > until or len(self._effects) >= MOST_EFFECTS:
                         break
-                    events = self._inbox.take(self._most_together, of_nodes=not self._is_behind())
+                    events = self._inbox.take(self._most_together, of_nodes=not self._nodes_wait)
                 garbage.handled(number)
                 await asyncio.sleep(0)  # A step that was begun does not wait for the events behind it, either.
                 while len(self._effects) >= MOST_EFFECTS:
@@ -226,6 +226,11 @@ class Driver:
                 self._noted()
 
     @property
+    def _nodes_wait(self) -> bool:
+        """In lock-step modes no more than a step's batch is ever under way: that is bound enough."""
+        return self.coordinator.settings.mode == "async" and self._is_behind()
+
+    @property
     def _most_together(self) -> int:
         """Events. In lock-step modes each has a turn of its own, so that what a step takes does not depend on what
         happened to come at once."""
@@ -255,7 +260,7 @@ class Driver:
                     async with asyncio.timeout_at(self._rested_at):
                         await self._inbox.wait_for_others()
             self._rested_at = loop.time() + HANDLING_S
-        if self._is_behind():
+        if self._nodes_wait:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEHIND_S):
                     await self._inbox.wait_for_own()

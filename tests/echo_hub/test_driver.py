@@ -177,6 +177,15 @@ async def test_who_waits_for_scoring_that_stands_still_is_heard_at_last(
     assert driven.driver.coordinator.status().nodes_connected == 1
 
 
+async def test_in_lock_step_nobody_waits_for_scoring(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "BEHIND_S", 1e6)
+    driven = await drive(mode="sequential", max_staleness=0)
+    driven.driver._is_behind = lambda: True
+    await driven.node("a")
+    async with asyncio.timeout(60):
+        await driven.driver.settled()
+
+
 async def about_to_plan(driven: Any) -> list[RolloutScored]:
     """All but the scores of the first step's batch is in the store."""
     driven.answered -= {ScoreRollout}
