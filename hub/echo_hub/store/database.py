@@ -12,6 +12,7 @@ looks at the structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -38,6 +39,8 @@ MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
 """How long a commit waits for another process (a backup, an export) that holds the file."""
 
+OLDEST_SQLITE: Final = (3, 33)
+"""It updates many rows from a list of values."""
 STATEMENTS: Final = 512
 """That SQLite's driver keeps prepared: of many rows at once there is one for each power of two."""
 
@@ -153,6 +156,12 @@ def connect(url: str) -> Engine:
 
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() == "sqlite":
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            raise ConfigError(
+                "The SQLite of this Python is too old.",
+                got=sqlite3.sqlite_version,
+                do=f"Take a Python with SQLite {OLDEST_SQLITE[0]}.{OLDEST_SQLITE[1]} or newer, or set store.url.",
+            )
         return create_engine(url, connect_args={"cached_statements": STATEMENTS})
     if url.drivername != "postgresql+psycopg":
         return create_engine(url)

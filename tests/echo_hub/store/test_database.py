@@ -337,3 +337,9 @@ def test_a_look_that_fails_is_over(store: Store) -> None:
         raise ZeroDivisionError
     store.node_seen(node_id="n", public_key=b"n", name="n", backend="", device="d", now=7.0)
     assert store.num_nodes().known == 1
+
+
+def test_an_sqlite_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 32, 3))
+    with pytest.raises(ConfigError, match="too old"):
+        connect(f"sqlite:///{tmp_path}/echo.db")
