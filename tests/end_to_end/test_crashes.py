@@ -67,18 +67,18 @@ async def kill_between_checkpoint_and_commit(hub: Any, run: Path, database: sqli
 async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    run = await site.make_run("run", training={"steps": 12}, learner={"checkpoint_every": 1})
+    run = await site.make_run("run", training={"steps": 40}, learner={"checkpoint_every": 1})
     hub, url = await site.hub(run)
     await site.node(url, "node-1")
     await until(url, lambda view: view["trained_step"] >= 2)
     step = await kill_between_checkpoint_and_commit(hub, run, books(run))
-    assert step < 12, "too late to kill anything"
+    assert step < 40, "too late to kill anything"
 
     hub, url = await site.hub(run, "--port", url.rpartition(":")[2])
     await until(url, lambda view: view["state"] == "finished")
     trained = books(run).execute("SELECT step, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step")
     figures = {step: json.loads(metrics) for step, metrics in trained}
-    assert list(figures) == list(range(1, 13))
+    assert list(figures) == list(range(1, 41))
     assert figures[step].keys() - {"gap_s"} == figures[1].keys(), "the learner's own figures of that step"
     assert (await hub.end())[0] == 0
 

@@ -15,7 +15,8 @@ from echo_hub.store.tables import steps
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = 8
+STEPS = 120
+"""More than a run makes while its database server stops."""
 
 
 @pytest.mark.slow

@@ -10,11 +10,14 @@ import pytest
 
 pytestmark = pytest.mark.timeout(600)
 
+STEPS = 60
+"""More than a run makes until its node has lost its helper."""
+
 
 @pytest.mark.slow
 async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: Any) -> None:
     pytest.importorskip("llama_cpp")
-    run = await site.make_run(training={"steps": 20})
+    run = await site.make_run(training={"steps": STEPS})
     _, url = await site.hub(run)
     where = ("--host", "127.0.0.1", "--threads", "1", "--data-dir", site.root / "helper")
     helper = await site.start("echo_node.main", "lend", "--port", "0", *where)
@@ -29,7 +32,7 @@ async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: 
     view = await until(url, lambda view: view["state"] == "finished")
     books = view["accounting"]
     assert books["leased"] == books["trained"] + sum(books["dropped"].values())
-    assert books["trained"] == 20 * 8 * 4
+    assert books["trained"] == STEPS * 8 * 4
     status, said = await node.end()
     assert status == 0 and "Traceback" not in said, said
     status, said = await helper.end()
