@@ -6,6 +6,10 @@ Congestion Avoidance Algorithm, 1997). BBR goes by the rate at which packets arr
 nothing is lost but to full queues it is the slower one, so a connection changes to it only when it has seen that its
 line is lossy: retransmissions while no queue had formed, by Page's cumulative sum test (1954). It does not change back.
 
+A hub pools what its connections see: each carries too few packets to tell a loss of 0.2 % before many versions have
+gone, while all together tell it within a second. A node does not: its few slow links fill its uplink by Cubic, of whose
+flows a loss slows down one, and would drive each other's packets out of its router's queue by BBR.
+
 Linux only, and where the kernel has BBR; elsewhere nothing changes.
 """
 
@@ -55,17 +59,15 @@ class Sent:
 
 
 class LossTest:
-    """Whether one line loses packets that no queue had to drop."""
+    """Whether a line, or several together, lose packets that no queue had to drop."""
 
     def __init__(self) -> None:
-        self._last: Sent | None = None
         self._sum = 0.0
         self.is_lossy = False
 
-    def saw(self, sent: Sent) -> None:
-        """In the order in which it came to be."""
-        last, self._last = self._last, sent
-        if last is None or sent.queues or last.queues:
+    def saw(self, last: Sent, sent: Sent) -> None:
+        """Two looks at one connection, one after the other."""
+        if sent.queues or last.queues:
             return
         num_packets, num_lost = sent.num_packets - last.num_packets, sent.num_lost - last.num_lost
         per_loss, per_packet = log(LOSSY_LOSS / CLEAN_LOSS), log((1 - LOSSY_LOSS) / (1 - CLEAN_LOSS))
@@ -76,11 +78,13 @@ class LossTest:
 class LossWatch:
     """Of one connection. Tell it of each frame that is `sent`."""
 
-    def __init__(self, transport: asyncio.BaseTransport | None) -> None:
+    def __init__(self, transport: asyncio.BaseTransport | None, pooled: LossTest | None = None) -> None:
+        """`pooled`: of all connections of this host, where they are to change together."""
         can_choose = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
         self._socket = transport.get_extra_info("socket") if can_choose and transport is not None else None
         """None: there is nothing to look at, or no more."""
-        self._test = LossTest()
+        self._tests = (LossTest(),) if pooled is None else (LossTest(), pooled)
+        self._last: Sent | None = None
         self._unseen_bytes = LOOK_BYTES
 
     def sent(self, num_bytes: int) -> None:
@@ -90,12 +94,14 @@ class LossWatch:
             return
         self._unseen_bytes = 0
         try:
-            sent = _sent(self._socket)
-            if sent is not None:
-                self._test.saw(sent)
-            if self._test.is_lossy:
+            last, self._last = self._last, _sent(self._socket)
+            if last is not None and self._last is not None:
+                for test in self._tests:
+                    test.saw(last, self._last)
+            is_lossy = any(test.is_lossy for test in self._tests)
+            if is_lossy:
                 _use_bbr(self._socket)
-            if sent is None or self._test.is_lossy:
+            if self._last is None or is_lossy:
                 self._socket = None
         except OSError as error:  # It has ended, or the kernel does not have it, or does not let this process.
             _log.debug("A connection keeps its congestion control: %s", error)

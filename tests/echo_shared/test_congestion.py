@@ -22,11 +22,12 @@ QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
     """Of lines that lose these shares, with these round trips, look by look."""
-    test, rng, packets, lost = LossTest(), Random(seed), 0, 0
+    test, rng, last = LossTest(), Random(seed), Sent(num_packets=0, num_lost=0, rtt_s=0.06, min_rtt_s=0.06)
     for share, (rtt_s, min_rtt_s) in shares:
-        packets += LOOK_PACKETS
-        lost += sum(rng.random() < share for _ in range(LOOK_PACKETS))
-        test.saw(Sent(num_packets=packets, num_lost=lost, rtt_s=rtt_s, min_rtt_s=min_rtt_s))
+        lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
+        sent = Sent(num_packets=last.num_packets + LOOK_PACKETS, num_lost=lost, rtt_s=rtt_s, min_rtt_s=min_rtt_s)
+        test.saw(last, sent)
+        last = sent
     return test
 
 
@@ -45,10 +46,21 @@ def test_what_full_queues_drop_does_not_count() -> None:
     assert not looks([(0.0, QUIET), (0.0, FULL), (0.3, FULL), (0.0, FULL)] * 200).is_lossy
 
 
-def test_what_was_lost_before_the_first_look_does_not_count() -> None:
-    test = LossTest()
-    test.saw(Sent(num_packets=100, num_lost=90, rtt_s=0.06, min_rtt_s=0.06))
-    assert not test.is_lossy
+def test_lines_that_each_carry_too_little_are_told_together() -> None:
+    num_lossy = 0
+    for seed in range(20):
+        together, alone, rng = LossTest(), [LossTest() for _ in range(20)], Random(seed)
+        lasts = [Sent(num_packets=0, num_lost=0, rtt_s=0.06, min_rtt_s=0.06)] * len(alone)
+        for _ in range(60):
+            for line, (test, last) in enumerate(zip(alone, lasts, strict=True)):
+                lost = last.num_lost + sum(rng.random() < 0.002 for _ in range(LOOK_PACKETS))
+                num_packets = last.num_packets + LOOK_PACKETS
+                lasts[line] = Sent(num_packets=num_packets, num_lost=lost, rtt_s=0.06, min_rtt_s=0.06)
+                together.saw(last, lasts[line])
+                test.saw(last, lasts[line])
+        assert together.is_lossy
+        num_lossy += sum(test.is_lossy for test in alone)
+    assert num_lossy < 10 * 20, "half of them do not know it by themselves"
 
 
 @pytest.mark.parametrize(

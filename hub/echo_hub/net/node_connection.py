@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from echo_hub.net.send_queue import SendQueue
-from echo_shared.congestion import LossWatch
+from echo_shared.congestion import LossTest, LossWatch
 from echo_shared.sessions import HubSession
 from echo_shared.sockets import keep_unsent_short
 
@@ -56,7 +56,9 @@ class NodeConnection:
         session: HubSession,
         transport: asyncio.Transport | None,
         together: Together,
+        losses: LossTest,
     ) -> None:
+        """`losses`: of all nodes' connections."""
         self.socket = socket
         self.session = session
         self.queue = SendQueue()
@@ -66,7 +68,7 @@ class NodeConnection:
         self._together = together
         self._kept: list[bytes] = []
         """Messages that `together` sends; those that follow go behind them."""
-        self._watch = LossWatch(transport)
+        self._watch = LossWatch(transport, losses)
         if transport is not None:
             # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
             transport.set_write_buffer_limits(high=1)
