@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from echo_hub.core import effects
@@ -17,10 +18,21 @@ from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, Receip
 
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
+GATHER_S: Final = 0.05
+"""Nodes whose receipts have waited for long enough are told so far apart, not all at the same moment."""
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
 """Nobody works differently for knowing it sooner."""
 TOLD_AT_ONCE: Final = 512
 """Rollouts of a trained batch of which nodes are told before others have their turn."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """For one node."""
+
+    since: float
+    """By a clock that only goes forward, in seconds."""
+    receipts: list[effects.Receipt] = field(default_factory=list)
 
 
 class ReceiptsOut:
@@ -30,14 +42,19 @@ class ReceiptsOut:
 
     def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
         self._send = send
-        self._waiting: dict[str, list[effects.Receipt]] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        """By node, the oldest first."""
         self._there_are = asyncio.Event()
 
     def tell(self, node_id: str, receipts: Sequence[effects.Receipt]) -> None:
         """In the order in which they are told; at most MAX_BATCHED at once."""
-        if len(self._waiting.get(node_id, ())) + len(receipts) > MAX_BATCHED:
+        waiting = self._waiting.get(node_id)
+        if waiting is not None and len(waiting.receipts) + len(receipts) > MAX_BATCHED:
             self.flush(node_id)
-        self._waiting.setdefault(node_id, []).extend(receipts)
+            waiting = None
+        if waiting is None:
+            waiting = self._waiting[node_id] = _Waiting(time.monotonic())
+        waiting.receipts.extend(receipts)
         if any(receipt.state not in _CAN_WAIT for receipt in receipts):
             self.flush(node_id)
         else:
@@ -45,8 +62,8 @@ class ReceiptsOut:
 
     def flush(self, node_id: str) -> None:
         """Nothing more waits for this node."""
-        if receipts := self._waiting.pop(node_id, None):
-            self._send(node_id, as_message(receipts))
+        if waiting := self._waiting.pop(node_id, None):
+            self._send(node_id, as_message(waiting.receipts))
 
     def flush_all(self) -> None:
         """Nothing waits any more."""
@@ -58,8 +75,12 @@ class ReceiptsOut:
         while True:
             await self._there_are.wait()
             self._there_are.clear()
-            await asyncio.sleep(WAIT_S)
-            self.flush_all()
+            while self._waiting:
+                oldest = next(iter(self._waiting.values()))
+                await asyncio.sleep(max(GATHER_S, oldest.since + WAIT_S - time.monotonic()))
+                due = time.monotonic() - WAIT_S
+                for node_id in [node_id for node_id, waiting in self._waiting.items() if waiting.since <= due]:
+                    self.flush(node_id)
 
 
 class ReceiptLookUps:

@@ -45,6 +45,9 @@ DEATHS_IN_A_ROW: Final = 5
 """So many deaths without one finished job in between, and the learner is not started again: the run stops with its
 error."""
 
+HELD_AT_ONCE: Final = 16
+"""Groups that are handed over before others have their turn."""
+
 RESTART_S: Final = 1.0
 """Seconds before the first new start, or up to half less; doubled with every further death, up to half a minute."""
 
@@ -289,8 +292,12 @@ class Trainer:
                 groups[group_id] = at_hand
         if lacking := {group_id: ids for group_id, ids in wanted.items() if group_id not in groups}:
             groups |= await self._batches.groups(lacking)
-        await learner.hold(groups)
-        self._held.update({group_id: wanted[group_id] for group_id in groups})
+        ids = list(groups)
+        for start in range(0, len(ids), HELD_AT_ONCE):
+            some = ids[start : start + HELD_AT_ONCE]
+            await learner.hold({group_id: groups[group_id] for group_id in some})
+            self._held.update({group_id: wanted[group_id] for group_id in some})
+            await asyncio.sleep(0)
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:
         await under_way.computed()

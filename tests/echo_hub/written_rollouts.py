@@ -62,7 +62,7 @@ def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXT
     store.apply([ScoreRecorded(rollout_id=n, reward=r) for n, r in zip(ids, REWARDS, strict=True)], now=7.0)
     batch = tuple(ids[:4])
     planned = StepPlanned(step=1, group_ids=(0, 1), rollout_ids=batch, staleness=(0, 1), planned_at=8.0)
-    trained = StepTrained(step=1, rollout_ids=batch, metrics={"loss": 0.5}, trained_at=10.0)
+    trained = StepTrained(step=1, rollout_ids=batch, metrics={"loss": 0.5}, trained_at=10.0, drawn_by_several=(ids[0],))
     store.apply([planned, trained, VersionRecorded(policy_version=1, published_at=11.0)], now=10.0)
     flat = RolloutsDropped(rollout_ids=tuple(ids[4:]), reason=DropReason.NO_ADVANTAGE)
     store.apply([flat, GroupDropped(group_id=2, reason=DropReason.NO_ADVANTAGE)], now=20.0)

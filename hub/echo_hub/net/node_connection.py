@@ -23,6 +23,9 @@ UNSENT_BYTES: Final = 8 * 1024
 """Unsent bytes that the system has taken for one node: a message waits behind so much of what was pushed, and one
 push."""
 
+AT_ONCE: Final = 64
+"""Connections that are written to before others have their turn."""
+
 
 class Together:
     """What is said to nodes goes out once the loop's present work is done: of an ack and the lease that it makes room
@@ -42,9 +45,11 @@ class Together:
         asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
         for connection in waiting:
             connection.write_kept()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._send)
 
 
 class NodeConnection:

@@ -46,8 +46,10 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
     if not by_holder:
         return
     day = day_of(at)
-    ensure(connection, by_holder)
     rows = _rows(connection, sorted(by_holder))
+    if fresh := sorted(by_holder.keys() - rows.keys()):
+        ensure(connection, fresh)
+        rows |= _rows(connection, fresh)
     changed: list[dict[str, Any]] = []
     for holder, part in by_holder.items():
         row = rows[holder]
@@ -94,7 +96,7 @@ def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
 
 
 def _rows(connection: Connection, holders: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The row of each holder, all of which have one."""
+    """The row of each holder that has one."""
     return {
         row["holder"]: dict(row)
         for part in in_parts(holders)

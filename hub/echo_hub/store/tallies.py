@@ -7,7 +7,7 @@ has to count a run's whole history.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
@@ -54,11 +54,6 @@ _COUNT: Final = select(
     func.count(rollouts.c.num_tokens),
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
-_DRAWN_BY_SEVERAL: Final = (
-    select(rollouts.c.node_id, rollouts.c.num_tokens, payloads.c.spans)
-    .join_from(rollouts, payloads, WITH_PAYLOAD)
-    .where(payloads.c.spans.is_not(None))
-)
 LEASES_A_QUERY: Final = 250
 """Each may have as many rollouts as a group: few enough for a statement of a few milliseconds."""
 
@@ -69,40 +64,50 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
 
     A rollout is its own node's; each token is the node's that drew it. What was drawn must still be stored.
     """
-    wanted = set(keys)
-    leases = sorted({lease_id for lease_id, _ in wanted})
     by_node: dict[str, dict[str, int]] = {}
-    for start in range(0, len(leases), LEASES_A_QUERY):
-        # By lease alone: of pairs, SQLite would look at every rollout of the run.
-        found = rows_at_once(connection, _OF_LEASES, {"leases": leases[start : start + LEASES_A_QUERY]})
-        for lease_id, at, node_id, num_tokens, spans in map(tuple, found):
-            if (lease_id, at) in wanted:
-                counts = by_node.get(node_id) or by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
-                counts["rollouts"] += 1
-                counts["received"] += num_tokens is not None
-                for drawer, _, count in spans or [(node_id, None, num_tokens or 0)]:
-                    drawn = by_node.get(drawer) or by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))
-                    drawn["tokens"] += count
+    for node_id, num_tokens, spans in _rows_of(connection, keys):
+        counts = by_node.get(node_id) or by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
+        counts["rollouts"] += 1
+        counts["received"] += num_tokens is not None
+        for drawer, _, count in spans or [(node_id, None, num_tokens or 0)]:
+            drawn = by_node.get(drawer) or by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))
+            drawn["tokens"] += count
     _add_tallies(connection, by_node, outcome)
     return by_node
 
 
 def tally_where(
-    connection: Connection, conditions: Iterable[ColumnElement[bool]], outcome: str
+    connection: Connection,
+    conditions: Iterable[ColumnElement[bool]],
+    drawn_by_several: Collection[tuple[int, int]],
+    outcome: str,
 ) -> Mapping[str, Mapping[str, int]]:
-    """As `tally`, of all rollouts of which one of `conditions` is true: the database counts them."""
+    """As `tally`, of all rollouts of which one of `conditions` is true: the database counts them. `drawn_by_several`:
+    among them, by lease and index, those that are not one node's alone."""
     by_node: dict[str, dict[str, int]] = {}
     for condition in conditions:
         for node_id, *counts in connection.execute(_COUNT.where(condition)):
             of_node = by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
             for name, count in zip(_COUNTED, counts, strict=True):
                 of_node[name] += int(count)
-        for node_id, num_tokens, spans in connection.execute(_DRAWN_BY_SEVERAL.where(condition)):
-            by_node[node_id]["tokens"] -= num_tokens
-            for drawer, _, count in spans:
-                by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))["tokens"] += count
+    for node_id, num_tokens, spans in _rows_of(connection, drawn_by_several):
+        by_node[node_id]["tokens"] -= num_tokens
+        for drawer, _, count in spans:
+            by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))["tokens"] += count
     _add_tallies(connection, by_node, outcome)
     return by_node
+
+
+def _rows_of(connection: Connection, keys: Collection[tuple[int, int]]) -> Iterator[tuple[str, int | None, Any]]:
+    """Node, drawn tokens and spans of these rollouts."""
+    wanted = set(keys)
+    leases = sorted({lease_id for lease_id, _ in wanted})
+    for start in range(0, len(leases), LEASES_A_QUERY):
+        # By lease alone: of pairs, SQLite would look at every rollout of the run.
+        found = rows_at_once(connection, _OF_LEASES, {"leases": leases[start : start + LEASES_A_QUERY]})
+        for lease_id, at, node_id, num_tokens, spans in map(tuple, found):
+            if (lease_id, at) in wanted:
+                yield node_id, num_tokens, spans
 
 
 def _add_tallies(connection: Connection, by_node: Mapping[str, Mapping[str, int]], outcome: str) -> None:

@@ -337,7 +337,8 @@ def _train_rollouts(connection: Connection, record: StepTrained, now: float) -> 
         for part in parts
     )
     _check_changed(changed, len(record.rollout_ids), "trained")
-    return tally_where(connection, [and_(part, rollouts.c.state == ReceiptState.TRAINED) for part in parts], TRAINED)
+    conditions = [and_(part, rollouts.c.state == ReceiptState.TRAINED) for part in parts]
+    return tally_where(connection, conditions, list(map(key_of, record.drawn_by_several)), TRAINED)
 
 
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> Collection[str]:

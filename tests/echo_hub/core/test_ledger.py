@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
+from echo_hub.core.payload import Span
 from echo_shared.messages import DropReason
 from tests.echo_hub.core.books import PAYLOAD, Books
 
@@ -42,6 +45,27 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     assert trained == StepTrained(step=1, rollout_ids=("1-0", "1-1"), metrics={"loss": 1.0}, trained_at=7.0)
     assert told == SendTrained(rollout_ids=("1-0", "1-1"), node_ids=("a", "a"))
     assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
+
+
+def test_a_trained_step_names_what_is_not_one_nodes_alone() -> None:
+    """Its tokens are counted by what is stored of it: a node that drew all of a rollout by several versions drew it."""
+    books = Books()
+    books.open(0)
+    books.lease(0, 0, 1)
+    spans = {
+        "1-0": (("a", 0, 1), ("a", 1, 1)),
+        "1-1": (("b", 0, 1), ("a", 1, 1)),
+    }
+    for rollout_id, of_it in spans.items():
+        drawn = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in of_it)
+        rollout = books.ledger.rollouts[rollout_id]
+        books.ledger.receive(rollout, replace(PAYLOAD, spans=drawn), 5.0)
+        books.ledger.score(rollout, 0.5)
+    batch = books.ledger.plan(1, (0,), 6.0)
+    books.out.take()
+    books.ledger.train(batch, {}, 7.0)
+    (trained,) = [effect for effect in books.out.take() if isinstance(effect, StepTrained)]
+    assert trained.drawn_by_several == ("1-1",)
 
 
 def test_a_group_is_handed_over_once_all_of_it_has_come_in_and_again_with_other_rollouts() -> None:

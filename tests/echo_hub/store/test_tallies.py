@@ -92,7 +92,7 @@ def test_every_token_is_credited_to_the_node_that_drew_it(store: Store, records:
     spans = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in drawn)
     store.apply([first, replace(second, payload=replace(second.payload, spans=spans))], now=2.0)
     ids = ("1-0", "1-1")
-    trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0)
+    trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0, drawn_by_several=("1-1",))
     store.apply([*records.scored(*ids), records.planned(1, (0,), ids), trained], now=3.0)
     rows = {row.node_id: (row.trained_rollouts, row.trained_tokens, row.received) for row in store.leaderboard()}
     assert rows == {"a": (0, 1, 0), "b": (2, 2 + 1, 2), "c": (0, 1, 0)}
