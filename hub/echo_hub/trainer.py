@@ -292,9 +292,9 @@ class Trainer:
                 groups[group_id] = at_hand
         if lacking := {group_id: ids for group_id, ids in wanted.items() if group_id not in groups}:
             groups |= await self._batches.groups(lacking)
-        ids = list(groups)
-        for start in range(0, len(ids), HELD_AT_ONCE):
-            some = ids[start : start + HELD_AT_ONCE]
+        held = list(groups)
+        for start in range(0, len(held), HELD_AT_ONCE):
+            some = held[start : start + HELD_AT_ONCE]
             await learner.hold({group_id: groups[group_id] for group_id in some})
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await asyncio.sleep(0)

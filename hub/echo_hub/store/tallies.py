@@ -91,7 +91,7 @@ def tally_where(
             for name, count in zip(_COUNTED, counts, strict=True):
                 of_node[name] += int(count)
     for node_id, num_tokens, spans in _rows_of(connection, drawn_by_several):
-        by_node[node_id]["tokens"] -= num_tokens
+        by_node[node_id]["tokens"] -= num_tokens or 0
         for drawer, _, count in spans:
             by_node.setdefault(drawer, dict.fromkeys(_COUNTED, 0))["tokens"] += count
     _add_tallies(connection, by_node, outcome)

@@ -8,13 +8,13 @@ found stands beside the state, and may come when that is final.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Update, and_, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Update, and_, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
     ActionSettled,
@@ -61,7 +61,9 @@ from echo_shared.rewards import mean_components
 _Rows = list[dict[str, Any]]
 
 ROLLOUTS_A_STATEMENT: Final = 256
-"""Few enough for a few milliseconds."""
+"""Changed by one: few enough for a few milliseconds."""
+COUNTED_A_STATEMENT: Final = 2_048
+"""Counted by one: few enough for as long."""
 
 _FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
@@ -326,18 +328,21 @@ def _train_rollouts(connection: Connection, record: StepTrained, now: float) -> 
         if record.rollout_ids:
             _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
         return tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
-    at_once = max(1, ROLLOUTS_A_STATEMENT * len(planned.group_ids) // planned.num_rollouts)
-    starts = range(0, len(planned.group_ids), at_once)
-    parts = [among(connection, rollouts.c.group_id, planned.group_ids[start : start + at_once]) for start in starts]
+
+    def parts(at_once: int) -> Iterator[ColumnElement[bool]]:
+        size = max(1, at_once * len(planned.group_ids) // planned.num_rollouts)
+        for start in range(0, len(planned.group_ids), size):
+            yield among(connection, rollouts.c.group_id, planned.group_ids[start : start + size])
+
     trained = {"state": ReceiptState.TRAINED, "final_at": now}
     changed = sum(
         connection.execute(
             update(rollouts).where(part, rollouts.c.state == ReceiptState.SCORED).values(trained)
         ).rowcount
-        for part in parts
+        for part in parts(ROLLOUTS_A_STATEMENT)
     )
     _check_changed(changed, len(record.rollout_ids), "trained")
-    conditions = [and_(part, rollouts.c.state == ReceiptState.TRAINED) for part in parts]
+    conditions = [and_(part, rollouts.c.state == ReceiptState.TRAINED) for part in parts(COUNTED_A_STATEMENT)]
     return tally_where(connection, conditions, list(map(key_of, record.drawn_by_several)), TRAINED)
 
 

@@ -313,6 +313,7 @@ def test_a_large_step_changes_part_by_part_and_as_a_whole(
     store: Store, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "ROLLOUTS_A_STATEMENT", 4)
+    monkeypatch.setattr(writing, "COUNTED_A_STATEMENT", 6)
     of_step = tuple(range(1, 6))
     ids = tuple(f"{lease}-{index}" for lease in of_step for index in range(2))
     store.apply(records.opened(*of_step), now=1.0)
