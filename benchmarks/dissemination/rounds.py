@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.dissemination.cases import REPEATS_S, Case, FleetCases, Side
 from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
+from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.wan.homes import Wan
 from benchmarks.progress import Progress
@@ -28,7 +29,7 @@ PATIENCE_BOUNDS: Final = 4
 """With libtorrent: that time, and so many times the bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 
-EMULATED: Final = ("emulator_cores", "emulator_late_ms")
+EMULATED: Final = ("emulator_cores", "emulator_late_ms", "up_queue_ms")
 """Of the worst run."""
 
 
@@ -90,12 +91,17 @@ class _Rounds:
         return rows
 
     def _carried(self) -> Row:
-        """What the network, where it is emulated, took of a core since last asked, and how late its packets were."""
+        """What the network, where it is emulated, took of a core since last asked, how late its packets were, and how
+        long homes' packets waited before their uplinks."""
         net = self._fleet.net
         if not isinstance(net, Wan):
             return {}
         carried = net.carried()
-        return {"emulator_cores": carried["cores"], "emulator_late_ms": carried["late_ms_mean"]}
+        return {
+            "emulator_cores": carried["cores"],
+            "emulator_late_ms": carried["late_ms_mean"],
+            "up_queue_ms": statistics.fmean(carried["queue_ms"][HUB + 1 :]),
+        }
 
     async def _send(self, side: Side, payload: Row) -> Row:
         if side == "http":

@@ -19,9 +19,10 @@ import asyncio
 import logging
 import socket
 import struct
-from dataclasses import dataclass
 from math import log
 from typing import Final
+
+from echo_shared.sent import Sent
 
 _log = logging.getLogger(__name__)
 
@@ -30,32 +31,16 @@ LOSSY_LOSS: Final = 3e-3
 """Shares of packets, between which the test tells."""
 ENOUGH: Final = 4.0
 """Natural logarithm of how much more likely a lossy line makes what was seen: two losses among 500 packets."""
-QUEUE_S: Final = 0.025
-QUEUE_SHARE: Final = 0.25
-"""More than the least round trip, by both of these, is taken for a queue; less for jitter, and for busy programs."""
 LOOK_BYTES: Final = 16_384
 """Are sent between two looks."""
+CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
+"""Whether this system counts what a connection sends, and lets a program choose how it does."""
 BBR: Final = b"bbr"
+_SO_MAX_PACING_RATE: Final = 47
 _NAME_BYTES: Final = 16
 _INFO_BYTES: Final = 220
-_RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _NEEDLESS = 68, 100, 148, 156, 216
+_PACKET_BYTES, _RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _DELIVERED, _NEEDLESS = 16, 68, 100, 148, 156, 192, 216
 """Where these stand in Linux' `struct tcp_info`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
-    """Of one connection, since it began."""
-
-    num_packets: int
-    num_lost: int
-    """Retransmitted, those that turned out to have arrived left out."""
-    rtt_s: float
-    min_rtt_s: float
-
-    @property
-    def queues(self) -> bool:
-        """Packets wait in a queue on the way."""
-        return self.rtt_s > self.min_rtt_s + max(QUEUE_S, QUEUE_SHARE * self.min_rtt_s)
 
 
 class LossTest:
@@ -80,8 +65,7 @@ class LossWatch:
 
     def __init__(self, transport: asyncio.BaseTransport | None, pooled: LossTest | None = None) -> None:
         """`pooled`: of all connections of this host, where they are to change together."""
-        can_choose = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
-        self._socket = transport.get_extra_info("socket") if can_choose and transport is not None else None
+        self._socket = transport.get_extra_info("socket") if CAN_LOOK and transport is not None else None
         """None: there is nothing to look at, or no more."""
         self._tests = (LossTest(),) if pooled is None else (LossTest(), pooled)
         self._last: Sent | None = None
@@ -94,7 +78,7 @@ class LossWatch:
             return
         self._unseen_bytes = 0
         try:
-            last, self._last = self._last, _sent(self._socket)
+            last, self._last = self._last, sent_by(self._socket)
             if last is not None and self._last is not None:
                 for test in self._tests:
                     test.saw(last, self._last)
@@ -108,6 +92,14 @@ class LossWatch:
             self._socket = None
 
 
+def pace(connection: socket.socket, bytes_per_s: int) -> None:
+    """Has the kernel send no faster, packet by packet: a frame at once would stand in the line's queue. Raises OSError.
+
+    Linux only, as `CAN_LOOK` says.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
+
+
 def _use_bbr(connection: socket.socket) -> None:
     """Does nothing where that is what it sends by. Raises OSError."""
     now = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
@@ -116,17 +108,19 @@ def _use_bbr(connection: socket.socket) -> None:
         _log.debug("Packets are lost without congestion on the way to %s: BBR from now on.", connection.getpeername())
 
 
-def _sent(connection: socket.socket) -> Sent | None:
-    """None: this kernel does not count it."""
+def sent_by(connection: socket.socket) -> Sent | None:
+    """None: this kernel does not count it. Raises OSError."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
         return None
-    rtt_us, retransmitted, min_rtt_us, num_packets, needless = (
-        struct.unpack_from("=I", info, place)[0] for place in (_RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _NEEDLESS)
+    packet_bytes, rtt_us, retransmitted, min_rtt_us, num_packets, num_delivered, needless = (
+        struct.unpack_from("=I", info, place)[0]
+        for place in (_PACKET_BYTES, _RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _DELIVERED, _NEEDLESS)
     )
     return Sent(
         num_packets=num_packets,
         num_lost=max(0, retransmitted - needless),
+        arrived_bytes=num_delivered * packet_bytes,
         rtt_s=rtt_us * 1e-6,
         min_rtt_s=min_rtt_us * 1e-6,
     )

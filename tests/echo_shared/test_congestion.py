@@ -13,7 +13,8 @@ from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.wan import homes
 from benchmarks.dissemination.wan.homes import WanSet, open_wan
 from benchmarks.dissemination.wan.network import Home
-from echo_shared.congestion import LossTest, LossWatch, Sent
+from echo_shared.congestion import LossTest, LossWatch
+from echo_shared.sent import Sent
 
 LOOK_PACKETS = 12
 QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
@@ -22,10 +23,20 @@ QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
     """Of lines that lose these shares, with these round trips, look by look."""
-    test, rng, last = LossTest(), Random(seed), Sent(num_packets=0, num_lost=0, rtt_s=0.06, min_rtt_s=0.06)
+    test, rng, last = (
+        LossTest(),
+        Random(seed),
+        Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06),
+    )
     for share, (rtt_s, min_rtt_s) in shares:
         lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
-        sent = Sent(num_packets=last.num_packets + LOOK_PACKETS, num_lost=lost, rtt_s=rtt_s, min_rtt_s=min_rtt_s)
+        sent = Sent(
+            num_packets=last.num_packets + LOOK_PACKETS,
+            num_lost=lost,
+            arrived_bytes=0,
+            rtt_s=rtt_s,
+            min_rtt_s=min_rtt_s,
+        )
         test.saw(last, sent)
         last = sent
     return test
@@ -50,24 +61,17 @@ def test_lines_that_each_carry_too_little_are_told_together() -> None:
     num_lossy = 0
     for seed in range(20):
         together, alone, rng = LossTest(), [LossTest() for _ in range(20)], Random(seed)
-        lasts = [Sent(num_packets=0, num_lost=0, rtt_s=0.06, min_rtt_s=0.06)] * len(alone)
+        lasts = [Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)] * len(alone)
         for _ in range(60):
             for line, (test, last) in enumerate(zip(alone, lasts, strict=True)):
                 lost = last.num_lost + sum(rng.random() < 0.002 for _ in range(LOOK_PACKETS))
                 num_packets = last.num_packets + LOOK_PACKETS
-                lasts[line] = Sent(num_packets=num_packets, num_lost=lost, rtt_s=0.06, min_rtt_s=0.06)
+                lasts[line] = Sent(num_packets=num_packets, num_lost=lost, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
                 together.saw(last, lasts[line])
                 test.saw(last, lasts[line])
         assert together.is_lossy
         num_lossy += sum(test.is_lossy for test in alone)
     assert num_lossy < 10 * 20, "half of them do not know it by themselves"
-
-
-@pytest.mark.parametrize(
-    ("rtt_s", "min_rtt_s", "queues"), [(0.1, 0.08, False), (0.11, 0.08, True), (0.02, 0.0, False), (0.24, 0.2, False)]
-)
-def test_a_little_jitter_is_no_queue(rtt_s: float, min_rtt_s: float, queues: bool) -> None:
-    assert Sent(num_packets=0, num_lost=0, rtt_s=rtt_s, min_rtt_s=min_rtt_s).queues is queues
 
 
 def test_a_connection_that_has_ended_is_left_alone() -> None:

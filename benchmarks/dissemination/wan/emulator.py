@@ -118,7 +118,8 @@ def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> No
             if device == orders:
                 if not os.read(orders, 4_096):
                     return
-                print(json.dumps({**network.counts, **punctuality.as_json()}), flush=True)
+                said = {**network.counts, **punctuality.as_json(), "queue_ms": network.queue_ms()}
+                print(json.dumps(said), flush=True)
                 network.counts.clear()
                 punctuality = _Punctuality()
             else:

@@ -117,7 +117,8 @@ class Wan:
 
     def carried(self) -> dict[str, Any]:
         """What the emulator has done since it was last asked: packets `sent`, `lost` and dropped from a `full` queue,
-        the mean and the most milliseconds that frames came late, and its share of one core. Raises RuntimeError."""
+        the mean and the most milliseconds that frames came late, its share of one core, and how long frames waited
+        before the uplink of each host. Raises RuntimeError."""
         if not (said := self._ask("")):
             raise RuntimeError("the emulated network has ended: see what it says above")
         return {"sent": 0, "lost": 0, "full": 0, **json.loads(said)}
@@ -172,7 +173,7 @@ def conditions() -> str:
         f"{min(downs):g} to {max(downs):g} down, {min(delays):g} to {max(delays):g} ms one way each; jitter of up to "
         f"{JITTER_MS:g} ms; queues of {UP_QUEUE_MS:g} ms up, {DOWN_QUEUE_MS:g} down; packets lost by chance, seeded; "
         f"TCP with {congestion_control()}; emulator_cores: what it takes of a core, emulator_late_ms: how late its "
-        "packets are on average"
+        "packets are on average; up_queue_ms: how long what a home sends waits before its uplink, on average"
     )
 
 

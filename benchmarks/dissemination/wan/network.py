@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
+from statistics import fmean
 from typing import Final
 
 from benchmarks.dissemination.wan import segments
@@ -53,6 +54,10 @@ class _Line:
         self._most_waiting_s = max(queue_ms / 1e3, LEAST_QUEUE_BYTES * self._s_per_byte)
         self._free_at = 0.0
 
+    def waits_s(self, at: float) -> float:
+        """How long a packet would wait that comes now."""
+        return max(0.0, self._free_at - at)
+
     def carry(self, num_bytes: int, at: float) -> float | None:
         """When the packet has left the line; None: it found the queue full."""
         begins = self._free_at if self._free_at > at else at
@@ -78,17 +83,25 @@ class Network:
         self._order = 0
         self.counts: Counter[str] = Counter()
         """Packets `sent` into uplinks, `lost`, and `full`: dropped from a queue."""
+        self._waits_s: list[list[float]] = [[] for _ in homes]
+        """Of frames, before each home's uplink."""
 
     @property
     def next_at(self) -> float | None:
         """When there is something to do next."""
         return self._agenda[0][0] if self._agenda else None
 
+    def queue_ms(self) -> list[float]:
+        """How long what each home has sent since this was last asked waited before its uplink, on average."""
+        waits, self._waits_s = self._waits_s, [[] for _ in self._waits_s]
+        return [1e3 * fmean(frames) if frames else 0.0 for frames in waits]
+
     def send(self, source: int, target: int, frame: bytes, now: float) -> None:
         """A frame comes out of a home's network card."""
         sizes = segments.sizes(frame)
         self.counts["sent"] += len(sizes)
         up, begin, left_at = self._up[source], 0, now
+        self._waits_s[source].append(up.waits_s(now))
         for number, size in enumerate(sizes):
             through_at = up.carry(size, now)
             if through_at is not None and self._random() >= self._loss:

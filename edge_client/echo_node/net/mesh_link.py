@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,8 +15,10 @@ from typing import Final
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
-from echo_shared.congestion import LossWatch
+from echo_node.core.own_line import LOOK_S, OwnLine
+from echo_shared.congestion import CAN_LOOK, LossWatch, pace, sent_by
 from echo_shared.rate_cap import RateCap
+from echo_shared.sent import Sent
 from echo_shared.sockets import keep_unsent_short
 
 log = logging.getLogger(__name__)
@@ -38,11 +41,17 @@ _queued = count()
 
 
 class Uplink:
-    """Caps what is sent over all links, in bytes a second, and counts it; 0 = no cap. Few
-    links send at once, the lowest rank first, and of the same rank what was queued first on any link."""
+    """Caps what is sent over all links, in bytes a second, and counts it; 0 = no cap but what the node's own line was
+    seen to carry (`core.own_line`). Few links send at once, the lowest rank first, and of the same rank what was queued
+    first on any link."""
 
     def __init__(self, bytes_per_s: int, counted: Callable[[int], None] = lambda count_bytes: None) -> None:
+        self._most_bytes_per_s = bytes_per_s
         self._cap = RateCap(bytes_per_s)
+        self._line = OwnLine()
+        self._look_at = 0.0
+        self.links: set[Link] = set()
+        """Those that send."""
         self._counted = counted
         self._free = SENDING_AT_ONCE
         self._waiting: list[tuple[Rank, asyncio.Future[None]]] = []
@@ -80,6 +89,24 @@ class Uplink:
                 turn.set_result(None)
                 return
         self._free += 1
+
+    @property
+    def bytes_per_s(self) -> int:
+        """What may be sent; 0 = no cap."""
+        return self._cap.bytes_per_s
+
+    def look(self) -> None:
+        """Learns every now and then how fast the node's own line is, and has no more sent than that. Raises nothing."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return
+        self._look_at, rate = now + LOOK_S, self._line.rate
+        self._line.saw({link: sent for link in self.links if (sent := link.look()) is not None}, now)
+        if self._line.rate is not None and self._line.rate != rate:
+            learnt = round(self._line.rate)
+            self._cap.bytes_per_s = min(learnt, self._most_bytes_per_s or learnt)
+            for link in self.links:
+                link.pace(learnt)
 
     async def take(self, count_bytes: int) -> None:
         """Waits until so many bytes may go; first come, first served."""
@@ -122,6 +149,7 @@ class Link:
         try:
             keep_unsent_short(self.socket.transport, UNSENT_BYTES)
             watch = LossWatch(self.socket.transport)
+            uplink.links.add(self)
             while await self._more.wait():
                 while self._queue:
                     async with uplink.turn(self._queue[0][0]):
@@ -129,6 +157,7 @@ class Link:
                         await uplink.take(len(frame))
                         await self.socket.send(frame)
                     watch.sent(len(frame))
+                    uplink.look()
                     self._queued_bytes -= len(frame)
                 self._more.clear()
         except ConnectionClosed:
@@ -136,6 +165,19 @@ class Link:
         except Exception:
             log.exception("Nothing more can be sent to the node %s.", self.node_id)
             self.abort()
+        finally:
+            uplink.links.discard(self)
+
+    def look(self) -> Sent | None:
+        """What it has sent; None where the system does not count it, or it has ended."""
+        with contextlib.suppress(OSError):
+            return sent_by(self.socket.transport.get_extra_info("socket")) if CAN_LOOK else None
+        return None
+
+    def pace(self, bytes_per_s: int) -> None:
+        """Sends no faster, packet by packet, unless it has ended."""
+        with contextlib.suppress(OSError):
+            pace(self.socket.transport.get_extra_info("socket"), bytes_per_s)
 
     def abort(self) -> None:
         self.socket.transport.abort()

@@ -1,6 +1,9 @@
 """One link over a real connection, and the upload cap."""
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,6 +11,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, serve
 
+from benchmarks.dissemination.links import HUB
+from benchmarks.dissemination.wan import homes
+from benchmarks.dissemination.wan.homes import WanSet, open_wan
+from benchmarks.dissemination.wan.network import Home
 from echo_node.net import mesh_link
 from echo_node.net.mesh_link import Link, Uplink
 from echo_shared.rate_cap import BURST_S
@@ -127,3 +134,86 @@ async def test_a_cap_spreads_what_goes_over_time(monkeypatch: pytest.MonkeyPatch
     waited.clear()
     await cap.take(500)
     assert waited == [pytest.approx(0.5 - BURST_S)]
+
+
+@pytest.mark.skipif(not mesh_link.CAN_LOOK, reason="this system does not count what a connection sends")
+async def test_a_link_knows_what_has_arrived_until_it_ends() -> None:
+    async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
+        writer = asyncio.create_task(link.write(Uplink(0)))
+        link.put(bytes(100_000))
+        assert len(await peer.recv()) == 100_000
+        link.pace(10**9)
+        sent = link.look()
+        assert sent is not None and sent.num_packets > 0 and sent.arrived_bytes > 0
+        link.abort()
+        await link.socket.wait_closed()
+        assert link.look() is None
+        link.pace(10**9)
+        writer.cancel()
+
+
+async def test_where_nothing_is_counted_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_link, "CAN_LOOK", False)
+    async with asyncio.timeout(PATIENCE_S), linked() as (link, peer):
+        uplink = Uplink(0)
+        writer = asyncio.create_task(link.write(uplink))
+        link.put(bytes(100_000))
+        assert len(await peer.recv()) == 100_000
+        assert link.look() is None and uplink.bytes_per_s == 0
+        writer.cancel()
+
+
+SEND = """
+import asyncio, sys
+from websockets.asyncio.server import serve
+from echo_node.net.mesh_link import Link, Uplink
+
+async def main():
+    ended = asyncio.Event()
+
+    async def send(connection):
+        uplink, link = Uplink(int(sys.argv[1])), Link(node_id="b", socket=connection, opened_here=False)
+        writer = asyncio.create_task(link.write(uplink))
+        for _ in range(100):
+            link.put(bytes(32_768))
+        await connection.recv()
+        print(uplink.bytes_per_s, flush=True)
+        writer.cancel()
+        ended.set()
+
+    async with serve(send, "0.0.0.0", 5000, compression=None):
+        print("listening", flush=True)
+        await ended.wait()
+
+asyncio.run(main())
+"""
+RECEIVE = """
+import asyncio, sys
+from websockets.asyncio.client import connect
+
+async def main():
+    async with connect(f"ws://{sys.argv[1]}:5000", compression=None, proxy=None) as connection:
+        for _ in range(100):
+            await connection.recv()
+        await connection.send("all")
+        await connection.wait_closed()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(not homes.can_emulate(), reason="an emulated network takes root, iproute2 and TUN devices")
+@pytest.mark.parametrize("limit", [0, 700_000])
+def test_a_node_learns_its_own_line(limit: int) -> None:
+    home = Home(up=8, down=100, delay_ms=15)
+    send = [sys.executable, "-c", SEND, str(limit)]
+    with (
+        open_wan(1, WanSet(loss=0.0, homes=(home,))) as wan,
+        subprocess.Popen([*wan.command(1), *send], stdout=subprocess.PIPE, text=True) as sender,
+    ):
+        assert sender.stdout is not None
+        assert sender.stdout.readline() == "listening\n"
+        receive = [*wan.command(HUB), sys.executable, "-c", RECEIVE, wan.address(1)]
+        subprocess.run(receive, check=True, timeout=PATIENCE_S)
+        learnt = json.loads(sender.stdout.readline())
+    assert 0 < learnt < (limit + 1 if limit else 1.1e6), "of the megabyte a second that it carries"

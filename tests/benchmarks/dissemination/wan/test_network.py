@@ -57,6 +57,14 @@ def test_an_uplink_carries_what_its_rate_says_and_drops_what_its_queue_does_not_
     assert sent[-1][2] - sent[0][2] == pytest.approx(0.099)
 
 
+def test_what_waits_before_an_uplink_is_told_once() -> None:
+    net = network()
+    for number in range(5):
+        net.send(0, 1, frame(number), 0.0)
+    assert net.queue_ms() == pytest.approx([2.0, 0.0])
+    assert net.queue_ms() == [0.0, 0.0]
+
+
 def test_a_downlink_queue_is_finite_too() -> None:
     net = Network([FAST, FAST, SLOW], CALM, Random(1))
     for number in range(300):
