@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,26 @@ async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> 
         out.tell("a", receipts(ReceiptState.SCORED))
         await sent.until(count)
     assert told(sent) == [("a", ["scored"])] * 2
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_each_node_is_told_when_its_own_have_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(receipts_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(receipts_module, "GATHER_S", 0.001)
+    sent = Sent()
+    out = ReceiptsOut(send=sent.send)
+    out.tell("a", receipts(ReceiptState.SCORED))
+    now = 0.3
+    out.tell("b", receipts(ReceiptState.SCORED))
+    now = 2.25
+    running = asyncio.create_task(out.run())
+    await sent.until(1)
+    assert told(sent) == [("a", ["scored"])]
+    now = 2.5
+    await sent.until(2)
+    assert told(sent)[1:] == [("b", ["scored"])]
     running.cancel()
     await asyncio.wait([running])
 
