@@ -22,6 +22,7 @@ import psutil
 
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
+from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
@@ -87,7 +88,10 @@ async def _measured(case: str, sections: Mapping[str, Any], seed: int) -> dict[s
     calls = [(number % GROUPS, [completion]) for number in range(CALLS)]
     rates, spent_us = [], []
     with tempfile.TemporaryDirectory(prefix="echo-scorers-") as logs:
-        async with ScoringPool.open(config, problems, base_dir=base_dir, logs=Path(logs)) as pool:
+        async with (
+            open_cluster(config, base_dir, logs=Path(logs), kinds=("scorer",)) as cluster,
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=Path(logs), cluster=cluster) as pool,
+        ):
             await asyncio.gather(*(pool.call("respond", calls[:512]) for _ in range(2 * PROCESSES)))
             for _ in range(ROUNDS):
                 began_at, spent_s = time.perf_counter(), _processor_s()

@@ -25,6 +25,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_hub.main import app
+from tests.ray_cluster import RayCluster, ray_cluster
 from tests.small_disk import SmallDisk, mounted
 
 hypothesis.settings.register_profile("tests", deadline=None)  # No test asserts how long something takes.
@@ -289,3 +290,9 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """24 MiB."""
     with mounted(tmp_path / "disk", 24 * 2**20) as disk:
         yield disk
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster() as started:
+        yield started

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """Processes of a busy machine start slowly; and nobody elsewhere is told of them."""
+WITHIN_S: Final = 120.0
 STARTS: Final = 3
 """A raylet's agents have fifteen seconds to start, which a busy machine may not give them."""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
@@ -30,6 +32,7 @@ class RayCluster:
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
+        self._raylets = {str(_raylet(cluster.head_node))}
         self.other = self._add()
 
     @property
@@ -38,7 +41,9 @@ class RayCluster:
         return address
 
     def _add(self) -> Any:
-        return self._cluster.add_node(resources={"other": 8}, **_machine())
+        added = self._cluster.add_node(resources={"other": 8}, **_machine())
+        self._raylets.add(str(_raylet(added)))
+        return added
 
     def kill_other(self) -> None:
         """Its raylet by SIGKILL; then there is another one."""
@@ -46,8 +51,21 @@ class RayCluster:
         self.other = self._add()
 
     def actors(self) -> list[psutil.Process]:
-        """The processes of all actors of this project's."""
-        return [process for process in psutil.process_iter() if _title(process).startswith("ray::ChildHost")]
+        """The processes of all actors of this project's in this cluster."""
+        actors = [process for process in psutil.process_iter() if _title(process).startswith("ray::ChildHost")]
+        return [actor for actor in actors if _of_raylet(actor) in self._raylets]
+
+
+def _raylet(node: Any) -> int:
+    """Its process id."""
+    (raylet,) = node.all_processes["raylet"]
+    return int(raylet.process.pid)
+
+
+def _of_raylet(actor: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return actor.environ().get("RAY_RAYLET_PID", "")
+    return ""
 
 
 def _machine() -> dict[str, int]:
@@ -87,6 +105,12 @@ def ray_cluster() -> Iterator[RayCluster]:
             cluster.shutdown()
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not is_so():
+            await asyncio.to_thread(psutil.cpu_percent, 0.05)
 
 
 def kill(process: psutil.Process) -> None:

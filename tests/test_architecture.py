@@ -33,7 +33,7 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence"},
     "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
     "echo_hub.judges": {"echo_hub.config", "echo_hub.run"},
-    "echo_hub.cluster": {"echo_hub.config"},
+    "echo_hub.cluster": {"echo_hub.config", "echo_hub.learner"},
     "echo_hub.scoring": {
         "echo_hub.cluster",
         "echo_hub.config",
@@ -43,8 +43,10 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.tasks",
     },
     "echo_hub.evaluation": {
+        "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.learner",
         "echo_hub.run",
         "echo_hub.scoring",
         "echo_hub.store",
@@ -52,6 +54,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "echo_hub.learner": {"echo_hub.config", "echo_hub.core.trust.evidence"},
     "echo_hub.verify": {
+        "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.trust.evidence",
@@ -125,6 +128,7 @@ PURE = (
 )
 """No I/O, no clock, no chance: neither here nor in anything that these import, however far down."""
 TORCH_ALLOWED = (
+    "echo_hub.evaluation.worker",  # A process of its own, which samples with the learner's policy.
     "echo_hub.judges.worker",  # A process of its own, of a reward model.
     "echo_hub.learner",
     "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,10 +63,10 @@ def measure(seed: int, progress: Progress) -> Measurement:
         scratch = Path(directory)
         run = ShortRun(scratch / "run", seed)
         run.train()
-        examiner = Examiner(Policy.load(run.settings), run.settings, run.directory, kept=KEPT)
+        examiner = Examiner(Policy.load(run.settings), run.settings, kept=KEPT)
 
         def note(case: str, rollouts: Rollouts) -> None:
-            figures = _figures(examiner, rollouts)
+            figures = _figures(examiner, rollouts, run.directory.adapter)
             rows.append({"case": case, **figures})
             progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
 
@@ -91,10 +91,10 @@ def measure(seed: int, progress: Progress) -> Measurement:
     )
 
 
-def _figures(examiner: Examiner, rollouts: Rollouts) -> dict[str, Any]:
+def _figures(examiner: Examiner, rollouts: Rollouts, place: Callable[[int], Path]) -> dict[str, Any]:
     drawn = as_drawn(rollouts)
     total = Evidence.of([], [])
-    for frame in examiner.examine(drawn):
+    for frame in examiner.examine(drawn, place):
         for _, shown in unpack_evidence(frame["spans"]):
             total += shown
     return {
@@ -124,13 +124,13 @@ def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
         rollouts = sampler.draw(asked)
     policy = Policy.load(run.settings)
     optimizer = make_optimizer(policy, run.settings.training)
-    examiner = Examiner(Policy.load(run.settings), run.settings, run.directory, kept=KEPT)
+    examiner = Examiner(Policy.load(run.settings), run.settings, kept=KEPT)
     groups, drawn = run.for_training(asked, [rollout for _, rollout in rollouts]), as_drawn(rollouts)
     spent = {"verify": 0.0, "train": 0.0}
     computed = 0.0
     for repeat in range(1 + COST_REPEATS):
         began = time.process_time()
-        list(examiner.examine(drawn))
+        list(examiner.examine(drawn, run.directory.adapter))
         checked = time.process_time()
         metrics = train_step(policy, optimizer, groups, run.settings)
         if repeat:  # The first ones also allocate, and choose their kernels.

@@ -8,10 +8,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import Generated, Generator, HeldOut, evaluate_sets, scored_by
-from echo_hub.learner.process import Learner
+from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_by
+from echo_hub.evaluation.evaluator import evaluator_of
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.model_card import model_card
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -21,7 +22,6 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_shared.books import Evaluation
 from echo_shared.errors import ConfigError
-from echo_shared.sampling import GroupRequest
 
 
 def export_adapter(directory: RunDirectory, destination: Path, *, policy_version: int | None) -> int:
@@ -72,17 +72,21 @@ async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | Non
     settings = LearnerSettings.of_run(
         config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
     )
-    alone = settings.learner.model_copy(update={"processes": 1, "hosts": 1})
     results: list[Evaluation] = []
     async with contextlib.AsyncExitStack() as stack:
-        # A directory of its own: the run's learner may be at work in the run's.
         own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-eval-")))
-        scoring = await stack.enter_async_context(ScoringPool.open(config, problems, base_dir=base_dir, logs=own))
-        learner = await Learner.start(settings.model_copy(update={"learner": alone}), own)
-        stack.push_async_callback(learner.stop)
-        generate, judge = _generator(learner, adapters), scored_by(scoring)
-        for version in adapters:
-            results += await evaluate_sets(version, sets, generate=generate, judge=judge)
+        cluster = await stack.enter_async_context(
+            open_cluster(config, base_dir, logs=own, kinds=("scorer", "evaluator"))
+        )
+        scoring = await stack.enter_async_context(
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=own, cluster=cluster)
+        )
+        elsewhere = cluster if config.evaluation.by == "ray" else None
+        evaluator = evaluator_of(settings, logs=own, cluster=elsewhere, is_patient=False)
+        stack.push_async_callback(evaluator.stop)
+        for version, adapter in adapters.items():
+            generate = drawn_by(evaluator, adapter)
+            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring))
     return results
 
 
@@ -90,14 +94,6 @@ def _card(directory: RunDirectory, policy_version: int) -> str:
     start = read_start(directory)
     lineage = start.lineage if start else ()
     return model_card(load_config(directory.config, {}), policy_version=policy_version, lineage=lineage)
-
-
-def _generator(learner: Learner, adapters: Mapping[int, Path | None]) -> Generator:
-    async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
-        drawn = await learner.evaluate(requests, adapter=adapters[requests[0].policy_version], greedy=greedy)
-        return Generated(rollouts=drawn.rollouts, seconds=drawn.seconds)
-
-    return generate
 
 
 def _adapter(directory: RunDirectory, policy_version: int | None) -> tuple[int, Path]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
+from echo_hub.cluster.model_processes import process_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.connected import ConnectedNodes, Welcoming, remember
 from echo_hub.core.coordinator import Coordinator
@@ -49,6 +50,7 @@ from echo_hub.ending import RunEnding
 from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
 from echo_hub.evaluation.due import Evaluations
+from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping, kept_steps
@@ -75,7 +77,7 @@ from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.verify.by_nodes import NodeChecks
-from echo_hub.verify.verifier import Load, Verifier, verifier_settings
+from echo_hub.verify.verifier import Load, Verifier, program, verifier_settings
 from echo_hub.verify.verifying import Verifying
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
@@ -129,6 +131,7 @@ class Hub:
         self._trainer = self._make_trainer()
         self._handing_out = self._make_handing_out()
         self._node_evaluations = self._make_node_evaluations()
+        self._evaluator = self._make_evaluator()
         self._evaluations = self._make_evaluations()
         self._housekeeping = self._make_housekeeping()
         self._retention = Retention(self.config.keeping.steps, store=opened.store, status=opened.coordinator.status)
@@ -188,14 +191,23 @@ class Hub:
 
     def _make_verifying(self) -> Verifying:
         opened, config = self._opened, self.config
-        has_process = config.run.mode != "colocated" and config.trust.verifier == "process"
+        settings, kept = verifier_settings(config, opened.learner), config.training.max_staleness + 2
+        process = None
+        if config.run.mode != "colocated" and config.trust.verifier in ("process", "ray"):
+            process = process_of(
+                program(settings),
+                settings,
+                logs=self.directory.root / "logs",
+                cluster=opened.cluster if config.trust.verifier == "ray" else None,
+                kept=kept,
+            )
         verifier = Verifier(
-            verifier_settings(config, opened.learner),
-            run_dir=self.directory.root,
-            kept=config.training.max_staleness + 2,
+            process,
+            settings,
+            directory=self.directory,
+            kept=kept,
             patience=max(1, kept_steps(config.learner) // config.training.publish_every - 1),
             load=self._load_drawn(),
-            mode="process" if has_process else "off",
         )
         return Verifying(verifier, report=self._driver.report)
 
@@ -239,6 +251,11 @@ class Hub:
             run_is_over=lambda: self.ending.last_is_published,
         )
 
+    def _make_evaluator(self) -> Evaluator | None:
+        if self.config.evaluation.by != "ray":
+            return None
+        return evaluator_of(self._opened.learner, logs=self.directory.root / "logs", cluster=self._opened.cluster)
+
     def _make_evaluations(self) -> Evaluations:
         measure = Measuring(
             self.config,
@@ -246,7 +263,7 @@ class Hub:
             stop_ids=self._stop_ids,
             problems=self._opened.problems,
             scoring=self._opened.scoring,
-            sample=self._trainer.generate,
+            sample=self._trainer.generate if self._evaluator is None else self._evaluator,
             by_nodes=self._node_evaluations,
         )
         return Evaluations(
@@ -347,6 +364,8 @@ class Hub:
             turned_away=self.doors.turned_away(self._opened.tracker.refused),
             judges_away=self._opened.scoring.judges.absent,
             scoring_away=self._opened.scoring.absence,
+            verifier_away=self._verifying.absence,
+            evaluator_away="" if self._evaluator is None else self._evaluator.absence,
             judged=self._opened.scoring.judges.counts,
             needs_nodes=self.config.run.mode != "colocated",
             watched=self.operation.watching.active,

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import make_url
 
+from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import TrainingConfig
@@ -106,8 +107,10 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
         snapshot = apart(await store.snapshot())
         stored = await _stored_settings(store, config)
+        logs = directory.root / "logs"
+        cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, owner=run_id))
         scoring = await stack.enter_async_context(
-            ScoringPool.open(config, problems, base_dir=base_dir, logs=directory.root / "logs", owner=run_id)
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster)
         )
         bounds = _bounds(config, base_dir, codec)
         resources = Resources(
@@ -119,6 +122,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             problems=problems,
             codec=codec,
             scoring=scoring,
+            cluster=cluster,
             bounds=bounds,
             learner=LearnerSettings.of_run(
                 config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn

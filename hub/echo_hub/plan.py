@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from echo_hub.config.scoring_sections import WorkerKind
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.capacity.advice import Advice, Mix, Placement, advise, cheapest_to_add, place, times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Prediction, Workload
@@ -95,6 +96,10 @@ class Fleet:
     kinds: tuple[NodeClass, ...]
     scoring: str = ""
     """Where it runs; empty for a fleet that nobody has seen."""
+    verifying: str = ""
+    """Likewise."""
+    evaluating: str = ""
+    """Likewise."""
     spent: LearnerTime | None = None
     """Where the learner's time went of late; None for a fleet that nobody has seen."""
 
@@ -123,6 +128,8 @@ class Plan:
             "target": self.target,
             "workload": asdict(self.fleet.workload),
             "scoring": self.fleet.scoring or None,
+            "verifying": self.fleet.verifying or None,
+            "evaluating": self.fleet.evaluating or None,
             "spent": asdict(self.fleet.spent) if self.fleet.spent else None,
             "nodes": [asdict(kind) for kind in self.fleet.kinds],
             "prediction": told
@@ -152,7 +159,38 @@ def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
     nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
     started_at = float(store.run_meta().get("started_at", steps[0].planned_at))
     spent = learner_time(steps, started_at=started_at)
-    return Fleet(workload=pace.workload, nodes=nodes, kinds=kinds_of(nodes), scoring=where(config), spent=spent)
+    return Fleet(
+        workload=pace.workload,
+        nodes=nodes,
+        kinds=kinds_of(nodes),
+        scoring=where(config),
+        verifying=_verifying(config),
+        evaluating=_evaluating(config),
+        spent=spent,
+    )
+
+
+def _verifying(config: HubConfig) -> str:
+    """For people: where the verifier runs."""
+    if config.run.mode == "colocated":
+        return "nowhere: the hub samples for itself"
+    return {
+        "process": "a process beside the hub",
+        "ray": _actor(config, "verifier"),
+        "nodes": "the nodes that are proven",
+        "off": "nowhere: trust.verifier is off",
+    }[config.trust.verifier]
+
+
+def _evaluating(config: HubConfig) -> str:
+    """For people: who draws evaluations."""
+    return {"hub": "the learner, between two steps", "ray": _actor(config, "evaluator"), "nodes": "the nodes"}[
+        config.evaluation.by
+    ]
+
+
+def _actor(config: HubConfig, kind: WorkerKind) -> str:
+    return f"a Ray actor at {config.ray.address}, {config.ray.set_aside(kind)}"
 
 
 def fleet_of_file(path: Path) -> Fleet:

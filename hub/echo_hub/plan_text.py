@@ -59,6 +59,8 @@ def _workload(plan: Plan) -> Iterator[str]:
         yield f"A version     is with the nodes {seconds(workload.broadcast_s)} after its training"
     if plan.fleet.scoring:
         yield f"Scoring       {plan.fleet.scoring}"
+        yield f"Verifying     {plan.fleet.verifying}"
+        yield f"Evaluating    {plan.fleet.evaluating}"
     if plan.fleet.spent is not None:
         spent = plan.fleet.spent
         idle = [f"{SPENT[reason]} {share:.1%}" for reason, share in spent.idle.items() if share >= 0.0005]

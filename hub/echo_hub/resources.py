@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from echo_hub.cluster.link import RayLink
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.invitations import Invitations
@@ -31,6 +32,8 @@ class Resources:
     problems: Problems
     codec: PromptCodec
     scoring: ScoringPool
+    cluster: RayLink | None
+    """None: nothing runs there."""
     bounds: SamplingBounds
     learner: LearnerSettings
     coordinator: Coordinator

@@ -88,7 +88,9 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 async def _try(config: HubConfig, count: int) -> Trial:
+    from echo_hub.cluster_of_run import open_cluster
     from echo_hub.run.base_model import PromptCodec, resolve_base
+    from echo_hub.scoring.pool import ScoringPool
     from echo_hub.scoring.problems import Problems
     from echo_hub.scoring.trial import try_task as tried
     from echo_hub.tasks.stream import HeldOutProblems
@@ -97,7 +99,13 @@ async def _try(config: HubConfig, count: int) -> Trial:
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
     with tempfile.TemporaryDirectory(prefix="echo-try-task-") as logs:
-        return await tried(config, problems, problems.codec, base_dir=base_dir, logs=Path(logs), count=count)
+        async with (
+            open_cluster(config, base_dir, logs=Path(logs), kinds=("scorer",)) as cluster,
+            ScoringPool.open(
+                config, problems, base_dir=base_dir, logs=Path(logs), cluster=cluster, is_patient=False
+            ) as pool,
+        ):
+            return await tried(config, problems, problems.codec, pool=pool, count=count)
 
 
 def _print(problem: TriedProblem, title: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 
+from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
 from echo_hub.core.leasing import turn_seed
@@ -14,11 +15,12 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.episodes import load_drawn
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_hub.verify.drawn import NodeEvidence
-from echo_hub.verify.verifier import Verifier, verifier_settings
+from echo_hub.verify.verifier import Verifier, program, verifier_settings
 from echo_shared.messages import DropReason, rollout_id
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_sampler import sample_groups
@@ -84,7 +86,9 @@ async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path)
         return await load_drawn(store, problems, run_seed=config.run.seed, rollout_ids=rollout_ids)
 
     settings = LearnerSettings.of_run(config, base_dir=base, stop_ids=codec.stop_ids)
-    verifier = Verifier(verifier_settings(config, settings), run_dir=tmp_path, kept=1, patience=1, load=load)
+    chosen = verifier_settings(config, settings)
+    process = ProcessBeside(program(chosen), chosen, logs=tmp_path)
+    verifier = Verifier(process, chosen, directory=RunDirectory(tmp_path), kept=1, patience=1, load=load)
     for name in expected:
         verifier.submit(name, is_urgent=True)
     task = asyncio.create_task(verifier.run(report, cannot))

@@ -11,6 +11,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
+from echo_hub.plan_text import plan_lines
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 from tests.echo_hub.written_books import write_books
@@ -122,6 +123,20 @@ def test_a_plan_of_the_example(example: Path, tmp_path: Path) -> None:
     assert [node["name"] for node in told["nodes"]] == ["laptop", "rented GPU"]
 
 
+def test_where_a_runs_processes_are_in_a_cluster(store: Store) -> None:
+    write_books(store)
+    ray = {"address": "ray://head:10001", "verifier_gpus": 0.5, "evaluator_cpus": 0, "evaluator_resources": {"base": 1}}
+    sections = {"trust": {"verifier": "ray"}, "evaluation": {"by": "ray"}, "ray": ray}
+    fleet = fleet_of_run(store, HubConfig.model_validate(sections))
+    assert fleet.verifying == "a Ray actor at ray://head:10001, 1 CPU, 0.5 GPU"
+    assert fleet.evaluating == "a Ray actor at ray://head:10001, 1 base"
+    assert list(plan_lines(make_plan(fleet, target=1.0)))[3:6] == [
+        f"Scoring       {fleet.scoring}",
+        f"Verifying     {fleet.verifying}",
+        f"Evaluating    {fleet.evaluating}",
+    ]
+
+
 def test_what_never_ends_has_no_number(example: Path, tmp_path: Path) -> None:
     fleet = fleet_of_file(example)
     plan = make_plan(replace(fleet, nodes=()), target=1.0)
@@ -139,5 +154,6 @@ def test_a_plan_by_a_runs_books(store: Store) -> None:
     assert [kind.name for kind in fleet.kinds] == ["torch · RTX 4070", "torch · a [2J b"], "nothing hostile is printed"
     assert fleet.workload.max_staleness == 1
     assert len(fleet.nodes) == 3
+    assert (fleet.verifying, fleet.evaluating) == ("a process beside the hub", "the learner, between two steps")
     assert fleet.spent is not None and fleet.spent.idle["rollouts"] > 0.3
     assert make_plan(fleet, target=1.0).as_json()["spent"]["training"] == fleet.spent.training

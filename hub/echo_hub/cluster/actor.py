@@ -13,13 +13,14 @@ import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from echo_hub.cluster.parcel import source_hash, unpack
+from echo_hub.cluster.parcel import MOST_BYTES, lacking, source_hash, unpack
 from echo_shared.child import HEADER_BYTES, ChildExited, pack_frame, unpack_frame
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
@@ -40,14 +41,19 @@ class ChildHost:
         self._env: dict[str, str] = {}
         self._hosted: _Hosted | None = None
 
-    async def prepare(self, parcel: bytes, expected_source: str) -> str:
+    async def prepare(self, parcel: bytes, expected_source: str, lies_there: Mapping[str, int]) -> str:
         """Unpacks what the child needs, and works there. Why it cannot, or nothing."""
         if sys.platform != "linux":
-            return f"{socket.gethostname()} runs {sys.platform}: machines for scorers have to run Linux."
+            return f"{socket.gethostname()} runs {sys.platform}: machines for a hub's processes have to run Linux."
         if await asyncio.to_thread(source_hash) != expected_source:
             return (
                 f"{socket.gethostname()} has another version of Echo than the hub: install the same one there, and "
                 "start its part of the cluster again."
+            )
+        if missing := await asyncio.to_thread(lacking, lies_there):
+            return (
+                f"{socket.gethostname()} lacks {missing}, or has another file there: a base model of more than "
+                f"{MOST_BYTES // 2**20} MiB is not sent, and has to lie under the same path on each machine."
             )
         _sweep()
         self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
@@ -60,8 +66,9 @@ class ChildHost:
 
     async def begin(self, child_id: int, spec: dict[str, Any], opening: bytes) -> None:
         """Starts a child, in place of any other; `answers` tells whether it is ready."""
-        await self._end()
         assert self._directory is not None
+        await asyncio.to_thread(shutil.rmtree, self._directory / SENT, ignore_errors=True)
+        await self._end()
         command = Command(
             module=spec["module"],
             arguments=tuple(str(os.getpid()) if one == PID else one for one in spec["arguments"]),
@@ -73,10 +80,22 @@ class ChildHost:
         self._hosted = _Hosted(child_id, command, spec)
         self._hosted.work = asyncio.create_task(self._hosted.run(opening))
 
-    async def send(self, child_id: int, number: int, frame: bytes) -> None:
-        """Hands frame `number` (0 = the first) on to a child, unless it is gone: then nobody waits for the answers."""
-        if self._hosted is not None and self._hosted.child_id == child_id:
-            self._hosted.came(number, frame)
+    async def send(
+        self, child_id: int, number: int, frame: bytes, files: Mapping[str, bytes], dropped: Sequence[str]
+    ) -> None:
+        """Hands frame `number` (0 = the first) on to a child, unless it is gone: then nobody waits for the answers.
+        Before it, `files` are below `SENT` under their names, and directories that are `dropped` are not."""
+        hosted = self._hosted
+        if hosted is None or hosted.child_id != child_id:
+            return
+        assert self._directory is not None
+        try:
+            if files or dropped:
+                await asyncio.to_thread(_place, self._directory / SENT, files, dropped)
+        except OSError as error:
+            hosted.fail(error)
+        else:
+            hosted.came(number, frame)
 
     async def answers(self, child_id: int) -> dict[str, Any]:
         """What the child has sent since, as `frames`; what it has printed, as `log`; how it has ended, as `exited`."""
@@ -105,6 +124,8 @@ class ChildHost:
             hosted.command.log.unlink(missing_ok=True)
 
 
+SENT: Final = "sent"
+"""Beside the directory that a child works in: files that came with frames."""
 PID: Final = "{pid}"
 """Among a command's arguments: the actor's process id."""
 
@@ -145,12 +166,15 @@ class _Hosted:
             self._news.set()
         except* Exception as group:  # noqa: BLE001
             # The edge of this task: whoever waits for answers is told.
-            self._exited = {"failed": repr(_first(group))}
-            self._news.set()
+            self.fail(_first(group))
         finally:
             if child is not None:
                 child.kill()
                 await child.stop()
+
+    def fail(self, error: BaseException) -> None:
+        self._exited = {"failed": repr(error)}
+        self._news.set()
 
     def came(self, number: int, frame: bytes) -> None:
         self._early[number] = frame
@@ -215,6 +239,14 @@ def _told(error: BaseException) -> dict[str, Any]:
         "what": error.what,
         "got": error.got,
     }
+
+
+def _place(directory: Path, files: Mapping[str, bytes], dropped: Sequence[str]) -> None:
+    for name in dropped:
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
 
 
 def _sweep() -> None:

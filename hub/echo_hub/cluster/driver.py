@@ -3,9 +3,10 @@
 A Ray driver ends, with whatever process it is in, when it has lost its cluster for a minute; so it is not the hub. The
 actors are this process's own: when it ends, however it ends, Ray ends them, and with them all that they have started.
 
-Frames to it: `start` a child in the actor of a slot, `to` a child, `end` a child. Frames from it, each `about` a child:
-what it has sent (`frames`, `log`, `exited`), why it cannot be started (`failed`), why it waits (`waiting`), or that
-its actor is `lost`.
+Frames to it: `start` a child of a kind in the actor of a slot, `to` a child, `end` a child. Files go with a frame by
+their paths, and are read here: the hub's event loop has none of their bytes. Frames from it, each `about` a child:
+what it has sent (`frames`, `log`, `exited`), why it cannot be started (`failed`), why it waits (`waiting`), or that its
+actor is `lost`.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Driver:
     def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
         self._pipe = pipe
         self._owner: str = frame["owner"]
-        self._options: Mapping[str, Any] = frame["options"]
-        self._parcel = ray.put(Path(frame["parcel"]).read_bytes())
+        self._kinds: Mapping[str, Mapping[str, Any]] = frame["kinds"]
+        self._parcels: dict[str, asyncio.Task[Any]] = {}
+        """In the cluster, by the files that they came from."""
         self._source = source_hash()
         self._actors: dict[str, Any] = {}
         """By slot: those that are prepared."""
@@ -64,7 +66,7 @@ class Driver:
                     number = frame["start"]
                     self._children[number] = frame["slot"], asyncio.create_task(self._host(number, frame))
                 elif "to" in frame and frame["to"] in self._children:
-                    self._send(frame["to"], frame["number"], frame["frame"])
+                    self._in_background(self._send(frame))
                 elif "end" in frame and frame["end"] in self._children:
                     slot, task = self._children.pop(frame["end"])
                     task.cancel()
@@ -82,17 +84,19 @@ class Driver:
         with contextlib.suppress(BrokenPipeError):  # `run` notices by itself.
             self._pipe.send({"about": number, **said})
 
-    def _send(self, child: int, number: int, frame: bytes) -> None:
-        slot, _ = self._children[child]
+    async def _send(self, frame: Frame) -> None:
+        files = {} if not frame["files"] else await asyncio.to_thread(_read, frame["files"])
+        slot, _ = self._children.get(frame["to"], ("", None))
         if (actor := self._actors.get(slot)) is not None:
-            actor.send.remote(child, number, frame)  # Whether it has come shows in the answers.
+            # Whether it has come shows in the answers.
+            actor.send.remote(frame["to"], frame["number"], frame["frame"], files, frame["dropped"])
 
     async def _host(self, number: int, frame: Frame) -> None:
         """A child's life as it is seen from here."""
         slot = frame["slot"]
         try:
             if slot not in self._actors:
-                actor, problem = await self._prepared(number, slot)
+                actor, problem = await self._prepared(number, slot, self._kinds[frame["kind"]])
                 if problem:
                     await asyncio.to_thread(ray.kill, actor)
                     self._say(number, failed=problem)
@@ -134,10 +138,16 @@ class Driver:
         self._sent.add(task)
         task.add_done_callback(self._sent.discard)
 
-    async def _prepared(self, number: int, slot: str) -> tuple[Any, str]:
+    async def _prepared(self, number: int, slot: str, kind: Mapping[str, Any]) -> tuple[Any, str]:
         """A new actor in a slot, and why it is of no use, or nothing. Waits until there is room in the cluster."""
-        actor = await self._made(f"{self._owner}-{slot}")
-        prepared = asyncio.wrap_future(actor.prepare.remote(self._parcel, self._source).future())
+        options, packed = kind["options"], kind["parcel"]
+        if packed not in self._parcels:
+            put = asyncio.to_thread(lambda: ray.put(Path(packed).read_bytes()))
+            self._parcels[packed] = asyncio.create_task(put)
+        parcel = await asyncio.shield(self._parcels[packed])
+        actor = await self._made(f"{self._owner}-{slot}", options)
+        coming = actor.prepare.remote(parcel, self._source, kind["lies_there"])
+        prepared = asyncio.wrap_future(coming.future())
         try:
             if not (await asyncio.wait([prepared], timeout=PLACED_S))[0]:
                 there_is = {
@@ -145,18 +155,17 @@ class Driver:
                     for name, amount in (await asyncio.to_thread(ray.cluster_resources)).items()
                     if not name.startswith(("node:", "object_store")) and name != "memory"
                 }
-                wanted = {"CPU": self._options["num_cpus"], "GPU": self._options["num_gpus"]}
-                wanted |= self._options["resources"]
+                wanted = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
                 self._say(number, waiting=f"each needs {_amounts(wanted)}; the cluster has {_amounts(there_is)}")
             return actor, await prepared
         except BaseException:
             await asyncio.shield(_kill(actor))
             raise
 
-    async def _made(self, name: str) -> Any:
+    async def _made(self, name: str, options: Mapping[str, Any]) -> Any:
         """An actor of that name. One that an earlier driver of the same run has left is ended."""
         made = ray.remote(ChildHost).options(
-            name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **self._options
+            name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **options
         )
         for tried in range(_NAME_TRIES):
             try:
@@ -177,6 +186,17 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - Likewise.
             log.warning("the actor of %s does not end by itself: %s", slot, error)
         await _kill(actor)
+
+
+def _read(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Without those that cannot be read, or are gone meanwhile: who looks for one there says so."""
+    found = {}
+    for name, path in files.items():
+        try:
+            found[name] = Path(path).read_bytes()
+        except OSError as error:
+            log.warning("a file is not sent: %s", error)
+    return found
 
 
 async def _end_without_cluster() -> None:

@@ -1,7 +1,7 @@
 """A hub's end of a Ray cluster: child processes that run there, and are driven like those beside the hub.
 
-    async with RayLink.open(config.ray, parcel, owner="run-1", options={...}, logs=logs) as link:
-        child = await link.spawn("scorer-0", command, answer_s=15.0, counted="arguments", ending_s=5.0)
+    async with RayLink.open(config.ray, {"scorer": parcel}, owner="run-1", logs=logs) as link:
+        child = await link.spawn("scorer", "scorer-0", command, answer_s=15.0, counted="arguments", ending_s=5.0)
         await child.open({...})
         await child.send({"arguments": [...]})
         await child.receive()            ChildExited: it has ended, as one beside the hub may
@@ -23,12 +23,12 @@ import itertools
 import logging
 import random
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from echo_hub.cluster.parcel import Parcel
-from echo_hub.config.scoring_sections import RayConfig
+from echo_hub.config.scoring_sections import RayConfig, WorkerKind
 from echo_shared.backoff import backoff_s
 from echo_shared.child import HEADER_BYTES, ChildExited, Death, Frame, pack_frame, unpack_frame
 from echo_shared.errors import ConfigError, EchoError
@@ -46,6 +46,7 @@ LOG_BYTES: Final = 2**20
 """Of what children of a slot have printed, before it is set aside."""
 _ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Else a client that has lost its cluster would start one of its own."""
+_NO_FILES: Final[Mapping[str, Path]] = {}
 _DRIVER: Final = Limits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
 
 
@@ -72,38 +73,46 @@ class RayLink:
         self._connected = asyncio.Event()
         self._numbers = itertools.count(1)
         self._children: dict[int, RayChild] = {}
-        self._waiting: dict[int, str] = {}
-        """Why Ray has not placed a child."""
         self._reason = ""
         """Why the cluster is away."""
-        self._unfit = ""
-        """Why a machine cannot run the last child that was placed there."""
+        self._unfit: dict[WorkerKind, str] = {}
+        """Why a machine cannot run the last child of a kind that was placed there."""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, config: RayConfig, parcel: Parcel, *, owner: str, options: Mapping[str, Any], logs: Path
+        cls, config: RayConfig, parcels: Mapping[WorkerKind, Parcel], *, owner: str, logs: Path
     ) -> AsyncIterator[RayLink]:
-        """Connected. `owner`: no two links with the same are open at once; `options`: of each actor.
+        """Connected, for children of the kinds that have `parcels`. `owner`: no two links with the same are open at
+        once.
 
         Raises ConfigError where Ray is not installed, or the cluster cannot be reached. With the block end all
         children and actors.
         """
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
-                "Ray is not installed.", got='scoring.engine = "ray"', do=f"Install it: {how_to_install('ray')}"
+                "Ray is not installed.",
+                got=f"settings that have a {' and a '.join(parcels)} run in a Ray cluster",
+                do=f"Install it: {how_to_install('ray')}",
             )
-        packed = logs / "ray-parcel.zip"  # What a hub that was killed has left there, the next one replaces.
+        # What a hub that was killed has left there, the next one replaces. Kinds may share a parcel.
+        packed = {
+            kind: logs / f"ray-{next(first for first in parcels if parcels[first] == parcel)}.zip"
+            for kind, parcel in parcels.items()
+        }
         await asyncio.to_thread(logs.mkdir, parents=True, exist_ok=True)
         try:
-            await asyncio.to_thread(parcel.write, packed)
-            opening = {
-                "address": config.address,
-                "namespace": config.namespace,
-                "owner": owner,
-                "options": options,
-                "parcel": str(packed),
+            for path, parcel in {packed[kind]: parcel for kind, parcel in parcels.items()}.items():
+                await asyncio.to_thread(parcel.write, path)
+            kinds = {
+                kind: {
+                    "options": config.options(kind),
+                    "parcel": str(packed[kind]),
+                    "lies_there": dict(parcel.lies_there),
+                }
+                for kind, parcel in parcels.items()
             }
+            opening = {"address": config.address, "namespace": config.namespace, "owner": owner, "kinds": kinds}
             link = cls(config, opening, logs=logs)
             await link._connect()
             work = asyncio.create_task(link._run())
@@ -114,18 +123,22 @@ class RayLink:
                 await asyncio.wait([work])
                 await link._disconnect()
         finally:
-            packed.unlink(missing_ok=True)
+            for path in packed.values():
+                path.unlink(missing_ok=True)
 
-    @property
-    def absence(self) -> str:
-        """Why no child works; empty: one does, or is about to."""
+    def absence(self, kind: WorkerKind) -> str:
+        """Why no child of a kind works; empty: one does, or is about to."""
         if self._reason:
             return self._reason
-        if any(child.is_ready for child in self._children.values()):
+        children = [child for child in self._children.values() if child.kind == kind]
+        if any(child.is_ready for child in children):
             return ""
-        return next((f"Ray has no room: {said}" for said in self._waiting.values()), self._unfit)
+        waiting = (f"Ray has no room: {child.waits}" for child in children if child.waits)
+        return next(waiting, self._unfit.get(kind, ""))
 
-    async def spawn(self, slot: str, command: Command, *, answer_s: float, counted: str, ending_s: float) -> RayChild:
+    async def spawn(
+        self, kind: WorkerKind, slot: str, command: Command, *, answer_s: float, counted: str, ending_s: float
+    ) -> RayChild:
         """A child in the actor of a slot, which is made where there is none. `command` as on the machine where it runs,
         which has its own logs; `answer_s` for each answer; `counted`: the key of a frame under which stands one entry
         for each answer. Waits for the cluster; the slot holds one child at a time."""
@@ -141,7 +154,7 @@ class RayLink:
             "ending_s": ending_s,
         }
         number = next(self._numbers)
-        child = self._children[number] = RayChild(self, number, slot, spec, command)
+        child = self._children[number] = RayChild(self, number, kind, slot, spec, command)
         return child
 
     async def _say(self, frame: Mapping[str, Any]) -> None:
@@ -155,7 +168,6 @@ class RayLink:
 
     def _forget(self, number: int) -> None:
         self._children.pop(number, None)
-        self._waiting.pop(number, None)
 
     async def _connect(self) -> None:
         """Raises ConfigError."""
@@ -193,7 +205,8 @@ class RayLink:
             "No Ray cluster can be reached.",
             got=f'ray.address = "{self._config.address}": {said}',
             do="Start one (ray start --head), make this machine part of one (ray start --address=HOST:6379), or set "
-            'ray.address to ray://HOST:10001 of one elsewhere. Without a cluster: scoring.engine = "local".',
+            "ray.address to ray://HOST:10001 of one elsewhere. Without a cluster: "
+            'scoring.engine = "local", trust.verifier = "process", evaluation.by = "hub".',
         )
 
     async def _disconnect(self) -> None:
@@ -234,11 +247,11 @@ class RayLink:
             if child is None:
                 continue  # It has been given up.
             if "waiting" in frame:
-                if not self._waiting:
+                if not any(other.waits for other in self._children.values() if other.kind == child.kind):
                     log.warning("Ray has no room for %s so far: %s", child.slot, frame["waiting"])
-                self._waiting[frame["about"]] = frame["waiting"]
+                child.waits = frame["waiting"]
                 continue
-            self._waiting.pop(frame["about"], None)
+            child.waits = ""
             if frame.get("log"):
                 await asyncio.to_thread(_append, child.command.log, frame["log"])
             child.told(frame)
@@ -255,11 +268,16 @@ def _append(path: Path, printed: bytes) -> None:
 class RayChild:
     """A child somewhere in the cluster; see `SupervisedChild`, which has the same methods."""
 
-    def __init__(self, link: RayLink, number: int, slot: str, spec: Mapping[str, Any], command: Command) -> None:
+    def __init__(
+        self, link: RayLink, number: int, kind: WorkerKind, slot: str, spec: Mapping[str, Any], command: Command
+    ) -> None:
+        self.kind = kind
         self.slot = slot
         self.command = command
         self.ready: Frame = {}
         self.is_ready = False
+        self.waits = ""
+        """Why Ray has not placed it."""
         self._link = link
         self._number = number
         self._spec = spec
@@ -269,25 +287,33 @@ class RayChild:
 
     async def open(self, opening: Mapping[str, object]) -> None:
         """What answers `failed` is on a machine that cannot run it. Raises ChildExited and ChildLost."""
-        start = {"start": self._number, "slot": self.slot, "spec": self._spec, "opening": pack_frame(opening)}
-        await self._link._say(start)
+        start = {"start": self._number, "kind": self.kind, "slot": self.slot, "spec": self._spec}
+        await self._link._say({**start, "opening": pack_frame(opening)})
         self.ready = await self.receive()
         if "failed" in self.ready:
             self._cannot(self.ready["failed"])
             await self._link._say({"end": self._number, "with_actor": True})
             await self.receive()
         self.is_ready = True
+        self._link._unfit.pop(self.kind, None)
 
     def _cannot(self, why: str) -> None:
-        self._link._unfit = why
+        self._link._unfit[self.kind] = why
         self.over(ClusterUnusable("A machine of the Ray cluster cannot run this.", got=why))
 
-    async def send(self, frame: Mapping[str, object]) -> None:
-        """Raises ChildExited and ChildLost, if it is known to be gone."""
+    async def send(
+        self, frame: Mapping[str, object], *, files: Mapping[str, Path] = _NO_FILES, dropped: Sequence[str] = ()
+    ) -> None:
+        """Raises ChildExited and ChildLost, if it is known to be gone.
+
+        `files` of this machine, but for those that cannot be read, are at ../sent/NAME before the frame comes
+        there; directories of earlier ones that are `dropped` are not any more.
+        """
         if self._end is not None:
             raise self._end
         number, self._num_sent = self._num_sent, self._num_sent + 1
-        await self._link._say({"to": self._number, "number": number, "frame": pack_frame(frame)})
+        told = {"to": self._number, "number": number, "frame": pack_frame(frame), "dropped": list(dropped)}
+        await self._link._say({**told, "files": {name: str(path) for name, path in files.items()}})
 
     async def receive(self, *, within_s: float = float("inf")) -> Frame:
         """The next answer, or how it has ended. `within_s` holds where it runs: see `RayLink.spawn`."""

@@ -20,6 +20,8 @@ AlertKind = Literal[
     "common_fault",
     "judge_away",
     "scorers_away",
+    "verifier_away",
+    "evaluator_away",
     "finished",
 ]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -81,12 +81,14 @@ class CostConfig(Section):
 class TrustConfig(Section):
     """How the hub finds out who draws as it was asked to."""
 
-    verifier: Literal["process", "nodes", "off"] = "process"
+    verifier: Literal["process", "ray", "nodes", "off"] = "process"
     """Who re-computes rollouts under the version that they name: process is one beside the learner, of low priority and
-    with the base model in memory a second time; nodes: nodes that are proven re-compute those of others, which takes
-    three machines of different owners at least; off: nobody does."""
+    with the base model in memory a second time; ray: the same process, below a Ray actor in the cluster of [ray];
+    nodes: nodes that are proven re-compute those of others, which takes three machines of different owners at least;
+    off: nobody does."""
     verifier_device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice."""
+    """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice.
+    With trust.verifier = "ray" it is one of those that the actor sees: see ray.verifier_gpus."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03

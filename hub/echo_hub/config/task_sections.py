@@ -171,10 +171,10 @@ class EvaluationConfig(Section):
     """Versions between evaluations; 0 = only the base and the last version."""
     samples: Annotated[int, Field(ge=0, le=1024)] = 0
     """Completions of each problem at the run's temperature, for mean@k, beside the greedy one; 0 = none."""
-    by: Literal["hub", "nodes"] = "hub"
-    """Who generates: hub is the learner's own device, between two steps; nodes do it as leased work, for at most a
-    quarter of what is leased while training wants it. After the last step the hub takes over if no node works any
-    more."""
+    by: Literal["hub", "ray", "nodes"] = "hub"
+    """Who generates: hub is the learner's own device, between two steps; ray: a process of its own, below a Ray actor
+    in the cluster of [ray], beside training; nodes do it as leased work, for at most a quarter of what is leased while
+    training wants it. After the last step the hub takes over from nodes if none works any more."""
 
     def chosen(self, task: TaskConfig) -> tuple[ChosenSet, ...]:
         """The sets of a run with these tasks. Raises ValueError for one of a task that there is not."""

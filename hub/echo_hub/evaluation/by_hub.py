@@ -23,7 +23,6 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.leasing import turn_seed
 from echo_hub.evaluation.figures import Attempt, summary, with_headline
-from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
@@ -65,17 +64,16 @@ class Judge(Protocol):
 
 
 class VersionSampler(Protocol):
-    """What draws here, by the adapter in a directory or, None, by the base: `Trainer.generate` is one."""
+    """What draws for the hub, by the adapter in a directory or, None, by the base: `Trainer.generate` is one."""
 
     async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated: ...
 
 
-def local(sampler: VersionSampler, directory: RunDirectory) -> Generator:
-    """A generator on this machine, by the run's exported adapters."""
+def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
+    """A generator of the version that has this adapter."""
 
     async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
-        version = requests[0].policy_version
-        return await sampler(requests, adapter=directory.adapter(version) if version else None, greedy=greedy)
+        return await sampler(requests, adapter=adapter, greedy=greedy)
 
     return generate
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, evaluate_sets, local, scored_by
+from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, drawn_by, evaluate_sets, scored_by
 from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
@@ -45,5 +45,6 @@ class Measuring:
             if measured is not None:
                 return measured
         sets = await asyncio.to_thread(HeldOut.of_run, self._config, self._problems, stop_ids=self._stop_ids)
-        generate = local(self._sample, self._directory)
+        adapter = self._directory.adapter(policy_version) if policy_version else None
+        generate = drawn_by(self._sample, adapter)
         return await evaluate_sets(policy_version, sets, generate=generate, judge=scored_by(self._scoring))

@@ -28,12 +28,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from echo_hub.cluster.link import ChildLost, ClusterUnusable
+from echo_hub.cluster.link import ChildLost, ClusterUnusable, RayLink
 from echo_hub.config.sections import HubConfig
 from echo_hub.judges.asking import Asked
 from echo_hub.judges.judges import Judges
 from echo_hub.scoring.problems import Problems
-from echo_hub.scoring.processes import Processes, ScoringProcess, answer_s, open_processes
+from echo_hub.scoring.processes import Processes, ScoringProcess, answer_s, processes_of
 from echo_shared.backoff import Restarts, backoff_s
 from echo_shared.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, describe_end
 from echo_shared.errors import ScorerError
@@ -120,20 +120,18 @@ class ScoringPool:
         *,
         base_dir: Path,
         logs: Path,
+        cluster: RayLink | None = None,
         is_patient: bool = True,
-        owner: str = "",
     ) -> AsyncIterator[ScoringPool]:
         """Starts the processes, whose logs go to the directory `logs`; none is left when the block is.
 
-        `problems` are the run's own, prepared: what they have drawn, no process has to draw again. `is_patient`: judges
-        that stay away are waited for, and so is a Ray cluster. `owner`: see `open_processes`. Raises ConfigError where
-        a judge's key is not in the environment, or no cluster can be reached.
+        `problems` are the run's own, prepared: what they have drawn, no process has to draw again. `cluster`: where
+        scoring.engine is "ray". `is_patient`: judges that stay away are waited for, and so is the cluster. Raises
+        ConfigError where a judge's key is not in the environment.
         """
         width = _width(config, problems)
-        async with (
-            Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges,
-            open_processes(config, base_dir=base_dir, logs=logs, width=width, owner=owner) as processes,
-        ):
+        processes = processes_of(config, base_dir=base_dir, logs=logs, width=width, cluster=cluster)
+        async with Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges:
             pool = cls(config, problems, processes=processes, judges=judges, is_patient=is_patient)
             workers = [asyncio.create_task(pool._work(number)) for number in range(config.task.scorer_processes)]
             try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import secrets
 import sys
 import sysconfig
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,6 +24,7 @@ _LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _NEEDED: Final = ("run", "model", "task", "reward", "sampling", "evaluation")
 """Sections that a scoring process reads. The others hold passwords and tokens, and stay here."""
+_KIND: Final = "scorer"
 _OF_TOKENIZERS: Final = ("*.json", "*.jinja")
 
 
@@ -61,26 +60,13 @@ def answer_s(config: HubConfig, *, width: int) -> float:
     return config.task.scorer_timeout_s * (1 if width == 1 else 2) + GRACE_S
 
 
-@contextlib.asynccontextmanager
-async def open_processes(
-    config: HubConfig, *, base_dir: Path, logs: Path, width: int, owner: str = ""
-) -> AsyncIterator[Processes]:
-    """As `scoring.engine` says. `owner`: of what is left in a cluster by an earlier hub of the same run; empty: nobody.
-
-    Raises ConfigError where the cluster cannot be reached.
-    """
+def processes_of(config: HubConfig, *, base_dir: Path, logs: Path, width: int, cluster: RayLink | None) -> Processes:
+    """As `scoring.engine` says."""
     if config.scoring.engine == "local":
-        yield LocalProcesses(config, base_dir=base_dir, logs=logs)
-        return
-    options = {
-        "num_cpus": config.ray.scorer_cpus,
-        "num_gpus": config.ray.scorer_gpus,
-        "resources": config.ray.scorer_resources,
-    }
-    parcel, opening = parcel_of(config, base_dir)
-    owner = owner or f"one-off-{secrets.token_hex(4)}"
-    async with RayLink.open(config.ray, parcel, owner=owner, options=options, logs=logs) as link:
-        yield RayProcesses(link, opening, logs=logs, answer_s=answer_s(config, width=width))
+        return LocalProcesses(config, base_dir=base_dir, logs=logs)
+    assert cluster is not None
+    _, opening = parcel_of(config, base_dir)
+    return RayProcesses(cluster, opening, logs=logs, answer_s=answer_s(config, width=width))
 
 
 class LocalProcesses:
@@ -112,12 +98,13 @@ class RayProcesses:
     @property
     def absence(self) -> str:
         """See `Processes`."""
-        return self._link.absence
+        return self._link.absence(_KIND)
 
     async def spawn(self, number: int) -> ScoringProcess:
         """See `Processes`. Waits for the cluster."""
         return await self._link.spawn(
-            f"scorer-{number}",
+            _KIND,
+            f"{_KIND}-{number}",
             _command(self._logs, number, parent=PID),
             answer_s=self._answer_s,
             counted="arguments",
@@ -177,6 +164,5 @@ def where(config: HubConfig) -> str:
     count = config.task.scorer_processes
     if config.scoring.engine == "local":
         return f"{count} {'process' if count == 1 else 'processes'} beside the hub"
-    wanted = {"CPU": config.ray.scorer_cpus, "GPU": config.ray.scorer_gpus, **config.ray.scorer_resources}
-    each = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
-    return f"{count} Ray {'actor' if count == 1 else 'actors'} at {config.ray.address}, {each or 'nothing'} each"
+    actors = f"{count} Ray {'actor' if count == 1 else 'actors'} at {config.ray.address}"
+    return f"{actors}, {config.ray.set_aside(_KIND)} each"

@@ -21,7 +21,6 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from echo_hub.config.sections import HubConfig
@@ -118,30 +117,29 @@ class _Episode:
 
 
 async def try_task(
-    config: HubConfig, problems: Problems, codec: PromptCodec, *, base_dir: Path, logs: Path, count: int
+    config: HubConfig, problems: Problems, codec: PromptCodec, *, pool: ScoringPool, count: int
 ) -> Trial:
-    """Tries `count` problems of a run's only task; `problems` have no held-out ones. What scorers print goes to `logs`.
+    """Tries `count` problems of a run's only task; `problems`, which are the pool's, have no held-out ones.
 
     Raises ScorerError where a problem cannot be sampled, or no scoring process can be started.
     """
     seeds = [derive_seed(config.task.name, config.run.seed, "trial", number) for number in range(count)]
     here = [_sample(problems, seed) for seed in seeds]
-    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, is_patient=False) as pool:
-        there = await pool.call("trial_problem", [(seed,) for seed in seeds])
-        for answer in there:
-            if isinstance(answer, ScorerError):
-                raise answer
-        references = [found["answer"] for found in here]
-        episodes = [
-            _Episode(seed, TriedAnswer(kind=kind, text=text))
-            for number, (seed, found) in enumerate(zip(seeds, here, strict=True))
-            for kind, text in _answers(seed, found["prompt"], references, number).items()
-        ]
-        while waiting := [episode for episode in episodes if not episode.is_over]:
-            turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
-            answers = [_ended(answer) for answer in await pool.call("trial_respond", turns)]
-            for episode, answer in zip(waiting, await pool.judged(problems.trial_asked, turns, answers), strict=True):
-                episode.said(answer, problems.tasks[""].weighing)
+    there = await pool.call("trial_problem", [(seed,) for seed in seeds])
+    for answer in there:
+        if isinstance(answer, ScorerError):
+            raise answer
+    references = [found["answer"] for found in here]
+    episodes = [
+        _Episode(seed, TriedAnswer(kind=kind, text=text))
+        for number, (seed, found) in enumerate(zip(seeds, here, strict=True))
+        for kind, text in _answers(seed, found["prompt"], references, number).items()
+    ]
+    while waiting := [episode for episode in episodes if not episode.is_over]:
+        turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
+        answers = [_ended(answer) for answer in await pool.call("trial_respond", turns)]
+        for episode, answer in zip(waiting, await pool.judged(problems.trial_asked, turns, answers), strict=True):
+            episode.said(answer, problems.tasks[""].weighing)
     tried = tuple(
         TriedProblem(
             seed=seed,

@@ -10,6 +10,9 @@ that cannot be told.
 When the process dies, what it had in hand goes to the next one, one by one: a rollout that ends process after process
 is told from those that were with it, and given up. When processes die for whatever else, all that waits is answered
 with that reason, and after a rest it is tried again: no check is waited for for ever.
+
+In a Ray cluster the process may be lost through no fault of what it had in hand, which then goes to another; and while
+the cluster is away, checks wait.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from echo_hub.cluster.link import ChildLost, ClusterUnusable
+from echo_hub.cluster.model_processes import ModelProcess, Program
 from echo_hub.config.sections import HubConfig
-from echo_hub.learner import frames, unquantized
+from echo_hub.learner import unquantized
 from echo_hub.learner.settings import LearnerSettings
+from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence
-from echo_shared.backoff import Restarts
+from echo_shared.backoff import Restarts, backoff_s
 from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, LearnerError
-from echo_shared.supervised import Command, SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +55,29 @@ COMPANY_S: Final = 6.0
 DEATHS_OF_ONE: Final = 3
 """Processes that end with a rollout in hand before it is given up; it is by itself from the second on."""
 DEATHS_IN_A_ROW: Final = 5
+LOSSES_OF_ONE: Final = 8
+"""Processes that are lost with a rollout in hand before it is given up: something in it may end machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first new start, or up to half less; doubled with every further death, up to half a minute."""
 REST_S: Final = 300.0
 """After so many deaths in a row, or where the process cannot work at all."""
-ANSWER_S: Final = 1_800.0
-"""For one answer more, of a process that yields to the learner."""
-
 Report = Callable[[str, tuple[NodeEvidence, ...], float], Awaitable[None]]
 """(rollout id, what each span shows of whoever drew it, processor or device seconds that it took)"""
 Cannot = Callable[[str, str], Awaitable[None]]
 """(rollout id, why it cannot be checked)"""
 Load = Callable[[Sequence[str]], Awaitable[Mapping[str, DrawnRollout | str]]]
 """Committed rollouts by their ids, or why one cannot be checked; those that are not kept any more are left out."""
+
+
+def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker") -> Program:
+    """The verifier's process."""
+    return Program(
+        kind="verifier",
+        name="verifying",
+        module=unquantized.command(worker),
+        counted="rollouts",
+        env={"OMP_NUM_THREADS": str(settings.learner.threads)},
+    )
 
 
 def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSettings:
@@ -88,6 +102,8 @@ class _Job:
     drawn: DrawnRollout
     deaths: int = 0
     """Of processes that had it in hand."""
+    losses: int = 0
+    """Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,24 +116,23 @@ class _Patient:
 
 
 class Verifier:
-    """`kept`: adapters that the process keeps at hand. `patience`: published versions, at least 1, for which the tokens
-    of a rollout are surely kept. Its queue is bounded: `MOST_WAITING`."""
+    """`process`: None = nothing is verified. `directory`: where the adapters are; `kept`: of them the process keeps so
+    many at hand. `patience`: published versions, at least 1, for which the tokens of a rollout are surely kept. Its
+    queue is bounded: `MOST_WAITING`."""
 
     def __init__(
         self,
+        process: ModelProcess | None,
         settings: LearnerSettings,
         *,
-        run_dir: Path,
+        directory: RunDirectory,
         kept: int,
         patience: int,
         load: Load,
-        mode: Literal["process", "off"] = "process",
-        module: str = "echo_hub.verify.worker",
     ) -> None:
+        self._process = process
         self._settings = settings
-        self._mode = mode
-        self._module = module
-        self._run_dir = run_dir
+        self._directory = directory
         self._kept = kept
         self._patience = patience
         self._num_published = 0
@@ -129,16 +144,22 @@ class Verifier:
         self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # Emptied at once, whatever else goes on.
         self._again: deque[_Job] = deque()
         self._in_hand: dict[str, _Job] = {}
-        self._child: SupervisedChild | None = None
+        self._losses = 0
+        """Processes that were lost in a row."""
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none."""
-        return None if self._child is None else self._child.pid
+        """The process's id; None while there is none beside the hub."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def absence(self) -> str:
+        """Why checks wait for the cluster; empty = they do not."""
+        return "" if self._process is None else self._process.absence
 
     def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
         """Has a committed rollout checked, when its turn comes. One that is not urgent waits for company."""
-        if self._mode == "off":
+        if self._process is None:
             self._refused.put_nowait((rollout_id, "This hub verifies nothing: trust.verifier is off."))
             return
         if self._num_waiting >= MOST_WAITING:
@@ -177,34 +198,40 @@ class Verifier:
         """Checks for ever; each rollout is answered by a call of one of the two."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refuse(cannot))
-            if self._mode == "process":
-                tasks.create_task(self._check(report, cannot))
+            if self._process is not None:
+                tasks.create_task(self._check(self._process, report, cannot))
 
     async def _refuse(self, cannot: Cannot) -> None:
         while True:
             await cannot(*await self._refused.get())
 
-    async def _check(self, report: Report, cannot: Cannot) -> None:
+    async def _check(self, process: ModelProcess, report: Report, cannot: Cannot) -> None:
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         try:
             while True:
                 try:
-                    await self._ask(report, cannot, restarts)
+                    await self._ask(process, report, cannot, restarts)
                     await self._take(cannot)
+                except ChildLost as error:
+                    if not isinstance(error, ClusterUnusable):
+                        log.warning("the verifier is lost: %s", error, extra={"event": "verifier_died"})
+                    await self._take_back(process, error, cannot)
+                    await asyncio.sleep(backoff_s(self._losses, random.random(), first_s=RESTART_S, limit_s=30.0))
+                    self._losses += 1
                 except ChildExited as error:
                     wait_s = restarts.died()
                     extra = {"event": "verifier_died", "data": {"deaths": restarts.deaths}}
                     log.warning("the verifier died (%d in a row): %s", restarts.deaths, error, extra=extra)
                     if wait_s is None:
-                        await self._rest(error, cannot)
+                        await self._rest(process, error, cannot)
                         restarts.succeeded()
                     else:
-                        await self._take_back(error, cannot)
+                        await self._take_back(process, error, cannot)
                         await asyncio.sleep(wait_s)
                 except LearnerError as error:
-                    await self._rest(error, cannot)
+                    await self._rest(process, error, cannot)
         finally:
-            await self._stop()
+            await process.stop()
 
     async def _take(self, cannot: Cannot) -> None:
         """Puts in hand what is next: one that was in hand when a process died, or all that waits, once that is due."""
@@ -242,17 +269,21 @@ class Verifier:
                 jobs.append(_Job(drawn=drawn))
         return jobs
 
-    async def _ask(self, report: Report, cannot: Cannot, restarts: Restarts) -> None:
-        """Has all that is in hand checked, by a process that is started where there is none. Raises ChildExited, or
-        LearnerError when the process cannot work at all."""
-        if self._child is None:
-            self._child = await self._start()
+    async def _ask(self, process: ModelProcess, report: Report, cannot: Cannot, restarts: Restarts) -> None:
+        """Has all that is in hand checked, by a process that is started where there is none. Raises ChildExited and
+        ChildLost, or LearnerError when the process cannot work at all."""
+        if not process.is_ready:
+            await process.start({"kept": self._kept})
         if not self._in_hand:
             return
-        await self._child.send({"rollouts": [pack(job.drawn) for job in self._in_hand.values()]})
+        drawn = [job.drawn for job in self._in_hand.values()]
+        versions = {span.policy_version for one in drawn for span in one.spans} - {0}
+        adapters = {version: self._directory.adapter(version) for version in versions}
+        await process.send({"rollouts": [pack(one) for one in drawn]}, adapters)
         while self._in_hand:
-            answer = await self._child.receive(within_s=ANSWER_S)
+            answer = await process.receive()
             restarts.succeeded()
+            self._losses = 0
             rollout_id = answer["rollout_id"]
             del self._in_hand[rollout_id]
             if "cannot" in answer:
@@ -260,49 +291,26 @@ class Verifier:
             else:
                 await report(rollout_id, unpack_evidence(answer["spans"]), answer["seconds"])
 
-    async def _start(self) -> SupervisedChild:
-        module, *arguments = unquantized.command(self._module)
-        child = await SupervisedChild.start(
-            Command(
-                module=module,
-                arguments=tuple(arguments),
-                name="verifying",
-                log=self._run_dir / "logs" / "verifier.log",
-                env={
-                    "OMP_NUM_THREADS": str(self._settings.learner.threads),
-                    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                },
-            ),
-            {"settings": self._settings.model_dump(mode="json"), "run_dir": str(self._run_dir), "kept": self._kept},
-        )
-        if "error" in child.ready:
-            await child.stop()
-            raise frames.unpack_error(child.ready["error"])
-        return child
-
-    async def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.kill()  # It holds nothing that is not asked for again.
-            await child.stop()
-
-    async def _take_back(self, error: ChildExited, cannot: Cannot) -> None:
-        """What a process had in hand when it died is asked for again."""
-        had_begun = self._child is not None
-        await self._stop()
+    async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, cannot: Cannot) -> None:
+        """What a process had in hand when it died, or was lost, is asked for again."""
+        had_begun = process.is_ready and not isinstance(error, ClusterUnusable)
+        await process.stop()
         jobs, self._in_hand = list(self._in_hand.values()), {}
         for job in jobs:
-            job.deaths += had_begun
-            if job.deaths < DEATHS_OF_ONE:
+            if isinstance(error, ChildLost):
+                job.losses += had_begun
+            else:
+                job.deaths += had_begun
+            if job.deaths < DEATHS_OF_ONE and job.losses < LOSSES_OF_ONE:
                 self._again.append(job)
             else:
                 await cannot(job.drawn.rollout_id, f"The verifier dies of it. {error}")
 
-    async def _rest(self, error: EchoError, cannot: Cannot) -> None:
+    async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot) -> None:
         """Answers all that waits, and all that comes for a while."""
         log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
         why = f"No verifier can be kept at work. {error}"
-        await self._stop()
+        await process.stop()
         jobs: Iterable[_Job] = (*self._in_hand.values(), *self._again)
         self._in_hand = {}
         self._again.clear()

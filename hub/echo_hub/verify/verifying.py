@@ -22,6 +22,11 @@ class Verifying:
         """Of processor or device, that checks have taken since the hub's start."""
         self.num_abandoned = 0
 
+    @property
+    def absence(self) -> str:
+        """Why checks wait for a Ray cluster; empty = they do not."""
+        return self._verifier.absence
+
     def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
         """Never waits."""
         self._verifier.submit(rollout_id, is_urgent=is_urgent)

@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -28,13 +28,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo_hub.core.trust.evidence import Evidence, log_odds
-from echo_hub.learner import frames
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.objectives.base import k3
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
 from echo_shared import draws
 from echo_shared.child import Frame, ParentPipe
@@ -82,11 +80,10 @@ _Adapters = dict[int, Mapping[str, Tensor]]
 class Examiner:
     """Made by `open`."""
 
-    def __init__(self, policy: Policy, settings: LearnerSettings, directory: RunDirectory, *, kept: int) -> None:
+    def __init__(self, policy: Policy, settings: LearnerSettings, *, kept: int) -> None:
         """`policy` is version 0; the adapters of so many versions are `kept` on its device."""
         self._policy = policy
         self._settings = settings
-        self._directory = directory
         self._kept = kept
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
@@ -97,10 +94,11 @@ class Examiner:
         """Loads the base. Raises LearnerError when it cannot."""
         settings = LearnerSettings.model_validate(frame["settings"])
         torch.set_num_threads(max(1, settings.learner.threads))
-        return cls(Policy.load(settings), settings, RunDirectory(Path(frame["run_dir"])), kept=frame["kept"])
+        return cls(Policy.load(settings), settings, kept=frame["kept"])
 
-    def examine(self, rollouts: Sequence[DrawnRollout]) -> Iterator[Frame]:
-        """Yields one answer for each rollout, as soon as all of it is computed, the oldest versions first."""
+    def examine(self, rollouts: Sequence[DrawnRollout], place: Callable[[int], Path]) -> Iterator[Frame]:
+        """Yields one answer for each rollout, as soon as all of it is computed, the oldest versions first. `place`: the
+        directory of a version's adapter."""
         began = self._clock()
         pieces = []
         for drawn in rollouts:
@@ -112,7 +110,7 @@ class Examiner:
         adapters: _Adapters = {}
         for version, of_version in groupby(pieces, key=_version):
             try:
-                adapters[version] = self._adapter(version)
+                adapters[version] = self._adapter(version, place)
             except LearnerError as error:
                 yield from _refused(list(of_version), f"Version {version} is not at hand any more: {error.got}")
         for part, found in self._computed([piece for piece in pieces if not piece.case.cannot], adapters):
@@ -138,13 +136,13 @@ class Examiner:
             return f"ids {ids.min()} to {ids.max()} in a vocabulary of {vocabulary}"
         return ""
 
-    def _adapter(self, version: int) -> Mapping[str, Tensor]:
+    def _adapter(self, version: int, place: Callable[[int], Path]) -> Mapping[str, Tensor]:
         """Raises LearnerError when there is no such adapter any more."""
         if version == 0:
             return self._base
         adapter = self._adapters.pop(version, None)
         if adapter is None:
-            read = self._policy.read_adapter(self._directory.adapter(version))
+            read = self._policy.read_adapter(place(version))
             adapter = {name: weight.to(self._policy.device) for name, weight in read.items()}
         self._adapters[version] = adapter
         if len(self._adapters) > self._kept:
@@ -323,11 +321,13 @@ def serve(pipe: ParentPipe) -> int:
     try:
         examiner = Examiner.open(opening)
     except EchoError as error:
-        pipe.send({"error": frames.pack_error(error)})
+        log.error("%s", error)
+        pipe.send({"failed": error.brief})
         return 1
     pipe.send({"ready": True})
     while (request := pipe.receive()) is not None:
-        for answer in examiner.examine([unpack(frame) for frame in request["rollouts"]]):
+        adapters = {version: Path(path) for version, path in request["adapters"].items()}
+        for answer in examiner.examine([unpack(frame) for frame in request["rollouts"]], adapters.__getitem__):
             if pipe.closed:
                 return 0
             pipe.send(answer)

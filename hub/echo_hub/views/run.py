@@ -60,6 +60,14 @@ SCORERS_ARE_AWAY: Final = (
     "No scorer works in the Ray cluster ({reason}). Rollouts wait, and nothing is lost: see that the cluster runs, and "
     "[ray] in the settings."
 )
+VERIFIER_IS_AWAY: Final = (
+    "No verifier works in the Ray cluster ({reason}). Checks wait, and with them what new nodes return: see that the "
+    "cluster runs, and [ray] in the settings."
+)
+EVALUATOR_IS_AWAY: Final = (
+    "Nothing draws evaluations in the Ray cluster ({reason}). They wait, and training goes on: see that the cluster "
+    "runs, and [ray] in the settings."
+)
 LEASING: Final = {"paused": Doing.PAUSED, "draining": Doing.DRAINING, "drained": Doing.DRAINED}
 DETAILS: Final = {
     Doing.STARTING: "starting the learner",
@@ -106,6 +114,10 @@ class Moment:
     """Why those do not answer that stay away."""
     scoring_away: str = ""
     """Why nothing is scored, where processes for it are waited for."""
+    verifier_away: str = ""
+    """Why nothing is verified, likewise."""
+    evaluator_away: str = ""
+    """Why nothing is evaluated, likewise."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What each judge has been asked since the hub's start."""
     needs_nodes: bool = True
@@ -260,9 +272,16 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
     base = {ProblemKind.DATABASE_AWAY: DATABASE_IS_AWAY.format(said=away)} if away else {}
     said = " ".join(JUDGE_IS_AWAY.format(name=name, reason=reason) for name, reason in moment.judges_away.items())
     judges = {ProblemKind.JUDGE_AWAY: said} if said else {}
-    gone = moment.scoring_away
-    scorers = {ProblemKind.SCORERS_AWAY: SCORERS_ARE_AWAY.format(reason=gone)} if gone else {}
-    return {**down, **full, **base, **judges, **scorers}
+    gone = {
+        kind: text.format(reason=reason)
+        for kind, text, reason in (
+            (ProblemKind.SCORERS_AWAY, SCORERS_ARE_AWAY, moment.scoring_away),
+            (ProblemKind.VERIFIER_AWAY, VERIFIER_IS_AWAY, moment.verifier_away),
+            (ProblemKind.EVALUATOR_AWAY, EVALUATOR_IS_AWAY, moment.evaluator_away),
+        )
+        if reason
+    }
+    return {**down, **full, **base, **judges, **gone}
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
@@ -273,6 +292,8 @@ def _beside(moment: Moment) -> set[ProblemKind]:
         ProblemKind.DATABASE_AWAY,
         ProblemKind.JUDGE_AWAY,
         ProblemKind.SCORERS_AWAY,
+        ProblemKind.VERIFIER_AWAY,
+        ProblemKind.EVALUATOR_AWAY,
     )
     return {*always, *([ProblemKind.DISK] if moment.lacks_room else [])}
 

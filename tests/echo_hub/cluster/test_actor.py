@@ -41,10 +41,7 @@ async def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ChildHost
     (tmp_path / "echo_child.py").write_text(ECHO)
     Parcel(contents={"modules/echo_child.py": tmp_path / "echo_child.py"}).write(tmp_path / "sent.zip")
     host = ChildHost()
-    path = os.environ.get("PYTHONPATH")
-    assert await host.prepare((tmp_path / "sent.zip").read_bytes(), source_hash()) == ""
-    if path is not None:
-        host._env["PYTHONPATH"] += f":{path}"
+    assert await host.prepare((tmp_path / "sent.zip").read_bytes(), source_hash(), {}) == ""
     return host
 
 
@@ -69,8 +66,8 @@ async def test_frames_reach_the_child_in_their_order(tmp_path: Path, monkeypatch
     assert ready["opening"] == {"say": "hello"}
     assert ready["value"].endswith("/work")
     for number in (2, 1, 3, 0):
-        await host.send(1, number, pack_frame({"arguments": [number]}))
-    await host.send(2, 0, pack_frame({"arguments": [99]}))  # To a child that there is not.
+        await host.send(1, number, pack_frame({"arguments": [number]}), {}, ())
+    await host.send(2, 0, pack_frame({"arguments": [99]}), {}, ())  # To a child that there is not.
     found, _ = await frames(host, 4)
     assert [each["value"] for each in found] == [0, 1, 2, 3]
     await host.close()
@@ -82,7 +79,7 @@ async def test_what_was_answered_before_the_end_is_told_and_why_it_ended(
 ) -> None:
     host = await prepared(tmp_path, monkeypatch)
     await host.begin(1, spec(), pack_frame({}))
-    await host.send(1, 0, pack_frame({"arguments": [1, 2, 13, 4]}))
+    await host.send(1, 0, pack_frame({"arguments": [1, 2, 13, 4]}), {}, ())
     found, last = await frames(host, 4)
     assert [each["value"] for each in found[1:]] == [1, 2]
     assert (last["exited"]["returncode"], last["exited"]["death"]) == (3, "exited")
@@ -97,14 +94,67 @@ async def test_one_that_never_answers_is_ended_where_it_runs(tmp_path: Path, mon
     (directory,) = directories(tmp_path)
     (directory / "modules" / "echo_child.py").write_text(ECHO.replace('pipe.send({"value": number})', "pass"))
     await host.begin(1, spec(answer_s=0.1), pack_frame({}))
-    await host.send(1, 0, pack_frame({"arguments": [1]}))
+    await host.send(1, 0, pack_frame({"arguments": [1]}), {}, ())
     _, last = await frames(host, 2)
     assert last["exited"]["death"] == "late"
     await host.close()
 
 
+READS = """
+from pathlib import Path
+from echo_shared.child import ParentPipe
+
+pipe = ParentPipe()
+pipe.send({"value": pipe.receive()})
+while (frame := pipe.receive()) is not None:
+    (name,) = frame["arguments"]
+    file = Path("..", "sent", name)
+    pipe.send({"value": file.read_text() if file.is_file() else None})
+"""
+
+
+async def test_files_are_there_before_their_frame_and_gone_when_they_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await prepared(tmp_path, monkeypatch)
+    (directory,) = directories(tmp_path)
+    (directory / "modules" / "echo_child.py").write_text(READS)
+    await host.begin(1, spec(), pack_frame({}))
+    asked = pack_frame({"arguments": ["3/weights"]})
+    await host.send(1, 1, asked, {}, ())
+    await host.send(1, 0, asked, {"3/weights": b"of three"}, ())
+    found, _ = await frames(host, 3)
+    assert [each["value"] for each in found[1:]] == ["of three", "of three"]
+    await host.send(1, 2, asked, {"4/weights": b"of four"}, ["3"])
+    assert [each["value"] for each in (await frames(host, 1))[0]] == [None]
+    assert (directory / "sent" / "4" / "weights").is_file()
+    await host.begin(2, spec(), pack_frame({}))
+    assert not (directory / "sent").exists(), "the next one is sent what it needs"
+    await host.close()
+
+
+async def test_where_files_cannot_be_written_the_child_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = await prepared(tmp_path, monkeypatch)
+    await host.begin(1, spec(), pack_frame({}))
+    await frames(host, 1)
+    (directory,) = directories(tmp_path)
+    (directory / "sent").write_text("in the way")
+    await host.send(1, 0, pack_frame({"arguments": [1]}), {"3/weights": b""}, ())
+    assert "Error" in (await host.answers(1))["exited"]["failed"]
+    await host.close()
+
+
 async def test_another_version_of_echo_is_refused() -> None:
-    assert "another version of Echo" in await ChildHost().prepare(b"", "0" * 32)
+    assert "another version of Echo" in await ChildHost().prepare(b"", "0" * 32, {})
+
+
+async def test_a_machine_without_the_base_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"12345")
+    lacks = await ChildHost().prepare(b"", source_hash(), {str(file): 6})
+    assert f"lacks {file}, or has another file there" in lacks and "has to lie under the same path" in lacks
 
 
 async def test_what_a_killed_actor_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

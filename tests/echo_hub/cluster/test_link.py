@@ -15,7 +15,7 @@ from echo_shared.errors import ConfigError
 
 
 async def opened(tmp_path: Path, address: str) -> None:
-    async with RayLink.open(RayConfig(address=address), Parcel(), owner="run", options={}, logs=tmp_path):
+    async with RayLink.open(RayConfig(address=address), {"scorer": Parcel()}, owner="run", logs=tmp_path):
         raise AssertionError("there is no cluster")
 
 

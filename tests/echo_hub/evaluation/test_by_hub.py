@@ -15,11 +15,10 @@ from echo_hub.evaluation.by_hub import (
     HeldOut,
     Ids,
     Played,
+    drawn_by,
     evaluate,
     evaluate_sets,
-    local,
 )
-from echo_hub.run.directory import RunDirectory
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.books import EvaluationKind
 from echo_shared.errors import ScorerError
@@ -158,14 +157,15 @@ async def test_a_scorer_that_fails_is_no_reward() -> None:
         await evaluate(2, heldout(3, 0), generate=Engine(), judge=failing)
 
 
-async def test_a_local_generator_takes_the_named_versions_adapter(tmp_path: Path) -> None:
+async def test_a_version_is_drawn_by_its_adapter(tmp_path: Path) -> None:
     asked: list[Path | None] = []
 
     async def engine(requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
         asked.append(adapter)
         return await Engine()(requests, greedy=greedy)
 
-    generate = local(engine, RunDirectory(tmp_path))
-    for version in (0, 12):
+    adapters = {0: None, 12: tmp_path / "adapter"}
+    for version, adapter in adapters.items():
+        generate = drawn_by(engine, adapter)
         await evaluate(version, heldout(1, 0), generate=generate, judge=judged(lambda number, turns: 0.0))
-    assert asked == [None, tmp_path / "adapters" / "v000012"]
+    assert asked == [None, tmp_path / "adapter"]

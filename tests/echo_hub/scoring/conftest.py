@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
 from echo_hub.config.sections import HubConfig
@@ -122,9 +123,10 @@ def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     monkeypatch.syspath_prepend(tmp_path)
     base_dir = resolve_base("builtin:tiny")
 
-    def open_pool(
+    @asynccontextmanager
+    async def open_pool(
         *, reward: Any = None, ray: Any = None, owner: str = "", is_patient: bool = True, **settings: Any
-    ) -> AbstractAsyncContextManager[ScoringPool]:
+    ) -> AsyncIterator[ScoringPool]:
         chosen = {"name": "python:numbers_task:make", "scorer_timeout_s": 1.0, **settings}
         config = HubConfig(
             task=TaskConfig(**chosen),
@@ -135,6 +137,12 @@ def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
         )
         problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir))
         logs = tmp_path / "logs"
-        return ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, is_patient=is_patient, owner=owner)
+        async with (
+            open_cluster(config, base_dir, logs=logs, owner=owner) as cluster,
+            ScoringPool.open(
+                config, problems, base_dir=base_dir, logs=logs, cluster=cluster, is_patient=is_patient
+            ) as pool,
+        ):
+            yield pool
 
     return open_pool

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +15,17 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
 from echo_shared.errors import ScorerError
 from tests.echo_hub.scoring.conftest import Opens
-from tests.ray_cluster import RayCluster, kill, ray_cluster
+from tests.ray_cluster import WITHIN_S, RayCluster, kill, until
 
 pytestmark = pytest.mark.slow
 
 CODEC = PromptCodec.load(resolve_base("builtin:tiny"))
 MANY = [*range(22, 100)] * 30
-WITHIN_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    with ray_cluster() as started:
-        yield started
 
 
 async def rewards(pool: ScoringPool, *numbers: int) -> list[Any]:
     async with asyncio.timeout(WITHIN_S):
         return await pool.call("respond", [(3, [CODEC.encode_prompt(str(number))]) for number in numbers])
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not is_so():
-            await asyncio.to_thread(psutil.cpu_percent, 0.05)
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
@@ -105,6 +91,7 @@ async def test_whatever_is_killed_each_call_has_its_own_result(numbers_pool: Ope
 HUB = """
 import asyncio, sys
 from pathlib import Path
+from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
@@ -115,7 +102,11 @@ async def main():
     config = HubConfig.model_validate({"scoring": {"engine": "ray"}, "ray": ray, "evaluation": {"problems": 2}})
     base_dir = resolve_base(config.model.base)
     problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir))
-    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=Path(sys.argv[2]), owner="run") as pool:
+    logs = Path(sys.argv[2])
+    async with (
+        open_cluster(config, base_dir, logs=logs, owner="run") as cluster,
+        ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster) as pool,
+    ):
         await pool.call("respond", [(0, [problems.prompt_ids(0)])])
         print("ready", flush=True)
         await asyncio.Event().wait()

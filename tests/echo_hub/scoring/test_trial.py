@@ -11,6 +11,7 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.trial import FREE, MOST_TURNS, Trial, TriedAnswer, try_task
 from echo_hub.tasks.free_rewards import PAID_FOR_NOTHING
@@ -70,7 +71,8 @@ async def tried(tmp_path: Path, name: str, options: dict[str, Any], *, count: in
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
-    return await try_task(config, problems, codec, base_dir=base_dir, logs=tmp_path / "logs", count=count)
+    async with ScoringPool.open(config, problems, base_dir=base_dir, logs=tmp_path / "logs", is_patient=False) as pool:
+        return await try_task(config, problems, codec, pool=pool, count=count)
 
 
 @pytest.fixture

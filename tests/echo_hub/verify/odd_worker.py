@@ -7,20 +7,18 @@ import sys
 from pathlib import Path
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.learner import frames
 from echo_hub.verify.drawn import pack_evidence, unpack
 from echo_shared.child import ParentPipe
-from echo_shared.errors import LearnerError
 
 
 def serve(pipe: ParentPipe) -> int:
     opening = pipe.receive()
     assert opening is not None
-    run_dir = Path(opening["run_dir"])
+    run_dir = Path(os.environ["ODD_DIRECTORY"])
     with (run_dir / "starts").open("a") as starts:
         starts.write("x")
     if (run_dir / "no_base").exists():
-        pipe.send({"error": frames.pack_error(LearnerError("The base model cannot be loaded."))})
+        pipe.send({"failed": "The base model cannot be loaded."})
         return 1
     if (run_dir / "dies_at_once").exists():
         return 3

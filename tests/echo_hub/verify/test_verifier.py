@@ -14,13 +14,16 @@ import numpy as np
 import psutil
 import pytest
 
+from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.run.directory import RunDirectory
 from echo_hub.verify import verifier
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
-from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, verifier_settings
+from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, program, verifier_settings
 from tests.echo_hub.verify.conftest import VERSIONS, Versions
 
 ODD = "tests.echo_hub.verify.odd_worker"
@@ -85,7 +88,20 @@ def made(
             loads.append(len(rollout_ids))
         return {rollout_id: kept[rollout_id] for rollout_id in rollout_ids if rollout_id in kept}
 
-    return Verifier(versions.settings, run_dir=run_dir, kept=2, patience=3, load=load, module=module)
+    return Verifier(
+        beside(versions.settings, run_dir, module),
+        versions.settings,
+        directory=RunDirectory(run_dir),
+        kept=2,
+        patience=3,
+        load=load,
+    )
+
+
+def beside(settings: LearnerSettings, run_dir: Path, module: str) -> ProcessBeside:
+    chosen = program(settings, worker=module)
+    odd = replace(chosen, env={**chosen.env, "ODD_DIRECTORY": str(run_dir)})
+    return ProcessBeside(odd, settings, logs=run_dir / "logs")
 
 
 def of_one_token(rollout_id: str) -> DrawnRollout:
@@ -263,7 +279,8 @@ async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monk
 
 
 async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path: Path) -> None:
-    checker = Verifier(versions.settings, run_dir=tmp_path, kept=1, patience=1, load=None, mode="off")  # type: ignore[arg-type]
+    directory = RunDirectory(tmp_path)
+    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, load=None)  # type: ignore[arg-type]
     async with working(checker) as told:
         checker.submit("1-0", is_urgent=True)
         await told.all_of(["1-0"])

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from echo_hub.core.events import CheckAbandoned, RolloutChecked
 from echo_hub.core.trust.evidence import Evidence
+from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout
 from echo_hub.verify.verifier import Verifier
 from echo_hub.verify.verifying import Finding, Verifying
 from tests.echo_hub.verify.conftest import Versions
-from tests.echo_hub.verify.test_verifier import ODD, of_one_token
+from tests.echo_hub.verify.test_verifier import ODD, beside, of_one_token
 
 
 async def test_each_check_becomes_an_event_and_its_time_is_counted(versions: Versions, tmp_path: Path) -> None:
@@ -23,7 +24,9 @@ async def test_each_check_becomes_an_event_and_its_time_is_counted(versions: Ver
         return {rollout_id: of_one_token(rollout_id) for rollout_id in rollout_ids if rollout_id != "gone"}
 
     found = asyncio.Queue[Finding]()
-    checker = Verifier(versions.settings, run_dir=tmp_path, kept=1, patience=1, load=load, module=ODD)
+    process = beside(versions.settings, tmp_path, ODD)
+    directory = RunDirectory(tmp_path)
+    checker = Verifier(process, versions.settings, directory=directory, kept=1, patience=1, load=load)
     verifying = Verifying(checker, report=found.put)
     working = asyncio.create_task(verifying.run())
     for rollout_id in ("1-0", "gone"):

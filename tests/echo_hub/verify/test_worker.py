@@ -28,15 +28,17 @@ Made = Callable[..., Examiner]
 
 @pytest.fixture
 def made(versions: Versions) -> Made:
-    def make(*, kept: int = 3, directory: RunDirectory = versions.directory) -> Examiner:
-        return Examiner(Policy.load(versions.settings), versions.settings, directory, kept=kept)
+    def make(*, kept: int = 3) -> Examiner:
+        return Examiner(Policy.load(versions.settings), versions.settings, kept=kept)
 
     return make
 
 
-def answers(examiner: Examiner, rollouts: Sequence[DrawnRollout]) -> dict[str, tuple[NodeEvidence, ...] | str]:
+def answers(
+    examiner: Examiner, rollouts: Sequence[DrawnRollout], directory: RunDirectory
+) -> dict[str, tuple[NodeEvidence, ...] | str]:
     """What it says of each, once."""
-    found = list(examiner.examine(rollouts))
+    found = list(examiner.examine(rollouts, directory.adapter))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
     return {frame["rollout_id"]: frame.get("cannot") or unpack_evidence(frame["spans"]) for frame in found}
 
@@ -62,7 +64,7 @@ def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDAr
 
 def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
     rollouts = [one for version in (2, 0, 1) for one in versions.drawn(version, *range(10 * version, 10 * version + 5))]
-    for spans in answers(made(), rollouts).values():
+    for spans in answers(made(), rollouts, versions.directory).values():
         assert not isinstance(spans, str)
         ((node_id, shown),) = spans
         assert node_id == "a" and is_clean(shown)
@@ -78,7 +80,7 @@ def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Mad
         )
         for one in versions.drawn(1, *range(6))
     ]
-    for rollout_id, spans in answers(made(), rollouts).items():
+    for rollout_id, spans in answers(made(), rollouts, versions.directory).items():
         (drawn,) = [one for one in rollouts if one.rollout_id == rollout_id]
         outside, logprobs = by_hand(versions, drawn, 2)
         expected = Evidence.of(outside, log_odds(logprobs) - log_odds(drawn.behavior_logprobs))
@@ -103,7 +105,7 @@ def going_on(versions: Versions, number: int) -> list[DrawnRollout]:
 
 
 def test_every_span_is_judged_under_its_version_for_who_drew_it(versions: Versions, made: Made) -> None:
-    for spans in answers(made(), going_on(versions, 50)).values():
+    for spans in answers(made(), going_on(versions, 50), versions.directory).values():
         assert [node_id for node_id, _ in spans] == ["a", "b", "c"]
         assert all(isinstance(shown, Evidence) and is_clean(shown) for _, shown in spans)
         assert [shown.num_tokens for _, shown in spans if isinstance(shown, Evidence)][:2] == [2, 3]
@@ -117,7 +119,7 @@ def test_a_forged_span_is_held_against_its_node_alone(versions: Versions, made: 
         claims = one.behavior_logprobs.copy()
         claims[place] = -30.0
         forged.append(replace(one, behavior_logprobs=claims))
-    for spans in answers(made(), forged).values():
+    for spans in answers(made(), forged, versions.directory).values():
         assert {node_id: isinstance(shown, Evidence) and is_clean(shown) for node_id, shown in spans} == {
             node_id: node_id != forger for node_id in "abc"
         }
@@ -129,7 +131,7 @@ def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -
         for version in (0, 3)
         for one in versions.drawn(1, *range(20 * version, 20 * version + 10))
     ]
-    found = answers(made(), rollouts)
+    found = answers(made(), rollouts, versions.directory)
     total = Evidence.of([], [])
     for spans in found.values():
         ((_, shown),) = spans
@@ -151,7 +153,7 @@ def test_a_greedy_choice_shows_nothing_beside_others_that_were_drawn(versions: V
     """Of its claims nothing is said: they are of a temperature near 0."""
     chosen = [replace(one, behavior_logprobs=one.behavior_logprobs * 0) for one in greedy(versions, 1, *range(6))]
     rollouts = [*versions.drawn(1, 30), *chosen]
-    found = answers(made(), rollouts)
+    found = answers(made(), rollouts, versions.directory)
     for one in rollouts:
         ((_, shown),) = found[one.rollout_id]
         assert isinstance(shown, Evidence) and shown.draws[0] == shown.num_tokens == len(one.completion_ids)
@@ -163,7 +165,7 @@ def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, m
     rollouts = [
         replace(one, spans=(replace(one.spans[0], policy_version=2),)) for one in greedy(versions, 1, *range(12))
     ]
-    found = answers(made(), rollouts)
+    found = answers(made(), rollouts, versions.directory)
     total = Evidence.of([], [])
     for one in rollouts:
         scaled_TV = all_logits(versions, one, 2) / versions.settings.temperature
@@ -181,7 +183,7 @@ def test_a_version_that_is_gone_is_told_and_the_others_are_checked(versions: Ver
         replace(one, spans=(*one.spans[:2], replace(one.spans[2], policy_version=9))) for one in going_on(versions, 52)
     ]
     here = versions.drawn(2, 1)
-    found = answers(made(), [*gone, *partly, *here])
+    found = answers(made(), [*gone, *partly, *here], versions.directory)
     assert all("Version 9 is not at hand" in str(found[one.rollout_id]) for one in (*gone, *partly))
     assert all(not isinstance(found[one.rollout_id], str) for one in here)
 
@@ -203,7 +205,7 @@ def test_what_cannot_have_been_drawn_never_reaches_the_model(versions: Versions,
         replace(one, spans=(one.spans[0], replace(one.spans[0], num_tokens=0))),
     ]
     wrong = [replace(each, rollout_id=f"wrong-{number}") for number, each in enumerate(wrong)]
-    found = answers(made(), [*wrong, *honest[1:]])
+    found = answers(made(), [*wrong, *honest[1:]], versions.directory)
     assert all(isinstance(found[each.rollout_id], str) for each in wrong)
     assert all(not isinstance(found[each.rollout_id], str) for each in honest[1:])
 
@@ -212,7 +214,7 @@ def test_a_claim_as_low_as_can_be_leaves_numbers(versions: Versions, made: Made)
     lowest = np.finfo(np.float32).min
     (one, *_) = versions.drawn(1, 0)
     forged = replace(one, behavior_logprobs=np.full(len(one.completion_ids), lowest, np.float32))
-    (((_, shown),),) = answers(made(), [forged]).values()
+    (((_, shown),),) = answers(made(), [forged], versions.directory).values()
     assert isinstance(shown, Evidence)
     assert shown.claims[-1] == len(one.completion_ids) and np.isfinite(shown.mismatch_kl)
 
@@ -223,12 +225,17 @@ def test_few_adapters_are_kept_and_others_read_again(versions: Versions, made: M
     for version in (1, 2, 3):
         directory.adapter(version).symlink_to(versions.directory.adapter(version))
     rollouts = {version: versions.drawn(version, 10 * version) for version in (0, 1, 2, 3)}
-    examiner = made(kept=2, directory=directory)
+    examiner = made(kept=2)
     for version in (3, 1, 0, 2, 1, 3, 2):
-        assert all(not isinstance(spans, str) for spans in answers(examiner, rollouts[version]).values()), version
+        assert all(not isinstance(spans, str) for spans in answers(examiner, rollouts[version], directory).values()), (
+            version
+        )
     for version in (1, 2, 3):
         directory.adapter(version).unlink()
-    told = {version: isinstance(answers(examiner, rollouts[version])[f"{10 * version}-0"], str) for version in rollouts}
+    told = {
+        version: isinstance(answers(examiner, rollouts[version], directory)[f"{10 * version}-0"], str)
+        for version in rollouts
+    }
     assert told == {0: False, 1: True, 2: False, 3: False}, "the two that were used last are at hand"
 
 
@@ -245,22 +252,24 @@ class Crowded(Policy):
 
 def test_without_memory_for_many_they_are_taken_one_by_one(versions: Versions) -> None:
     rollouts = [*versions.drawn(1, 0, 1), *versions.drawn(2, 2)]
-    examiner = Examiner(Crowded.load(versions.settings), versions.settings, versions.directory, kept=2)
-    plain = Examiner(Policy.load(versions.settings), versions.settings, versions.directory, kept=2)
-    assert all(not isinstance(spans, str) for spans in answers(examiner, rollouts).values())
+    examiner = Examiner(Crowded.load(versions.settings), versions.settings, kept=2)
+    plain = Examiner(Policy.load(versions.settings), versions.settings, kept=2)
+    assert all(not isinstance(spans, str) for spans in answers(examiner, rollouts, versions.directory).values())
     Crowded.too_long = MAX_TOKENS
     try:
-        told = {name for name, spans in answers(examiner, rollouts).items() if isinstance(spans, str)}
+        told = {
+            name for name, spans in answers(examiner, rollouts, versions.directory).items() if isinstance(spans, str)
+        }
     finally:
         Crowded.too_long = 1_000
     longest = {one.rollout_id for one in rollouts if len(one.prompt_ids) + len(one.completion_ids) - 1 >= MAX_TOKENS}
     assert told == longest
     assert 0 < len(longest) < len(rollouts)
-    assert all(not isinstance(spans, str) for spans in answers(plain, rollouts).values())
+    assert all(not isinstance(spans, str) for spans in answers(plain, rollouts, versions.directory).values())
 
 
 def test_the_time_is_shared_out_among_them(versions: Versions, made: Made) -> None:
-    found = list(made().examine([*versions.drawn(1, 0, 1), *going_on(versions, 53)]))
+    found = list(made().examine([*versions.drawn(1, 0, 1), *going_on(versions, 53)], versions.directory.adapter))
     assert all(frame["seconds"] > 0 for frame in found)
 
 
@@ -281,13 +290,13 @@ def test_several_versions_take_one_pass_and_a_prompt_that_they_share_is_computed
         for version in (2, 0, 1)
         for one in versions.drawn(version, 1, 2)
     ]
-    examiner = Examiner(Counted.load(settings), settings, versions.directory, kept=2)
-    found = answers(examiner, mixed)
+    examiner = Examiner(Counted.load(settings), settings, kept=2)
+    found = answers(examiner, mixed, versions.directory)
     assert all(not isinstance(spans, str) and is_clean(spans[0][1]) for spans in found.values())
     assert [len(counts) for counts in passes] == [3]
     passes.clear()
     examiner._policy._packs_up_to = 0
-    again = answers(examiner, mixed)
+    again = answers(examiner, mixed, versions.directory)
     assert all(not isinstance(spans, str) and is_clean(spans[0][1]) for spans in again.values())
     assert [len(counts) for counts in passes] == [1, 1, 1], "a model that takes each row by itself"
 
@@ -298,11 +307,11 @@ def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None
             outside_N, logprobs_N = super().distances(batch, u_N, **options)
             return outside_N * np.nan, logprobs_N
 
-    examiner = Examiner(Broken.load(versions.settings), versions.settings, versions.directory, kept=2)
-    assert set(map(type, answers(examiner, versions.drawn(1, 0)).values())) == {str}
+    examiner = Examiner(Broken.load(versions.settings), versions.settings, kept=2)
+    assert set(map(type, answers(examiner, versions.drawn(1, 0), versions.directory).values())) == {str}
 
 
 def test_a_base_that_is_not_there_is_told(versions: Versions, tmp_path: Path) -> None:
     settings = versions.settings.model_copy(update={"base_dir": tmp_path / "nothing"})
     with pytest.raises(LearnerError, match="cannot be loaded"):
-        Examiner.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path), "kept": 1})
+        Examiner.open({"settings": settings.model_dump(mode="json"), "kept": 1})

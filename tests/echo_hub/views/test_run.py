@@ -31,9 +31,11 @@ from echo_hub.views.run import (
     DATABASE_IS_AWAY,
     DETAILS,
     DISK_IS_FULL,
+    EVALUATOR_IS_AWAY,
     JUDGE_IS_AWAY,
     LEARNER_IS_DOWN,
     SCORERS_ARE_AWAY,
+    VERIFIER_IS_AWAY,
     trust_view,
     waits_for,
 )
@@ -266,10 +268,20 @@ async def test_a_judge_that_stays_away_is_broken_and_said_once(hub: Any) -> None
     assert "The judge style does not answer (status 503)." in text
 
 
-async def test_a_cluster_that_is_away_is_broken_and_said_once(hub: Any) -> None:
-    text = SCORERS_ARE_AWAY.format(reason="connection refused")
-    watched = Problem(kind=ProblemKind.SCORERS_AWAY, text=text, since=1.0)
-    hub.said = {"scoring_away": "connection refused", "watched": (watched,)}
+@pytest.mark.parametrize(
+    ("kind", "said", "away"),
+    [
+        (ProblemKind.SCORERS_AWAY, SCORERS_ARE_AWAY, "scoring_away"),
+        (ProblemKind.VERIFIER_AWAY, VERIFIER_IS_AWAY, "verifier_away"),
+        (ProblemKind.EVALUATOR_AWAY, EVALUATOR_IS_AWAY, "evaluator_away"),
+    ],
+)
+async def test_a_cluster_that_is_away_is_broken_and_said_once(
+    hub: Any, kind: ProblemKind, said: str, away: str
+) -> None:
+    text = said.format(reason="connection refused")
+    watched = Problem(kind=kind, text=text, since=1.0)
+    hub.said = {away: "connection refused", "watched": (watched,)}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((text,), True)
     assert "(connection refused)" in text

@@ -1,0 +1,147 @@
+"""Draws evaluations in a process of their own, beside the hub or in its Ray cluster; loads no torch.
+
+What a process had drawn when it died, or was lost, stays; what it had not is asked of the next one. So each rollout
+counts once, and has the draws that it would have had: in other company, one in a million of them differs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from echo_hub.cluster.link import ChildLost, ClusterUnusable, RayLink
+from echo_hub.cluster.model_processes import ModelProcess, Program, process_of
+from echo_hub.evaluation.by_hub import Generated
+from echo_hub.learner import frames, unquantized
+from echo_hub.learner.settings import LearnerSettings
+from echo_shared.backoff import Restarts, backoff_s
+from echo_shared.child import ChildExited
+from echo_shared.errors import LearnerError
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+log = logging.getLogger(__name__)
+
+KEPT: Final = 2
+"""Adapters."""
+DEATHS_IN_A_ROW: Final = 5
+"""Without a rollout in between, and evaluating is given up."""
+LOSSES_IN_A_ROW: Final = 8
+"""Likewise, of processes lost while the cluster is there: something in what they are asked may end machines."""
+RESTART_S: Final = 1.0
+"""Seconds before the first new start, or up to half less; doubled with every further one, up to half a minute."""
+_WORKER: Final = "echo_hub.evaluation.worker"
+_Key = tuple[int, int]
+
+
+def program(settings: LearnerSettings) -> Program:
+    """The evaluator's process."""
+    # Without the first, matrix products on CUDA may differ from run to run.
+    env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    if settings.learner.threads:
+        env["OMP_NUM_THREADS"] = str(settings.learner.threads)
+    module = (_WORKER,) if settings.learner.base_bits else unquantized.command(_WORKER)
+    return Program(kind="evaluator", name="evaluating", module=module, counted="rollouts", env=env)
+
+
+class Evaluator:
+    """A `VersionSampler`: one call at a time. Its process is started by the first."""
+
+    def __init__(self, process: ModelProcess, *, is_patient: bool = True) -> None:
+        """`is_patient`: a cluster that is away is waited for."""
+        self._process = process
+        self._is_patient = is_patient
+
+    @property
+    def absence(self) -> str:
+        """Why nothing is drawn, where the cluster is waited for; empty = nothing is amiss."""
+        return self._process.absence
+
+    async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        """Raises LearnerError when no process can be kept at work."""
+        done = _Done()
+        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
+        while missing := _without(requests, done.rollouts):
+            known = len(done.rollouts)
+            try:
+                await self._draw(missing, done, adapter=adapter, greedy=greedy)
+            except (ChildExited, ChildLost) as error:
+                await self._process.stop()
+                if len(done.rollouts) > known:
+                    restarts.succeeded()
+                    done.losses = done.tries = 0
+                await asyncio.sleep(self._wait_s(error, done, restarts))
+        return Generated(rollouts=list(done.rollouts.values()), seconds=done.seconds)
+
+    async def stop(self) -> None:
+        """Ends its process. Harmless when there is none."""
+        await self._process.stop()
+
+    async def _draw(self, requests: Sequence[GroupRequest], done: _Done, *, adapter: Path | None, greedy: bool) -> None:
+        if not self._process.is_ready:
+            await self._process.start({})
+        wanted = [[request.lease_id, index] for request in requests for index in request.indices]
+        packed = [frames.pack_request(request) for request in requests]
+        adapters = {} if adapter is None else {requests[0].policy_version: adapter}
+        await self._process.send({"groups": packed, "rollouts": wanted, "greedy": greedy}, adapters)
+        before_s = done.seconds
+        for _ in wanted:
+            answer = await self._process.receive()
+            rollout = frames.unpack_rollout(answer["rollout"])
+            done.rollouts[rollout.lease_id, rollout.index] = rollout
+            done.seconds = before_s + answer["seconds"]
+
+    def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
+        """Until another process is tried. Raises LearnerError when none is."""
+        if isinstance(error, ChildExited):
+            wait_s = restarts.died()
+            extra = {"event": "evaluator_died", "data": {"deaths": restarts.deaths}}
+            log.warning("the evaluator died (%d in a row): %s", restarts.deaths, error, extra=extra)
+            if wait_s is None:
+                raise LearnerError("No process for evaluations can be kept at work.", got=str(error))
+            return wait_s
+        is_away = isinstance(error, ClusterUnusable)
+        if is_away and not self._is_patient:
+            raise LearnerError("Nothing can be evaluated.", got=str(error))
+        if not is_away:
+            log.warning("the evaluator is lost: %s", error, extra={"event": "evaluator_died"})
+            done.losses += 1
+            if done.losses == LOSSES_IN_A_ROW:
+                raise LearnerError(f"Each of {done.losses} processes for evaluations was lost.", got=str(error))
+        done.tries += 1
+        return backoff_s(done.tries, random.random(), first_s=RESTART_S, limit_s=30.0)
+
+
+def evaluator_of(
+    learner: LearnerSettings, *, logs: Path, cluster: RayLink | None, is_patient: bool = True
+) -> Evaluator:
+    """As the learner would draw, alone in its process; in a `cluster`, by whatever device and threads there are."""
+    changed: dict[str, object] = {"processes": 1, "hosts": 1, "address": ""}
+    if cluster is not None:
+        changed |= {"device": "auto", "threads": 0}
+    settings = learner.model_copy(update={"learner": learner.learner.model_copy(update=changed)})
+    process = process_of(program(settings), settings, logs=logs, cluster=cluster, kept=KEPT)
+    return Evaluator(process, is_patient=is_patient)
+
+
+@dataclass(slots=True, eq=False)
+class _Done:
+    """Of one call."""
+
+    rollouts: dict[_Key, FinishedRollout] = field(default_factory=dict)
+    seconds: float = 0.0
+    losses: int = 0
+    """In a row, while the cluster was there."""
+    tries: int = 0
+
+
+def _without(requests: Sequence[GroupRequest], there: Collection[_Key]) -> list[GroupRequest]:
+    missing = (
+        replace(request, indices=tuple(index for index in request.indices if (request.lease_id, index) not in there))
+        for request in requests
+    )
+    return [request for request in missing if request.indices]

@@ -1,0 +1,82 @@
+"""A process that draws evaluations: `python -m echo_hub.evaluation.worker`, driven by `echo_hub.evaluation.evaluator`.
+
+It samples as the learner does, by the adapter that each request names, or by the base, and answers with each rollout as
+soon as it is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from echo_hub.learner import determinism, frames
+from echo_hub.learner.drawing import Drawing
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+from echo_shared.child import Frame, ParentPipe
+from echo_shared.errors import EchoError
+from echo_shared.torch_draws import draw, most_likely
+
+log = logging.getLogger(__name__)
+
+
+class Drawer:
+    """Made by `open`."""
+
+    def __init__(self, policy: Policy, settings: LearnerSettings) -> None:
+        self._policy = policy
+        self._drawing = Drawing(policy, kv_cache_bytes=settings.learner.kv_cache_bytes, multi_turn=settings.multi_turn)
+
+    @classmethod
+    def open(cls, frame: Frame) -> Drawer:
+        """Loads the base. Raises LearnerError when it cannot."""
+        settings = LearnerSettings.model_validate(frame["settings"])
+        if settings.learner.threads:
+            torch.set_num_threads(settings.learner.threads)
+        determinism.choose(deterministic=settings.learner.deterministic)
+        return cls(Policy.load(settings), settings)
+
+    def draw(self, request: Frame) -> Iterator[Frame]:
+        """One answer for each rollout of `groups`, all of which name one version. Raises LearnerError when its adapter
+        cannot be read."""
+        began = time.perf_counter()
+        adapters: list[str] = list(request["adapters"].values())
+        held: AbstractContextManager[Any] = self._policy.model.disable_adapter()
+        if adapters:
+            held = self._policy.holding(self._policy.read_adapter(Path(adapters[0])))
+        groups = [frames.unpack_request(group) for group in request["groups"]]
+        with held:
+            for rollout in self._drawing.draw(groups, most_likely if request["greedy"] else draw):
+                yield {"rollout": frames.pack_rollout(rollout), "seconds": time.perf_counter() - began}
+
+
+def serve(pipe: ParentPipe) -> int:
+    """Answers requests until the parent is gone; the exit status."""
+    opening = pipe.receive()
+    if opening is None:
+        return 0
+    try:
+        drawer = Drawer.open(opening)
+    except EchoError as error:
+        log.error("%s", error)
+        pipe.send({"failed": error.brief})
+        return 1
+    pipe.send({"ready": True})
+    while (request := pipe.receive()) is not None:
+        for answer in drawer.draw(request):
+            if pipe.closed:
+                return 0
+            pipe.send(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.exit(serve(ParentPipe()))
