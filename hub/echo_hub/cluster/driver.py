@@ -103,7 +103,8 @@ class Driver:
                     return
                 self._actors[slot] = actor
             actor = self._actors[slot]
-            await actor.begin.remote(number, frame["spec"], frame["opening"])
+            async with asyncio.timeout(POLL_S + SILENT_S):
+                await actor.begin.remote(number, frame["spec"], frame["opening"])
             while True:
                 async with asyncio.timeout(POLL_S + SILENT_S):
                     answer = await actor.answers.remote(number)
