@@ -293,6 +293,12 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[RayCluster]:
+def cluster_of_all() -> Iterator[RayCluster]:
     with ray_cluster() as started:
         yield started
+
+
+@pytest.fixture
+def cluster(cluster_of_all: RayCluster) -> Iterator[RayCluster]:
+    yield cluster_of_all
+    cluster_of_all.settle()

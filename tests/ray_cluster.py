@@ -50,6 +50,10 @@ class RayCluster:
         self._cluster.remove_node(self.other, allow_graceful=False)
         self.other = self._add()
 
+    def settle(self) -> None:
+        """Until the head knows which machines are gone: it would have others' actors run there."""
+        self._cluster.wait_for_nodes(WITHIN_S)
+
     def actors(self) -> list[psutil.Process]:
         """The processes of all actors of this project's in this cluster."""
         actors = [process for process in psutil.process_iter() if _title(process).startswith("ray::ChildHost")]

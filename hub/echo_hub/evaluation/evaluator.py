@@ -93,7 +93,7 @@ class Evaluator:
             answer = await self._process.receive()
             rollout = frames.unpack_rollout(answer["rollout"])
             done.rollouts[rollout.lease_id, rollout.index] = rollout
-            done.seconds = before_s + answer["seconds"]
+            done.seconds = before_s + answer["drawing_s"]
 
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
         """Until another process is tried. Raises LearnerError when none is."""

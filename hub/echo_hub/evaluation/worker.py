@@ -54,7 +54,7 @@ class Drawer:
         groups = [frames.unpack_request(group) for group in request["groups"]]
         with held:
             for rollout in self._drawing.draw(groups, most_likely if request["greedy"] else draw):
-                yield {"rollout": frames.pack_rollout(rollout), "seconds": time.perf_counter() - began}
+                yield {"rollout": frames.pack_rollout(rollout), "drawing_s": time.perf_counter() - began}
 
 
 def serve(pipe: ParentPipe) -> int:

@@ -19,7 +19,7 @@ from typing import Final
 
 from echo_hub.core.capacity.model import Pool, Prediction, Workload
 
-MOST_CYCLES: Final = 40
+MOST_CYCLES: Final = 160
 """Publications that are played through where they do not become alike; the last half of them are averaged."""
 
 LEAST_ALIKE: Final = 6

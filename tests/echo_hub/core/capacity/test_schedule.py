@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from echo_hub.core.capacity.model import NodeClass, Pool, Workload
@@ -148,6 +148,10 @@ def test_steps_that_come_round_in_fives_are_averaged_over_whole_rounds() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(workloads, pools)
+@example(  # Ten steps to a round, and none like another.
+    Workload(mode="async", rollouts_per_step=32, train_s=1.0, broadcast_s=1.9921875, hand_off_s=0.0, max_staleness=3),
+    Pool(latencies=np.array([1.5625]), rates=np.array([15.6875])),
+)
 def test_a_larger_bound_is_never_slower(asked: Workload, pool: Pool) -> None:
     larger = replace(asked, max_staleness=asked.max_staleness + 1)
     assert period_s(larger, pool) <= period_s(asked, pool) * ROUNDING
