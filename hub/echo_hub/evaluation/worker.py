@@ -17,14 +17,12 @@ from typing import Any
 import torch
 
 from echo_hub.learner import determinism, frames
+from echo_hub.learner.answering import serve
 from echo_hub.learner.drawing import Drawing
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.child import Frame, ParentPipe
-from echo_shared.errors import EchoError
 from echo_shared.torch_draws import draw, most_likely
-
-log = logging.getLogger(__name__)
 
 
 class Drawer:
@@ -57,26 +55,6 @@ class Drawer:
                 yield {"rollout": frames.pack_rollout(rollout), "drawing_s": time.perf_counter() - began}
 
 
-def serve(pipe: ParentPipe) -> int:
-    """Answers requests until the parent is gone; the exit status."""
-    opening = pipe.receive()
-    if opening is None:
-        return 0
-    try:
-        drawer = Drawer.open(opening)
-    except EchoError as error:
-        log.error("%s", error)
-        pipe.send({"failed": error.brief})
-        return 1
-    pipe.send({"ready": True})
-    while (request := pipe.receive()) is not None:
-        for answer in drawer.draw(request):
-            if pipe.closed:
-                return 0
-            pipe.send(answer)
-    return 0
-
-
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.exit(serve(ParentPipe()))
+    sys.exit(serve(ParentPipe(), lambda opening: Drawer.open(opening).draw))

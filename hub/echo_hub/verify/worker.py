@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo_hub.core.trust.evidence import Evidence, log_odds
+from echo_hub.learner.answering import serve
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.objectives.base import k3
 from echo_hub.learner.policy import Policy
@@ -36,7 +37,7 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
 from echo_shared import draws
 from echo_shared.child import Frame, ParentPipe
-from echo_shared.errors import EchoError, LearnerError
+from echo_shared.errors import LearnerError
 
 log = logging.getLogger(__name__)
 
@@ -313,25 +314,15 @@ def _answers(cases: Sequence[_Case]) -> list[Frame]:
     return answers
 
 
-def serve(pipe: ParentPipe) -> int:
-    """Answers requests until the parent is gone; the exit status."""
-    opening = pipe.receive()
-    if opening is None:
-        return 0
-    try:
-        examiner = Examiner.open(opening)
-    except EchoError as error:
-        log.error("%s", error)
-        pipe.send({"failed": error.brief})
-        return 1
-    pipe.send({"ready": True})
-    while (request := pipe.receive()) is not None:
+def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
+    """For `answering.serve`. Raises LearnerError when nothing can be computed."""
+    examiner = Examiner.open(opening)
+
+    def answers(request: Frame) -> Iterator[Frame]:
         adapters = {version: Path(path) for version, path in request["adapters"].items()}
-        for answer in examiner.examine([unpack(frame) for frame in request["rollouts"]], adapters.__getitem__):
-            if pipe.closed:
-                return 0
-            pipe.send(answer)
-    return 0
+        yield from examiner.examine([unpack(frame) for frame in request["rollouts"]], adapters.__getitem__)
+
+    return answers
 
 
 def yield_to_others() -> None:
@@ -346,4 +337,4 @@ def yield_to_others() -> None:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     yield_to_others()
-    sys.exit(serve(ParentPipe()))
+    sys.exit(serve(ParentPipe(), opened))
