@@ -31,7 +31,8 @@ async def test_a_run_with_all_that_can_be_elsewhere(site: Any, until: Any, clust
     )
     hub, url = await site.hub(run)
     await site.node(url, "volunteer", backend="torch")
-    view = await until(url, lambda view: view["state"] == "finished" or view["problems"])
+    # On a busy machine actors may take so long to start that this is told of meanwhile.
+    view = await until(url, lambda view: view["state"] == "finished")
     assert view["problems"] == []
     assert sum(view["trust"]["checks"].values()) > 0 == sum(view["trust"]["failed_checks"].values())
     status, _ = await hub.end()
