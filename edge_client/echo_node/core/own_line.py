@@ -5,11 +5,11 @@
     1.00 s  the same again: the line carries 1.2 MB a second, and 1.04 may be sent from now on
     1.25 s  no queue: 1.06 may be sent, and so on until there is one again
 
-Links share nothing but their node's line, so when all have a queue on their way, it is before that line: in the router
-of its owner, whose calls and games wait behind it. TCP fills that queue whenever it can. To send a little less than the
-line carries leaves it short, as LEDBAT does (RFC 6817), and loses no packets to it; where LEDBAT yields on each
-connection by itself, this is for all links of a node together. A line that became faster is found by sending a little
-more at every look.
+Links share nothing but their node's line, so when all of several have a queue on their way, it is before that line: in
+the router of its owner, whose calls and games wait behind it. TCP fills that queue whenever it can. To send a little
+less than the line carries leaves it short, as LEDBAT does (RFC 6817), and loses no packets to it; where LEDBAT yields
+on each connection by itself, this is for all links of a node together. A line that became faster is found by sending a
+little more at every look.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Final
 
 from echo_shared.sent import Sent
 
+FEWEST_LINKS: Final = 2
+"""That send: the queue of one alone may be before the other end, which could slow its node down by answering late."""
 LOOK_S: Final = 0.25
 """Between two looks; of a line of 10 Mbit/s that is 200 packets."""
 SHARE: Final = 0.87
@@ -56,7 +58,7 @@ class OwnLine:
         last, took_s, was_full = self._links, now - self._looked_at, self._was_full
         arrived = {name: sent.arrived_bytes - last[name].arrived_bytes for name, sent in links.items() if name in last}
         sending = [name for name, num_bytes in arrived.items() if num_bytes > 0]
-        is_full = bool(sending) and all(links[name].queues for name in sending)
+        is_full = len(sending) >= FEWEST_LINKS and all(links[name].queues for name in sending)
         self._links, self._looked_at, self._was_full = links, now, is_full
         if not sending or not 0 < took_s <= 2 * LOOK_S:
             return

@@ -83,6 +83,13 @@ def test_one_link_with_a_queue_of_its_own_says_nothing() -> None:
     assert home.line.rate is None
 
 
+def test_the_only_link_that_sends_says_nothing_whatever_queue_it_shows() -> None:
+    line, sent = OwnLine(), replace(FIRST, rtt_s=DELAY_S + MOST_QUEUE_S)
+    for number in range(1, 40):
+        line.saw({"idle": FIRST, "late": replace(sent, arrived_bytes=10_000 * number)}, number * LOOK_S)
+    assert line.rate is None
+
+
 def test_a_line_that_became_faster_is_found() -> None:
     home = Home(1e6)
     home.send(5.0)

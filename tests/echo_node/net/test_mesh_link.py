@@ -169,21 +169,23 @@ from websockets.asyncio.server import serve
 from echo_node.net.mesh_link import Link, Uplink
 
 async def main():
-    ended = asyncio.Event()
+    uplink, received = Uplink(int(sys.argv[1])), asyncio.Semaphore(0)
 
     async def send(connection):
-        uplink, link = Uplink(int(sys.argv[1])), Link(node_id="b", socket=connection, opened_here=False)
+        link = Link(node_id="b", socket=connection, opened_here=False)
         writer = asyncio.create_task(link.write(uplink))
-        for _ in range(100):
+        for _ in range(50):
             link.put(bytes(32_768))
         await connection.recv()
-        print(uplink.bytes_per_s, flush=True)
+        received.release()
+        await connection.wait_closed()
         writer.cancel()
-        ended.set()
 
     async with serve(send, "0.0.0.0", 5000, compression=None):
         print("listening", flush=True)
-        await ended.wait()
+        for _ in range(2):
+            await received.acquire()
+        print(uplink.bytes_per_s, flush=True)
 
 asyncio.run(main())
 """
@@ -191,12 +193,15 @@ RECEIVE = """
 import asyncio, sys
 from websockets.asyncio.client import connect
 
-async def main():
+async def receive():
     async with connect(f"ws://{sys.argv[1]}:5000", compression=None, proxy=None) as connection:
-        for _ in range(100):
+        for _ in range(50):
             await connection.recv()
         await connection.send("all")
         await connection.wait_closed()
+
+async def main():
+    await asyncio.gather(receive(), receive())
 
 asyncio.run(main())
 """
