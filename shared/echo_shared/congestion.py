@@ -7,8 +7,10 @@ nothing is lost but to full queues it is the slower one, so a connection changes
 line is lossy: retransmissions while no queue had formed, by Page's cumulative sum test (1954). It does not change back.
 
 A hub pools what its connections see: each carries too few packets to tell a loss of 0.2 % before many versions have
-gone, while all together tell it within a second. A node does not: its few slow links fill its uplink by Cubic, of whose
-flows a loss slows down one, and would drive each other's packets out of its router's queue by BBR.
+gone, while all together tell it within a second. What one place reports, which can feign losses, is not enough for
+that, nor is what two do: several have to lose packets at the same time. A node does not pool: its few slow links fill
+its uplink by Cubic, of whose flows a loss slows down one, and would drive each other's packets out of its router's
+queue by BBR.
 
 Linux only, and where the kernel has BBR; elsewhere nothing changes.
 """
@@ -31,6 +33,9 @@ LOSSY_LOSS: Final = 3e-3
 """Shares of packets, between which the test tells."""
 ENOUGH: Final = 4.0
 """Natural logarithm of how much more likely a lossy line makes what was seen: two losses among 500 packets."""
+FEWEST_PLACES: Final = 3
+PACKETS_A_LOSS: Final = 1_500
+"""What a pool takes for lossy: 0.2 % are three losses among as many packets."""
 LOOK_BYTES: Final = 16_384
 """Are sent between two looks."""
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
@@ -44,30 +49,65 @@ _PACKET_BYTES, _RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _DELIVERED, _NEEDLESS =
 
 
 class LossTest:
-    """Whether a line, or several together, lose packets that no queue had to drop."""
+    """Whether a line loses packets that no queue had to drop."""
 
     def __init__(self) -> None:
         self._sum = 0.0
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent) -> None:
-        """Two looks at one connection, one after the other."""
+        """Two looks at its connection, one after the other."""
         if sent.queues or last.queues:
             return
-        num_packets, num_lost = sent.num_packets - last.num_packets, sent.num_lost - last.num_lost
+        num_lost, num_arrived = _lost_and_arrived(last, sent)
         per_loss, per_packet = log(LOSSY_LOSS / CLEAN_LOSS), log((1 - LOSSY_LOSS) / (1 - CLEAN_LOSS))
-        self._sum = max(0.0, self._sum + num_lost * per_loss + max(0, num_packets - num_lost) * per_packet)
+        self._sum = max(0.0, self._sum + num_lost * per_loss + num_arrived * per_packet)
         self.is_lossy |= self._sum >= ENOUGH
+
+
+class LossPool:
+    """Whether lines to several places lose such packets at the same time.
+
+    Of each place one loss counts. All are forgotten once PACKETS_A_LOSS have arrived for each, to whatever place.
+    """
+
+    def __init__(self) -> None:
+        self._to_come = 0
+        """Packets that are to arrive until then."""
+        self._num_lost: dict[str, int] = {}
+        """By place; those that turned out to have arrived are taken back."""
+        self.is_lossy = False
+
+    def saw(self, last: Sent, sent: Sent, place: str) -> None:
+        """Two looks at one connection, which is with this place, one after the other."""
+        if sent.queues or last.queues:
+            return
+        num_lost, num_arrived = _lost_and_arrived(last, sent)
+        before = self._num_lost.pop(place, 0)
+        if (after := before + num_lost) > 0:
+            self._num_lost[place] = after
+        self._to_come += PACKETS_A_LOSS * ((after > 0) - (before > 0)) - num_arrived
+        if self._to_come <= 0:
+            self._to_come = 0
+            self._num_lost.clear()
+        self.is_lossy |= len(self._num_lost) >= FEWEST_PLACES
+
+
+def _lost_and_arrived(last: Sent, sent: Sent) -> tuple[int, int]:
+    """Packets between two looks. The first number is negative where earlier ones turn out to have arrived."""
+    num_lost = sent.num_lost - last.num_lost
+    return num_lost, max(0, sent.num_packets - last.num_packets - num_lost)
 
 
 class LossWatch:
     """Of one connection. Tell it of each frame that is `sent`."""
 
-    def __init__(self, transport: asyncio.BaseTransport | None, pooled: LossTest | None = None) -> None:
-        """`pooled`: of all connections of this host, where they are to change together."""
+    def __init__(self, transport: asyncio.BaseTransport | None, pool: LossPool | None = None, place: str = "") -> None:
+        """`pool`: of all connections of this host, where they are to change together; this one is with `place`."""
         self._socket = transport.get_extra_info("socket") if CAN_LOOK and transport is not None else None
         """None: there is nothing to look at, or no more."""
-        self._tests = (LossTest(),) if pooled is None else (LossTest(), pooled)
+        self._test = LossTest()
+        self._pool, self._place = pool, place
         self._last: Sent | None = None
         self._unseen_bytes = LOOK_BYTES
 
@@ -80,9 +120,10 @@ class LossWatch:
         try:
             last, self._last = self._last, sent_by(self._socket)
             if last is not None and self._last is not None:
-                for test in self._tests:
-                    test.saw(last, self._last)
-            is_lossy = any(test.is_lossy for test in self._tests)
+                self._test.saw(last, self._last)
+                if self._pool is not None:
+                    self._pool.saw(last, self._last, self._place)
+            is_lossy = self._test.is_lossy or (self._pool is not None and self._pool.is_lossy)
             if is_lossy:
                 _use_bbr(self._socket)
             if self._last is None or is_lossy:

@@ -4,6 +4,8 @@ import json
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,35 +13,45 @@ import pytest
 
 from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.wan import homes
-from benchmarks.dissemination.wan.homes import WanSet, open_wan
+from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
 from benchmarks.dissemination.wan.network import Home
-from echo_shared.congestion import LossTest, LossWatch
+from echo_shared.congestion import FEWEST_PLACES, PACKETS_A_LOSS, LossPool, LossTest, LossWatch
 from echo_shared.sent import Sent
 
 LOOK_PACKETS = 12
+FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
 QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
 """Round trip and least round trip, in seconds."""
 
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
     """Of lines that lose these shares, with these round trips, look by look."""
-    test, rng, last = (
-        LossTest(),
-        Random(seed),
-        Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06),
-    )
+    test, rng, last = LossTest(), Random(seed), FIRST
     for share, (rtt_s, min_rtt_s) in shares:
-        lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
-        sent = Sent(
-            num_packets=last.num_packets + LOOK_PACKETS,
-            num_lost=lost,
-            arrived_bytes=0,
-            rtt_s=rtt_s,
-            min_rtt_s=min_rtt_s,
-        )
+        sent = replace(more(last, share, rng), rtt_s=rtt_s, min_rtt_s=min_rtt_s)
         test.saw(last, sent)
         last = sent
     return test
+
+
+def more(last: Sent, share: float, rng: Random) -> Sent:
+    """The next look at a line that loses this share."""
+    num_lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
+    return replace(last, num_packets=last.num_packets + LOOK_PACKETS, num_lost=num_lost)
+
+
+def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
+    """Packets of lines to as many places, which lose these shares, until the pool says so; None: it never does."""
+    pool, rng = LossPool(), Random(seed)
+    lasts = dict.fromkeys(range(len(shares)), FIRST)
+    for number in range(num_looks):
+        for place, share in enumerate(shares):
+            sent = more(lasts[place], share, rng)
+            pool.saw(lasts[place], sent, str(place))
+            lasts[place] = sent
+            if pool.is_lossy:
+                return (number * len(shares) + place + 1) * LOOK_PACKETS
+    return None
 
 
 @pytest.mark.parametrize(("share", "num_packets"), [(0.01, 2_500), (0.002, 15_000), (0.05, 400)])
@@ -58,20 +70,48 @@ def test_what_full_queues_drop_does_not_count() -> None:
 
 
 def test_lines_that_each_carry_too_little_are_told_together() -> None:
-    num_lossy = 0
-    for seed in range(20):
-        together, alone, rng = LossTest(), [LossTest() for _ in range(20)], Random(seed)
-        lasts = [Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)] * len(alone)
-        for _ in range(60):
-            for line, (test, last) in enumerate(zip(alone, lasts, strict=True)):
-                lost = last.num_lost + sum(rng.random() < 0.002 for _ in range(LOOK_PACKETS))
-                num_packets = last.num_packets + LOOK_PACKETS
-                lasts[line] = Sent(num_packets=num_packets, num_lost=lost, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
-                together.saw(last, lasts[line])
-                test.saw(last, lasts[line])
-        assert together.is_lossy
-        num_lossy += sum(test.is_lossy for test in alone)
-    assert num_lossy < 10 * 20, "half of them do not know it by themselves"
+    together = [found_after([0.002] * 8, 1_500, seed) for seed in range(40)]
+    assert None not in together
+    alone = sum(looks([(0.002, QUIET)] * 25, seed).is_lossy for seed in range(40))
+    assert sum(num is not None and num < 8 * 25 * LOOK_PACKETS for num in together) > 20, "within 300 packets of each"
+    assert alone < 10
+
+
+@pytest.mark.parametrize("num_hostile", [1, FEWEST_PLACES - 1])
+@pytest.mark.parametrize("feigned", [1.0, 0.3, 0.001])
+def test_few_lines_do_not_change_all_whatever_they_lose(num_hostile: int, feigned: float) -> None:
+    shares = [feigned] * num_hostile + [0.0] * 18
+    assert found_after(shares, 1_000) is None
+    assert num_hostile > 1 or found_after(shares[:1] + [2e-5] * 19, 1_000) is None
+
+
+def test_what_one_place_loses_over_many_lines_is_one_places() -> None:
+    pool, rng, lasts = LossPool(), Random(1), [FIRST] * 20
+    for _ in range(200):
+        for line, last in enumerate(lasts):
+            lasts[line] = more(last, 0.1, rng)
+            pool.saw(last, lasts[line], "one place")
+    assert not pool.is_lossy
+
+
+@pytest.mark.parametrize("num_needless", [0, 1])
+def test_packets_that_arrived_after_all_do_not_count_for_a_place(num_needless: int) -> None:
+    pool, lost = LossPool(), replace(FIRST, num_packets=LOOK_PACKETS, num_lost=1)
+    for place in range(FEWEST_PLACES):
+        assert not pool.is_lossy
+        pool.saw(FIRST, lost, str(place))
+        pool.saw(lost, replace(lost, num_lost=1 - num_needless), str(place))
+    assert pool.is_lossy is not bool(num_needless)
+
+
+def test_losses_are_forgotten_once_enough_has_arrived_anywhere() -> None:
+    lost = replace(FIRST, num_packets=1, num_lost=1)
+    for num_arrived, is_lossy in ((PACKETS_A_LOSS, False), (PACKETS_A_LOSS - 1, True)):
+        pool = LossPool()
+        for place in range(FEWEST_PLACES):
+            pool.saw(FIRST, lost, str(place))
+            pool.saw(FIRST, replace(FIRST, num_packets=num_arrived), "carries")
+        assert pool.is_lossy is is_lossy
 
 
 def test_a_connection_that_has_ended_is_left_alone() -> None:
@@ -87,8 +127,10 @@ def test_a_connection_that_has_ended_is_left_alone() -> None:
 
 SEND = """
 import asyncio, json, socket, sys
-from echo_shared.congestion import LossWatch
+from echo_shared.congestion import LossPool, LossWatch
 from echo_shared.sockets import keep_unsent_short
+
+pool, used = LossPool(), {}
 
 async def main():
     listening = await asyncio.start_server(serve, "0.0.0.0", 5000)
@@ -97,14 +139,17 @@ async def main():
 
 async def serve(reader, writer):
     keep_unsent_short(writer.transport, 65536)
-    watch, found = LossWatch(writer.transport), writer.get_extra_info("socket")
+    found, (place, _) = writer.get_extra_info("socket"), writer.get_extra_info("peername")
+    watch = LossWatch(writer.transport, pool, place)
     before = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
     for _ in range(int(sys.argv[1]) // 65536):
         writer.write(bytes(65536))
         await writer.drain()
         watch.sent(65536)
     after = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-    print(json.dumps([one.rstrip(b"\\0").decode() for one in (before, after)]), flush=True)
+    used[place] = [one.rstrip(b"\\0").decode() for one in (before, after)]
+    if len(used) == int(sys.argv[2]):
+        print(json.dumps(used), flush=True)
     writer.close()
 
 asyncio.run(main())
@@ -116,10 +161,28 @@ with socket.create_connection((sys.argv[1], 5000)) as connection:
         pass
 """
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+PATIENCE_S = 120.0
 emulated = pytest.mark.skipif(
     not homes.can_emulate() or "bbr" not in CONTROLS.read_text(),
     reason="takes an emulated network: root, iproute2, TUN devices; and a kernel with BBR",
 )
+
+
+def send(wan: Wan, source: int, targets: list[int], megabytes: int) -> list[tuple[str, str]]:
+    """From one host to others at a time: which congestion control each connection had at first, and at last."""
+    code = [sys.executable, "-c", SEND, str(megabytes * 2**20), str(len(targets))]
+    with ExitStack() as processes:
+        sender = processes.enter_context(
+            subprocess.Popen([*wan.command(source), *code], stdout=subprocess.PIPE, text=True)
+        )
+        processes.callback(sender.terminate)
+        assert sender.stdout is not None
+        assert sender.stdout.readline() == "listening\n"
+        receive = [sys.executable, "-c", RECEIVE, wan.address(source)]
+        receivers = [subprocess.Popen([*wan.command(target), *receive]) for target in targets]
+        assert [receiver.wait(PATIENCE_S) for receiver in receivers] == [0] * len(targets)
+        used = json.loads(sender.stdout.readline())
+    return [tuple(used[wan.address(target)]) for target in targets]
 
 
 @emulated
@@ -127,13 +190,7 @@ emulated = pytest.mark.skipif(
 def test_bbr_is_for_lossy_lines_alone(loss: float, megabytes: int) -> None:
     home = Home(up=20, down=100, delay_ms=15)
     with open_wan(1, WanSet(loss=loss, homes=(home,))) as wan:
-        code = [sys.executable, "-c", SEND, str(megabytes * 2**20)]
-        with subprocess.Popen([*wan.command(1), *code], stdout=subprocess.PIPE, text=True) as sender:
-            assert sender.stdout is not None
-            assert sender.stdout.readline() == "listening\n"
-            subprocess.run([*wan.command(HUB), sys.executable, "-c", RECEIVE, wan.address(1)], check=True, timeout=120)
-            before, after = json.loads(sender.stdout.readline())
-            sender.terminate()
+        [(before, after)] = send(wan, 1, [HUB], megabytes)
         carried = wan.carried()
     assert before != "bbr"
     if loss:
@@ -141,3 +198,12 @@ def test_bbr_is_for_lossy_lines_alone(loss: float, megabytes: int) -> None:
     else:
         assert carried["full"] > 0, "the uplink's queue was full, and dropped some"
         assert after == before
+
+
+@emulated
+def test_one_lossy_home_does_not_change_how_others_are_sent_to() -> None:
+    clean = Home(up=20, down=100, delay_ms=15)
+    with open_wan(4, WanSet(loss=0.0, homes=(replace(clean, loss=0.05), clean, clean, clean))) as wan:
+        (_, lossy), *others = send(wan, HUB, [1, 2, 3, 4], 3)
+    assert lossy == "bbr"
+    assert all(before == after != "bbr" for before, after in others)

@@ -1,7 +1,7 @@
 """A wide-area network in user space, for kernels without netem: moves packets between hosts' TUN devices.
 
 `python -m benchmarks.dissemination.wan.emulator`. Its first line of standard input is a JSON object: `homes` (each with
-`namespace`, `address`, `up`, `down`, `delay_ms`), `weather` and `seed`. It makes one device `wan` in each of these
+`namespace`, `address`, and what a `Home` is), `weather` and `seed`. It makes one device `wan` in each of these
 network namespaces, sets its address, and says "ready". Each further line has it say what it has carried since the one
 before, one JSON object a line. It ends with its standard input, and its devices with it.
 """
@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ _PRIORITY: Final = 1
 def main() -> None:
     order = json.loads(sys.stdin.readline())
     devices = [_open_device(number, home) for number, home in enumerate(order["homes"])]
-    homes = [Home(up=home["up"], down=home["down"], delay_ms=home["delay_ms"]) for home in order["homes"]]
+    homes = [Home(**{one.name: home[one.name] for one in fields(Home)}) for home in order["homes"]]
     numbers = {ipaddress.ip_address(home["address"]).packed: number for number, home in enumerate(order["homes"])}
     _go_before_programs()
     print("ready", flush=True)

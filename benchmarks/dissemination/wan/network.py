@@ -30,6 +30,8 @@ class Home:
     up: float
     down: float
     delay_ms: float
+    loss: float = 0.0
+    """Share of packets to it and from it, each by itself, that its own link loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Weather:
     """What holds for all links alike. A queue is as deep as what its line carries in so many milliseconds."""
 
     loss: float
-    """Share of packets, each by itself."""
+    """Share of packets, each by itself, whatever links lose of their own."""
     jitter_ms: float
     """More of delay, evenly spread from none to this."""
     up_queue_ms: float
@@ -74,7 +76,8 @@ class Network:
         self._up = [_Line(home.up, weather.up_queue_ms) for home in homes]
         self._down = [_Line(home.down, weather.down_queue_ms) for home in homes]
         self._delays_s = [home.delay_ms / 1e3 for home in homes]
-        self._loss = weather.loss
+        arrive = [1 - home.loss for home in homes]
+        self._losses = [[1 - (1 - weather.loss) * one * other for other in arrive] for one in arrive]
         self._jitter_s = weather.jitter_ms / 1e3
         self._random = rng.random
         self._last_at: dict[tuple[int, int], float] = {}
@@ -100,11 +103,11 @@ class Network:
         """A frame comes out of a home's network card."""
         sizes = segments.sizes(frame)
         self.counts["sent"] += len(sizes)
-        up, begin, left_at = self._up[source], 0, now
+        up, loss, begin, left_at = self._up[source], self._losses[source][target], 0, now
         self._waits_s[source].append(up.waits_s(now))
         for number, size in enumerate(sizes):
             through_at = up.carry(size, now)
-            if through_at is not None and self._random() >= self._loss:
+            if through_at is not None and self._random() >= loss:
                 left_at = through_at
                 continue
             self.counts["full" if through_at is None else "lost"] += 1

@@ -29,7 +29,7 @@ from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
 from echo_hub.net.send_queue import Rank
 from echo_hub.net.silence import Silence
-from echo_shared.congestion import LossTest
+from echo_shared.congestion import LossPool
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -131,7 +131,7 @@ class Gateway:
         )
         self._open: dict[str, NodeConnection] = {}
         self._together = Together()
-        self._losses = LossTest()
+        self._losses = LossPool()
         self._connections: set[NodeConnection] = set()
         """The open ones, and those that wait for their Welcome."""
         self._farewells: set[asyncio.Task[None]] = set()
@@ -221,7 +221,9 @@ class Gateway:
         except ValueError as error:  # The library's own answer fails on headers that are no text.
             raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
         assert stream is not None, "a websocket's response has a stream"
-        connection = NodeConnection(socket, session, request.transport, self._together, self._losses)
+        connection = NodeConnection(
+            socket, session, request.transport, self._together, self._losses, place_of(node.host)
+        )
         self._connections.add(connection)
         try:
             await self._converse(connection, node, stream, inbox)

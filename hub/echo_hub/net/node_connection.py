@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from echo_hub.net.send_queue import SendQueue
-from echo_shared.congestion import LossTest, LossWatch
+from echo_shared.congestion import LossPool, LossWatch
 from echo_shared.sessions import HubSession
 from echo_shared.sockets import keep_unsent_short
 
@@ -61,9 +61,10 @@ class NodeConnection:
         session: HubSession,
         transport: asyncio.Transport | None,
         together: Together,
-        losses: LossTest,
+        losses: LossPool,
+        place: str,
     ) -> None:
-        """`losses`: of all nodes' connections."""
+        """`losses`: of all nodes' connections; this one is with `place`."""
         self.socket = socket
         self.session = session
         self.queue = SendQueue()
@@ -73,7 +74,7 @@ class NodeConnection:
         self._together = together
         self._kept: list[bytes] = []
         """Messages that `together` sends; those that follow go behind them."""
-        self._watch = LossWatch(transport, losses)
+        self._watch = LossWatch(transport, losses, place)
         if transport is not None:
             # Not 0: by TLS, asyncio would then take an empty buffer for a full one, and writing would wait for reading.
             transport.set_write_buffer_limits(high=1)

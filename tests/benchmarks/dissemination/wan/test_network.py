@@ -1,5 +1,7 @@
 """Home links in virtual time, by hand."""
 
+from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -98,6 +100,17 @@ def test_the_share_that_is_lost_and_the_seed_that_says_which() -> None:
     first = survivors(1)
     assert 20_000 - len(first) == pytest.approx(200, abs=60)  # Four standard deviations.
     assert first == survivors(1) != survivors(2)
+
+
+def test_a_home_loses_on_its_own_link_both_ways_and_others_do_not() -> None:
+    net = Network([SLOW, replace(FAST, loss=0.01), FAST], CALM, Random(1))
+    for number in range(20_000):
+        for source, target in ((0, 1), (1, 2), (0, 2)):
+            net.send(source, target, frame(number), number * 2e-3)
+    num_arrived = Counter(target for target, _, _ in all_of(net))
+    assert net.counts == {"sent": 60_000, "lost": 60_000 - num_arrived.total()}
+    assert 20_000 - num_arrived[1] == pytest.approx(200, abs=60)  # Four standard deviations.
+    assert 40_000 - num_arrived[2] == pytest.approx(200, abs=60), "those of the link between two that lose nothing"
 
 
 def test_jitter_delays_and_never_overtakes() -> None:
