@@ -31,8 +31,8 @@ from echo_shared.child import Frame, ParentPipe
 
 log = logging.getLogger(__name__)
 
-SILENT_S: Final = 20.0
-"""An actor that has said nothing for so long beyond `POLL_S` is lost."""
+ANSWERS_S: Final = 20.0
+"""A cluster that has not said within it which machines it has is gone."""
 PLACED_S: Final = 10.0
 """An actor that Ray has not placed after so long is told of."""
 ENDING_S: Final = 20.0
@@ -50,6 +50,8 @@ class Driver:
         self._pipe = pipe
         self._owner: str = frame["owner"]
         self._kinds: Mapping[str, Mapping[str, Any]] = frame["kinds"]
+        self._within_s: float = POLL_S + frame["silent_s"]
+        """An actor that has not answered by then is lost."""
         self._parcels: dict[str, asyncio.Task[Any]] = {}
         """In the cluster, by the files that they came from."""
         self._source = source_hash()
@@ -103,10 +105,10 @@ class Driver:
                     return
                 self._actors[slot] = actor
             actor = self._actors[slot]
-            async with asyncio.timeout(POLL_S + SILENT_S):
+            async with asyncio.timeout(self._within_s):
                 await actor.begin.remote(number, frame["spec"], frame["opening"])
             while True:
-                async with asyncio.timeout(POLL_S + SILENT_S):
+                async with asyncio.timeout(self._within_s):
                     answer = await actor.answers.remote(number)
                 self._say(number, **answer)
                 if answer["exited"] is not None:
@@ -116,7 +118,7 @@ class Driver:
                 actor.end.remote(number)
             raise
         except TimeoutError:
-            self._lost(number, slot, f"no answer in {POLL_S + SILENT_S:g} s")
+            self._lost(number, slot, f"no answer in {self._within_s:g} s")
         except RayTaskError as error:
             self._lost(number, slot, repr(error.cause))
         except RayError as error:
@@ -203,7 +205,7 @@ def _read(files: Mapping[str, str]) -> dict[str, bytes]:
 async def _end_without_cluster() -> None:
     """Ends this process where the cluster does not answer: a client of Ray's would never connect again."""
     try:
-        async with asyncio.timeout(SILENT_S):
+        async with asyncio.timeout(ANSWERS_S):
             await asyncio.to_thread(ray.nodes)
     except Exception as error:  # noqa: BLE001 - Ray's client raises that very class.
         print(f"The Ray cluster does not answer: {error!r}", file=sys.stderr, flush=True)

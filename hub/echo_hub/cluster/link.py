@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 CONNECTED_S: Final = 120.0
 """Until the driver has reached the cluster, or said that it cannot."""
+SILENT_S: Final = 20.0
+"""An actor that says nothing for so much longer than it may take is lost."""
 KNOCK_S: Final = 10.0
 FIRST_S: Final = 1.0
 LIMIT_S: Final = 30.0
@@ -113,7 +115,7 @@ class RayLink:
                 for kind, parcel in parcels.items()
             }
             opening = {"address": config.address, "namespace": config.namespace, "owner": owner, "kinds": kinds}
-            link = cls(config, opening, logs=logs)
+            link = cls(config, {**opening, "silent_s": SILENT_S}, logs=logs)
             await link._connect()
             work = asyncio.create_task(link._run())
             try:
