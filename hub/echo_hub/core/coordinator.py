@@ -5,7 +5,7 @@ there a node for what wants a lease? A late or repeated event is harmless; an im
 After an error, or when records could not be committed, this object is ahead of the store: build a new one.
 
 Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating,
-activation, trust, and this.
+activation, trust, admitting, and this.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any, Final
 from echo_hub.core import admission
 from echo_hub.core.activation.activation import Activation
 from echo_hub.core.activation.useful import Demand
+from echo_hub.core.admitting import Admitting
 from echo_hub.core.arrivals import unlike_lease
-from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, PrepareGroup, ScoreRollout, TellOperator
+from echo_hub.core.effects import Effect, FinishRun, LookUpReceipt, ScoreRollout, TellOperator
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.events import (
     CheckAbandoned,
@@ -94,15 +95,14 @@ class Coordinator:
             settings.activation, nodes=self._nodes, lengths=self._ledger.lengths, out=self._out
         )
         self._snapshot = snapshot
-        self._next_to_open = snapshot.next_group_id
-        self._next_to_admit = snapshot.next_group_id
-        """The first group that may not be opened yet."""
-        self._next_to_prepare = snapshot.next_group_id
-        self._prepared: dict[int, GroupPrepared] = {}
+        self._admitting = Admitting(
+            settings,
+            training=self._training,
+            ledger=self._ledger,
+            out=self._out,
+            next_group_id=snapshot.next_group_id,
+        )
         self._finished = False
-        self._outlook = self._training.outlook
-        self._admitted: tuple[int, ...] = ()
-        """Where things stood when groups were last asked for."""
         self._stood = -1
         """`_num_changes` when the learner last got, and nodes were last leased, all that there was for them; -1: there
         is more, whatever has changed."""
@@ -168,7 +168,7 @@ class Coordinator:
             trained_steps=self._training.trained_steps,
             published_version=self._training.published_version,
             training_step=self._training.training,
-            groups_preparing=self._num_preparing,
+            groups_preparing=self._admitting.num_preparing,
             groups_open=waiting - complete,
             groups_buffered=complete,
             groups_planned=sum(len(planned.group_ids) for planned in self._training.planned),
@@ -183,11 +183,6 @@ class Coordinator:
             curriculum=self._training.curriculum,
             settings=self._settings,
         )
-
-    @property
-    def _num_preparing(self) -> int:
-        """Groups that may be opened once their problem is there."""
-        return self._next_to_admit - self._next_to_open
 
     # --- one turn
 
@@ -219,53 +214,19 @@ class Coordinator:
         return nodes.num_changes + ledger.wants.num_changes + ledger.num_queue_changes + training.num_changes
 
     def _admit(self, now: float) -> None:
-        """Opens what the staleness bound allows, and leases what is open. In lock-step modes, where the nodes have
-        nothing to do until a version is published, the groups of the step after it are prepared before."""
+        """Opens what may be opened, and leases what is open."""
         version = self._training.newest_to_lease
         if version is None or self._settings.leasing == "paused":
             return
-        standing = (version, self._training.trained_steps, self._ledger.num_queue_changes)
-        if standing != self._admitted and self._settings.leasing == "open":
-            self._admitted = standing
-            self._outlook = self._training.outlook
-            waiting = len(self._ledger.waiting) + self._num_preparing
-            allowed = admission.room(self._settings, self._outlook, lease_version=version, waiting_groups=waiting)
-            self._next_to_admit += allowed
-            self._prepare(self._next_to_admit + self._num_ahead)
-            self._open_prepared()
+        self._admitting.advance(version)
         self._leasing.dispatch(
             self._training,
             now,
             newest_version=version,
-            outlook=self._outlook,
+            outlook=self._admitting.outlook,
             tempo=self._training.tempo,
             num_changes=self._training.num_changes,
         )
-
-    @property
-    def _num_ahead(self) -> int:
-        """How many groups are prepared that may not be opened yet."""
-        ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
-        return self._outlook.next_batch if ahead else 0
-
-    def _prepare(self, end: int) -> None:
-        """Asks for the problems of the groups before this one."""
-        for group_id in range(self._next_to_prepare, end):
-            self._out.act(PrepareGroup(group_id=group_id))
-        self._next_to_prepare = max(self._next_to_prepare, end)
-
-    def _open_prepared(self) -> None:
-        """Opens what is admitted, in order, whatever order it is prepared in: so a restart knows which is next."""
-        while self._next_to_open < self._next_to_admit and self._settings.leasing == "open":
-            prepared = self._prepared.pop(self._next_to_open, None)
-            if prepared is None:
-                return
-            self._next_to_open += 1
-            if self._training.passes_over(prepared):
-                self._next_to_admit += 1
-                self._prepare(self._next_to_admit + self._num_ahead)
-            else:
-                self._training.open_group(prepared)
 
     def _activate(self, now: float) -> None:
         """Who works and who stands by; and a turn for those that are too slow for all steps."""
@@ -279,7 +240,7 @@ class Coordinator:
     @property
     def _demand(self) -> Demand | None:
         """What the learner takes; None until it has trained a step."""
-        step_s, groups = self._training.tempo.step_s, self._outlook.later_batches
+        step_s, groups = self._training.tempo.step_s, self._admitting.outlook.later_batches
         if not step_s or not groups:
             return None
         return Demand(
@@ -373,10 +334,8 @@ class Coordinator:
     # --- groups and scores
 
     def _group_prepared(self, event: GroupPrepared, now: float) -> None:
-        if not self._next_to_open <= event.group_id < self._next_to_prepare or self._finished:
-            return
-        self._prepared[event.group_id] = event
-        self._open_prepared()
+        if not self._finished:
+            self._admitting.prepared(event)
 
     def _scored(self, event: RolloutScored, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
@@ -431,8 +390,8 @@ class Coordinator:
             self._out.record(record)
         self._out.act(TellOperator(number=event.number))
         if settings is not self._settings:
-            self._settings, self._admitted, self._stood = settings, (), -1
-            self._next_to_admit = self._next_to_open
+            self._settings, self._stood = settings, -1
+            self._admitting.change(settings)
             self._training.change(settings, now)
             self._leasing.change(settings)
             self._activation.change(settings.activation, self._demand, now)
@@ -442,7 +401,7 @@ class Coordinator:
         """Nobody is paid for waiting while nothing is leased; what was prepared meanwhile is opened afterwards."""
         if not self._finished:
             self._activation.halt(PAUSED if self._settings.leasing == "paused" else "", now)
-        self._open_prepared()
+        self._admitting.open_prepared()
 
     # --- learner
 
