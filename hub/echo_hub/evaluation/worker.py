@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from echo_hub.learner import determinism, frames
-from echo_hub.learner.answering import serve
 from echo_hub.learner.drawing import Drawing
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
+from echo_shared.answering import serve
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.torch_draws import draw, most_likely
 

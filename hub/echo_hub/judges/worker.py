@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,11 +18,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from echo_hub.config.judge_section import RewardModelConfig
 from echo_hub.run.base_model import resolve_base
+from echo_shared.answering import serve
 from echo_shared.child import Frame, ParentPipe
-from echo_shared.errors import ConfigError, EchoError, ScorerError
+from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.torch_precision import multiplies
-
-log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
 
@@ -146,25 +145,12 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def serve(pipe: ParentPipe) -> int:
-    """Answers questions until the parent is gone; the exit status."""
-    opening = pipe.receive()
-    if opening is None:
-        return 0
-    try:
-        classifier = Classifier.open(RewardModelConfig.model_validate(opening["settings"]))
-    except EchoError as error:
-        pipe.send({"failed": str(error)})
-        return 1
-    pipe.send({"ready": True})
-    while (frame := pipe.receive()) is not None:
-        for answer in classifier.score(frame["asked"]):
-            if pipe.closed:
-                return 0
-            pipe.send(answer)
-    return 0
+def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
+    """Raises what `Classifier.open` does."""
+    classifier = Classifier.open(RewardModelConfig.model_validate(opening["settings"]))
+    return lambda request: classifier.score(request["asked"])
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.exit(serve(ParentPipe()))
+    sys.exit(serve(ParentPipe(), opened))

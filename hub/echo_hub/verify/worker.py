@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo_hub.core.trust.evidence import Evidence, log_odds
-from echo_hub.learner.answering import serve
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.objectives.base import k3
 from echo_hub.learner.policy import Policy
@@ -36,6 +35,7 @@ from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
 from echo_shared import draws
+from echo_shared.answering import serve
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import LearnerError
 

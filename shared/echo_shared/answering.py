@@ -22,7 +22,7 @@ def serve(pipe: ParentPipe, opened: Callable[[Frame], Callable[[Frame], Iterable
         answers = opened(opening)
     except EchoError as error:
         log.error("%s", error)
-        pipe.send({"failed": error.brief})
+        pipe.send({"failed": str(error)})
         return 1
     pipe.send({"ready": True})
     while (request := pipe.receive()) is not None:
