@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.gateways.connections import Connections, OwnPort
+from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.fleet import Fleet
 from echo_hub.gateways.sealing import secret_of
-from echo_hub.net.gateway import Gateway, Inbox
+from echo_hub.net.gateway import Gateway
 from echo_hub.net.limits import Limits
 from echo_hub.net.nonces import Nonces
 from echo_shared.identity import Identity
@@ -42,10 +42,6 @@ class Doors:
             nonces=nonces,
         )
         return cls(own=own, connections=connections, fleet=fleet, limits=limits)
-
-    def own_inbox(self, nodes: Inbox) -> Inbox:
-        """For nodes on the hub's own port; `nodes` is for all."""
-        return OwnPort(nodes, self.connections)
 
     def turned_away(self, passkeys: Mapping[str, int]) -> dict[str, dict[str, int]]:
         """What was not let in at the hub's own port, by what and why, since the start."""

@@ -40,8 +40,8 @@ def http_routes(
     desk: OperatorDesk,
 ) -> Iterator[web.AbstractRouteDef]:
     proxies, credit = config.server.trusted_proxies, CreditStore(opened.store.store.engine)
-    inbox, limits = doors.own_inbox(nodes), doors.limits
-    yield from doors.own.routes(inbox)
+    limits = doors.limits
+    yield from doors.own.routes(nodes)
     sign = partial(certify, opened.store, opened.me, run_id=opened.run_id, run_name=config.run.name)
     books = OwnBooks(
         doors.own,
@@ -50,7 +50,7 @@ def http_routes(
         team=partial(change_team, credit),
         now=limits.now,
     )
-    yield from books.routes(inbox)
+    yield from books.routes(nodes)
     yield from tracker_routes(opened.tracker, trusted_proxies=proxies, introduce=introduce)
 
     def vouch(request: web.Request, node_id: str) -> None:

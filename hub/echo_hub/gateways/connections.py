@@ -8,11 +8,10 @@ from typing import Final
 from echo_hub.core.effects import Receipt
 from echo_hub.gateways.items import Kind
 from echo_hub.gateways.sessions import Sessions
-from echo_hub.net.door import GuestList
-from echo_hub.net.gateway import Gateway, Inbox, NodeInfo
+from echo_hub.net.gateway import Gateway
 from echo_hub.net.send_queue import Rank
 from echo_shared.codec import encode
-from echo_shared.messages import Checked, FromHub, FromNode, ReceiptState, RefusalCode, Welcome
+from echo_shared.messages import Checked, FromHub, ReceiptState, RefusalCode
 
 ELSEWHERE: Final = "This node has connected again elsewhere."
 
@@ -21,7 +20,9 @@ class Connections:
     """`send` and `push` never wait. `has_news` is called when something waits for gateways."""
 
     def __init__(self, gateway: Gateway) -> None:
+        """`gateway`: the hub's own port."""
         self._gateway = gateway
+        gateway.displace_elsewhere = self._displace_by_gateway
         self.sessions = Sessions()
         self.has_news: Callable[[], None] = lambda: None
 
@@ -64,8 +65,11 @@ class Connections:
 
     def displace(self, node_id: str) -> bool:
         """Ends the node's connection, which has connected again. Whether it had one; its inbox does not hear of it."""
+        return self._displace_by_gateway(node_id) or self._gateway.displace(node_id)
+
+    def _displace_by_gateway(self, node_id: str) -> bool:
         if node_id not in self.sessions:
-            return self._gateway.displace(node_id)
+            return False
         self._say(node_id, Kind.PART, RefusalCode.ALREADY_CONNECTED.value, ELSEWHERE)
         self.sessions.end(node_id)
         return True
@@ -80,36 +84,3 @@ class Connections:
         is_said = self.sessions.say(node_id, kind, *content, num_bytes=num_bytes)
         self.has_news()
         return is_said
-
-
-class OwnPort:
-    """The inbox of nodes on the hub's own port, who may be connected by a gateway still."""
-
-    def __init__(self, inbox: Inbox, connections: Connections) -> None:
-        self._inbox = inbox
-        self._connections = connections
-
-    async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        return await self._inbox.about(node_id, token, nonce)
-
-    def admit(self, node_id: str) -> None:
-        self._inbox.admit(node_id)
-
-    def knows(self, node_id: str) -> bool:
-        return self._inbox.knows(node_id)
-
-    def find_invite(self, node_id: str, token: str | None) -> int | None:
-        return self._inbox.find_invite(node_id, token)
-
-    async def node_joined(self, node: NodeInfo) -> Welcome:
-        if self._connections.displace(node.node_id):
-            await self._inbox.node_left(node.node_id)
-        welcome = await self._inbox.node_joined(node)
-        self._connections.displace(node.node_id)  # Another connection of this node may have been quicker.
-        return welcome
-
-    async def node_said(self, node_id: str, message: FromNode) -> None:
-        await self._inbox.node_said(node_id, message)
-
-    async def node_left(self, node_id: str) -> None:
-        await self._inbox.node_left(node_id)

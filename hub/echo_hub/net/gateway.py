@@ -122,6 +122,8 @@ class Gateway:
         """`nonces` and their `clock`: as `Door` has them."""
         self.faults: Counter[Fault] = Counter()
         """Of nodes on open connections."""
+        self.displace_elsewhere: Callable[[str], bool] = lambda node_id: False
+        """Ends the connection that a node has by another door; whether it had one."""
         self._settings = settings
         self._limits = limits
         self._log = PeerLog(log)
@@ -251,14 +253,15 @@ class Gateway:
     ) -> None:
         session = connection.session
         async with asyncio.timeout(WELCOME_S):
-            if self.displace(node.node_id):
+            if self.displace(node.node_id) or self.displace_elsewhere(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
+            self.displace_elsewhere(node.node_id)  # Another connection of this node may have been quicker.
         if session.state is State.CLOSED:  # The hub stops, and has said so.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
-        self.displace(node.node_id)  # Another connection of this node may have been quicker.
+        self.displace(node.node_id)  # Likewise.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)

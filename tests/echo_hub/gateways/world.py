@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection
 
 from benchmarks.broker import BrokerProcess, broker_process
 from echo_hub.config.sections import HubConfig
-from echo_hub.gateways.connections import Connections, OwnPort
+from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.fleet import Fleet
 from echo_hub.gateways.process import GatewayProcess, open_gateway
 from echo_hub.gateways.sealing import secret_of
@@ -64,7 +64,7 @@ class HubEnd:
             connections=self.connections,
             nonces=nonces,
         )
-        self._routes = own.routes(OwnPort(book, self.connections))
+        self._routes = own.routes(book)
         self._serving: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
