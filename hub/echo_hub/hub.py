@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from echo_hub.cluster.model_processes import process_of
+from echo_hub.checking import Checking
 from echo_hub.config.sections import HubConfig
 from echo_hub.connected import ConnectedNodes, Welcoming, remember
 from echo_hub.core.coordinator import Coordinator
@@ -47,13 +47,13 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.doors import Doors
 from echo_hub.driver import Driver
 from echo_hub.ending import RunEnding
-from echo_hub.episodes import TrainingBatches, load_drawn, load_scoring_jobs
+from echo_hub.episodes import TrainingBatches, load_scoring_jobs
 from echo_hub.evaluation.by_nodes import NodeEvaluations
 from echo_hub.evaluation.due import Evaluations
 from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
 from echo_hub.evaluation.measuring import Measuring
 from echo_hub.handing_out import HandingOut
-from echo_hub.housekeeping import Housekeeping, kept_steps
+from echo_hub.housekeeping import Housekeeping
 from echo_hub.http_routes import http_routes
 from echo_hub.joining import install_command, join_command, windows_install_command
 from echo_hub.learner.schedule import share_of_highest
@@ -76,9 +76,6 @@ from echo_hub.sibling_runs import SiblingRuns
 from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
-from echo_hub.verify.by_nodes import NodeChecks
-from echo_hub.verify.verifier import Load, Verifier, program, verifier_settings
-from echo_hub.verify.verifying import Verifying
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
@@ -122,11 +119,10 @@ class Hub:
         self._receipts = ReceiptsOut(send=self._connections.send)
         self._look_ups = ReceiptLookUps(store=opened.store, send=self._connections.send, flush=self._receipts.flush)
         self._trained_receipts = TrainedReceipts(tell=self._receipts.tell)
-        self._node_checks = self._make_node_checks()
+        self._checking = Checking.of(config, directory, opened, send=self._connections.send, report=self._driver.report)
         self.nodes = self._make_nodes()
         self._preparation = GroupPreparation(opened.problems)
         self._scorer = Scorer(pool=opened.scoring, bounds=opened.bounds, load=partial(load_scoring_jobs, opened.store))
-        self._verifying = self._make_verifying()
         self._batches = TrainingBatches(opened.store, opened.problems)
         self._trainer = self._make_trainer()
         self._handing_out = self._make_handing_out()
@@ -165,7 +161,7 @@ class Hub:
             distributor=self._distributor,
             look_up=self._look_ups.answer,
             partials=opened.partials,
-            checks=self._node_checks,
+            checks=self._checking.by_nodes,
             invitations=opened.invitations,
             electricity_per_kwh=config.cost.electricity_per_kwh,
             welcome=Welcoming(
@@ -177,39 +173,6 @@ class Hub:
                 published_version=lambda: opened.coordinator.published_version,
             ),
         )
-
-    def _load_drawn(self) -> Load:
-        return partial(load_drawn, self._opened.store, self._opened.problems, run_seed=self.config.run.seed)
-
-    def _make_node_checks(self) -> NodeChecks:
-        return NodeChecks(
-            load=self._load_drawn(),
-            send=self._connections.send,
-            report=self._driver.report,
-            temperature=self.config.sampling.temperature,
-        )
-
-    def _make_verifying(self) -> Verifying:
-        opened, config = self._opened, self.config
-        settings, kept = verifier_settings(config, opened.learner), config.training.max_staleness + 2
-        process = None
-        if config.run.mode != "colocated" and config.trust.verifier in ("process", "ray"):
-            process = process_of(
-                program(settings),
-                settings,
-                logs=self.directory.root / "logs",
-                cluster=opened.cluster if config.trust.verifier == "ray" else None,
-                kept=kept,
-            )
-        verifier = Verifier(
-            process,
-            settings,
-            directory=self.directory,
-            kept=kept,
-            patience=max(1, kept_steps(config.learner) // config.training.publish_every - 1),
-            load=self._load_drawn(),
-        )
-        return Verifying(verifier, report=self._driver.report)
 
     def _make_trainer(self) -> Trainer:
         return Trainer(
@@ -364,7 +327,7 @@ class Hub:
             turned_away=self.doors.turned_away(self._opened.tracker.refused),
             judges_away=self._opened.scoring.judges.absent,
             scoring_away=self._opened.scoring.absence,
-            verifier_away=self._verifying.absence,
+            verifier_away=self._checking.verifying.absence,
             evaluator_away="" if self._evaluator is None else self._evaluator.absence,
             judged=self._opened.scoring.judges.counts,
             needs_nodes=self.config.run.mode != "colocated",
@@ -403,8 +366,8 @@ class Hub:
                     self._preparation.run(report),
                     self._handing_out.run(),
                     self._scorer.run(report),
-                    self._verifying.run(),
-                    self._node_checks.run(),
+                    self._checking.verifying.run(),
+                    self._checking.by_nodes.run(),
                     self._trainer.run(self._learner_said),
                     self.publishing.run(),
                     self._distributor.run(),
@@ -454,11 +417,11 @@ class Hub:
             case ScoreRollout():
                 self._scorer.submit(action.rollout_id, action.first_turn)
             case CheckRollout():
-                self._verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
+                self._checking.verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
             case HastenChecks():
-                self._verifying.hasten()
+                self._checking.verifying.hasten()
             case SendCheck():
-                self._node_checks.submit(action)
+                self._checking.by_nodes.submit(action)
             case HandOver():
                 turns = action.first_turns
                 at_hand = None if turns is None else self._batches.at_hand(action.group_id, turns)
@@ -469,7 +432,7 @@ class Hub:
                 self._trainer.train(action.step)
             case PublishVersion():
                 self.publishing.submit(action.policy_version)
-                self._verifying.published()
+                self._checking.verifying.published()
             case AnnounceVersion():
                 self._opened.partials.announced(action.policy_version)
                 self._distributor.announce(action.policy_version)
