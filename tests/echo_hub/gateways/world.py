@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import websockets
-from websockets.asyncio.client import ClientConnection
 
 from benchmarks.broker import BrokerProcess, broker_process
 from echo_hub.config.sections import HubConfig
@@ -22,10 +21,9 @@ from echo_hub.gateways.sealing import secret_of
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.server import Server
-from echo_shared.credentials import Credentials
 from echo_shared.identity import Identity
 from echo_shared.messages import FinishReason, FromHub, Receipts, Rollout, Welcome
-from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, Node
+from tests.echo_hub.net.gateway_parts import DEADLINE_S, Book, Node, node_at
 
 RUN_ID = "run-0"
 
@@ -115,13 +113,7 @@ class World:
         return gateway
 
     def node(self, url: str, me: Identity | None = None) -> Node:
-        async def open_socket(credentials: Credentials) -> ClientConnection:
-            said = {"Authorization": credentials.header()}
-            return await self._stack.enter_async_context(
-                websockets.connect(f"{url.replace('http', 'ws')}/node", close_timeout=0.1, additional_headers=said)
-            )
-
-        return Node(open_socket, me or Identity.generate())
+        return node_at(url, self._stack, me)
 
     async def joined(self, url: str, me: Identity | None = None) -> Node:
         """A node that is in; the hub may not have heard of its gateway yet."""

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -179,6 +180,22 @@ class Node:
                 await self.socket.recv()
 
 
+def node_at(
+    url: str, stack: AsyncExitStack, me: Identity | None = None, headers: Mapping[str, str] = {}, **options: Any
+) -> Node:
+    """One that connects to this hub or gateway; what it opens lives as long as `stack`."""
+
+    async def open_socket(credentials: Credentials) -> ClientConnection:
+        said = {"Authorization": credentials.header(), **headers}
+        return await stack.enter_async_context(
+            websockets.connect(
+                f"{url.replace('http', 'ws')}/node", close_timeout=0.1, additional_headers=said, **options
+            )
+        )
+
+    return Node(open_socket, me or Identity.generate())
+
+
 @dataclass
 class Hub:
     identity: Identity
@@ -209,17 +226,6 @@ async def hubs() -> AsyncIterator[MakeHub]:
             gateway = Gateway(me=identity, settings=config, limits=server.limits)
             await server.open(gateway.routes(book))
             stack.push_async_callback(server.close)
-
-            def connect(me: Identity | None = None, headers: Mapping[str, str] = {}, **options: Any) -> Node:
-                async def open_socket(credentials: Credentials) -> ClientConnection:
-                    said = {"Authorization": credentials.header(), **headers}
-                    url = f"{server.url.replace('http', 'ws')}/node"
-                    return await stack.enter_async_context(
-                        websockets.connect(url, close_timeout=0.1, additional_headers=said, **options)
-                    )
-
-                return Node(open_socket, me or Identity.generate())
-
-            return Hub(identity, gateway, book, server, connect)
+            return Hub(identity, gateway, book, server, partial(node_at, server.url, stack))
 
         yield make
