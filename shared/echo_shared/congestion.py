@@ -7,7 +7,7 @@ nothing is lost but to full queues it is the slower one, so a connection changes
 line is lossy: retransmissions while no queue had formed, by Page's cumulative sum test (1954). It does not change back.
 
 A hub pools what its connections see: each carries too few packets to tell a loss of 0.2 % before many versions have
-gone, while all together tell it within a second. What one place reports, which can feign losses, is not enough for
+gone, while all together tell it within one. What one place reports, which can feign losses, is not enough for
 that, nor is what two do: several have to lose packets at the same time. A node does not pool: its few slow links fill
 its uplink by Cubic, of whose flows a loss slows down one, and would drive each other's packets out of its router's
 queue by BBR.
@@ -34,8 +34,8 @@ LOSSY_LOSS: Final = 3e-3
 ENOUGH: Final = 4.0
 """Natural logarithm of how much more likely a lossy line makes what was seen: two losses among 500 packets."""
 FEWEST_PLACES: Final = 3
-PACKETS_A_LOSS: Final = 1_500
-"""What a pool takes for lossy: 0.2 % are three losses among as many packets."""
+BYTES_A_LOSS: Final = 2_000_000
+"""What a pool takes for lossy: where 0.2 % are lost, that is about three losses."""
 LOOK_BYTES: Final = 16_384
 """Are sent between two looks."""
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
@@ -59,21 +59,22 @@ class LossTest:
         """Two looks at its connection, one after the other."""
         if sent.queues or last.queues:
             return
-        num_lost, num_arrived = _lost_and_arrived(last, sent)
+        num_packets, num_lost = sent.num_packets - last.num_packets, sent.num_lost - last.num_lost
         per_loss, per_packet = log(LOSSY_LOSS / CLEAN_LOSS), log((1 - LOSSY_LOSS) / (1 - CLEAN_LOSS))
-        self._sum = max(0.0, self._sum + num_lost * per_loss + num_arrived * per_packet)
+        self._sum = max(0.0, self._sum + num_lost * per_loss + max(0, num_packets - num_lost) * per_packet)
         self.is_lossy |= self._sum >= ENOUGH
 
 
 class LossPool:
     """Whether lines to several places lose such packets at the same time.
 
-    Of each place one loss counts. All are forgotten once PACKETS_A_LOSS have arrived for each, to whatever place.
+    Of each place one loss counts. All are forgotten once BYTES_A_LOSS have arrived for each, at whatever place: not
+    packets, of which a place may ask for small ones.
     """
 
     def __init__(self) -> None:
         self._to_come = 0
-        """Packets that are to arrive until then."""
+        """Bytes that are to arrive until then."""
         self._num_lost: dict[str, int] = {}
         """By place; those that turned out to have arrived are taken back."""
         self.is_lossy = False
@@ -82,21 +83,15 @@ class LossPool:
         """Two looks at one connection, which is with this place, one after the other."""
         if sent.queues or last.queues:
             return
-        num_lost, num_arrived = _lost_and_arrived(last, sent)
         before = self._num_lost.pop(place, 0)
-        if (after := before + num_lost) > 0:
+        if (after := before + sent.num_lost - last.num_lost) > 0:
             self._num_lost[place] = after
-        self._to_come += PACKETS_A_LOSS * ((after > 0) - (before > 0)) - num_arrived
+        self._to_come += BYTES_A_LOSS * ((after > 0) - (before > 0))
+        self._to_come -= max(0, sent.arrived_bytes - last.arrived_bytes)
         if self._to_come <= 0:
             self._to_come = 0
             self._num_lost.clear()
         self.is_lossy |= len(self._num_lost) >= FEWEST_PLACES
-
-
-def _lost_and_arrived(last: Sent, sent: Sent) -> tuple[int, int]:
-    """Packets between two looks. The first number is negative where earlier ones turn out to have arrived."""
-    num_lost = sent.num_lost - last.num_lost
-    return num_lost, max(0, sent.num_packets - last.num_packets - num_lost)
 
 
 class LossWatch:

@@ -15,10 +15,11 @@ from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.wan import homes
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
 from benchmarks.dissemination.wan.network import Home
-from echo_shared.congestion import FEWEST_PLACES, PACKETS_A_LOSS, LossPool, LossTest, LossWatch
+from echo_shared.congestion import BYTES_A_LOSS, FEWEST_PLACES, LossPool, LossTest, LossWatch
 from echo_shared.sent import Sent
 
 LOOK_PACKETS = 12
+PACKET_BYTES = 1_448
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
 QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
 """Round trip and least round trip, in seconds."""
@@ -37,7 +38,8 @@ def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> Los
 def more(last: Sent, share: float, rng: Random) -> Sent:
     """The next look at a line that loses this share."""
     num_lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
-    return replace(last, num_packets=last.num_packets + LOOK_PACKETS, num_lost=num_lost)
+    arrived_bytes = PACKET_BYTES * (last.num_packets + LOOK_PACKETS - num_lost)
+    return replace(last, num_packets=last.num_packets + LOOK_PACKETS, num_lost=num_lost, arrived_bytes=arrived_bytes)
 
 
 def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
@@ -106,11 +108,11 @@ def test_packets_that_arrived_after_all_do_not_count_for_a_place(num_needless: i
 
 def test_losses_are_forgotten_once_enough_has_arrived_anywhere() -> None:
     lost = replace(FIRST, num_packets=1, num_lost=1)
-    for num_arrived, is_lossy in ((PACKETS_A_LOSS, False), (PACKETS_A_LOSS - 1, True)):
+    for arrived_bytes, is_lossy in ((BYTES_A_LOSS, False), (BYTES_A_LOSS - 1, True)):
         pool = LossPool()
         for place in range(FEWEST_PLACES):
             pool.saw(FIRST, lost, str(place))
-            pool.saw(FIRST, replace(FIRST, num_packets=num_arrived), "carries")
+            pool.saw(FIRST, replace(FIRST, num_packets=100_000, arrived_bytes=arrived_bytes), "carries")
         assert pool.is_lossy is is_lossy
 
 
