@@ -11,7 +11,6 @@ import pytest
 from echo_hub.core.coordinator import MAX_RETURNS
 from echo_hub.core.effects import (
     GroupDropped,
-    GroupOpened,
     LookUpReceipt,
     PrepareGroup,
     Receipt,
@@ -37,22 +36,6 @@ from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_shared.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]
-
-
-def test_a_new_run_prepares_what_the_bound_allows(bench: BenchOf) -> None:
-    b = bench(max_staleness=1, prepare=False)
-    assert b.effects == [PrepareGroup(group_id=group_id) for group_id in range(4)]
-    assert b.coordinator.status().groups_preparing == 4
-
-
-def test_groups_are_opened_in_order_whatever_comes_first(bench: BenchOf) -> None:
-    b = bench(max_staleness=1, prepare=False)
-    b.tell(GroupPrepared(group_id=1, seed=11), GroupPrepared(group_id=3, seed=13))
-    assert b.effects == []
-    b.tell(GroupPrepared(group_id=0, seed=10))
-    assert b.of(GroupOpened) == [GroupOpened(group_id=0, seed=10), GroupOpened(group_id=1, seed=11)]
-    b.tell(GroupPrepared(group_id=0, seed=10), GroupPrepared(group_id=77, seed=1))
-    assert b.effects == [], "repeated, or never asked for"
 
 
 def test_what_nobody_can_be_named_for_is_drawn_anew_and_its_node_not_at_fault(bench: BenchOf) -> None:

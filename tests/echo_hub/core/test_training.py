@@ -28,7 +28,6 @@ from echo_hub.core.effects import (
     VersionRecorded,
 )
 from echo_hub.core.events import (
-    GroupPrepared,
     LearnerLost,
     LearnerReady,
     NodeReported,
@@ -38,7 +37,6 @@ from echo_hub.core.events import (
     Tick,
     VersionPublished,
 )
-from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.training import MAX_FLAT_BATCHES
@@ -732,39 +730,3 @@ def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, r
         b.rewarded(lease.group_id, 1.0, 1.0)
         flat += [dropped.group_id for dropped in b.of(GroupDropped)]
     assert len(flat) == MAX_FLAT_BATCHES
-
-
-@pytest.mark.parametrize("mode", ["sequential", "colocated"])
-def test_in_lock_step_the_next_steps_groups_are_ready_when_the_version_is(bench: BenchOf, mode: str) -> None:
-    """Their leases go out in the turn in which it is published. Nothing is prepared for a step that there is not."""
-    b = bench(mode=mode, groups_per_step=2, steps=2)
-    b.node("a" if mode == "sequential" else HUB_NODE_ID)
-    b.learner()
-    asked = [effect.group_id for effect in b.prepared]
-    assert asked == [0, 1, 2, 3] and {lease.group_id for lease in b.leases.values()} == {0, 1}
-    assert b.coordinator.status().groups_preparing == 0, "what may not be opened is not waited for"
-    b.deliver_group(0)
-    b.deliver_group(1)
-    b.tell(StepDone(step=1, metrics={}))
-    if mode == "sequential":
-        assert b.of(SendLease) == []
-        b.tell(VersionPublished(policy_version=1))
-    assert [(type(effect), effect.group_id) for effect in b.effects if isinstance(effect, GroupOpened)] == [
-        (GroupOpened, 2),
-        (GroupOpened, 3),
-    ]
-    assert {(lease.group_id, lease.policy_version) for lease in b.of(SendLease)} == {(2, 1), (3, 1)}
-    assert b.of(PrepareGroup) == []
-
-
-def test_what_is_prepared_ahead_late_is_opened_when_it_comes(bench: BenchOf) -> None:
-    b = bench(prepare=False, mode="sequential", groups_per_step=1, steps=2)
-    b.node("a")
-    b.learner()
-    b.tell(GroupPrepared(group_id=1, seed=1))
-    assert b.of(GroupOpened) == [] and b.coordinator.status().groups_preparing == 1
-    b.tell(GroupPrepared(group_id=0, seed=0))
-    assert [opened.group_id for opened in b.of(GroupOpened)] == [0]
-    b.deliver_group(0)
-    b.tell(StepDone(step=1, metrics={}), VersionPublished(policy_version=1))
-    assert [opened.group_id for opened in b.of(GroupOpened)] == [1]
