@@ -84,8 +84,9 @@ class ObjectiveConfig(Section):
     """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
     """With selection = "shuffle_r1": the step's pairs are drawn anew in so many sub-batches, a pair at most once in
-    each, by chances in proportion to its advantages: it counts as often as it is drawn, or not at all. 0 = every kept
-    pair counts once."""
+    each, by chances in proportion to its advantages: it counts as often as it is drawn, or not at all. Each of the
+    step's training.updates_per_step, of which this is a multiple, has sub-batches of its own. 0 = every kept pair
+    counts once."""
 
     @property
     def trains_entropy(self) -> bool:

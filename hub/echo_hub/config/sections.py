@@ -156,6 +156,11 @@ class HubConfig(BaseSettings):
             raise ValueError(
                 "objective.aggregation must be left out with training.tokens_per_step, which the loss is divided by"
             )
+        if self.objective.shuffle_batches % self.training.updates_per_step:
+            raise ValueError(
+                "objective.shuffle_batches must be a multiple of training.updates_per_step, so that each update has as "
+                f"many of them; got {self.objective.shuffle_batches} and {self.training.updates_per_step}"
+            )
         if self.training.credit == "turn" and self.objective.selection != "all":
             raise ValueError(
                 'objective.selection must be "all" with training.credit = "turn": it chooses whole rollouts by one '

@@ -59,7 +59,7 @@ class TrainingConfig(Section):
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With credit = "turn": what a reward counts one turn earlier."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimizer updates in one step, each on its share of the step's groups."""
+    """Optimizer updates in one step, each on its share of the step's groups, or of objective.shuffle_batches."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-4
     """Adam's, at its highest. For LoRA about ten times that of full fine-tuning."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0

@@ -5,8 +5,9 @@ paired with the smallest, the second with the second but one, and so on; the hal
 kept. The first pairs are the most unlike ones, so the half that is kept is both ends of the order.
 
 Advantage-based batch shuffle: from the M pairs of the whole step, S sub-batches of M / S pairs each are drawn, in each
-of them a pair at most once and by chances in proportion to |A_i| + |A_j|. So a pair is in 0 to S of them. Here it is
-computed once, with that number in its weight: the same gradient, without the passes that would repeat it.
+of them a pair at most once and by chances in proportion to |A_i| + |A_j|. So a pair is in 0 to S of them. An update of
+the optimizer has one sub-batch or several; a pair that is in several of them is computed once, with that number in its
+weight: the same gradient, without the passes that would repeat it.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def shuffled(strengths_M: NDArray[np.float64], sub_batches: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """In how many of the sub-batches each pair of the step is, [M]. `strengths_M`: |A_i| + |A_j|.
+    """How often each pair of the step is in each of the sub-batches, 0 or 1 [S, M]. `strengths_M`: |A_i| + |A_j|.
 
     A pair without advantage is in none, so that sub-batches are smaller where there are too few with one; if none has
-    any, each is in one.
+    any, they are dealt out, each to one.
     """
-    size = -(-len(strengths_M) // sub_batches)
+    num_pairs = len(strengths_M)
+    times_SM = np.zeros((sub_batches, num_pairs), np.int64)
     if not strengths_M.any():
-        return np.ones(len(strengths_M), np.int64)
+        times_SM[np.arange(num_pairs) % sub_batches, np.arange(num_pairs)] = 1
+        return times_SM
     chances_M = strengths_M / strengths_M.sum()
     # Beside a strong pair the chance of the weakest may be 0 in float64.
-    size = min(size, int(np.count_nonzero(chances_M)))
-    times = np.zeros(len(strengths_M), np.int64)
-    for _ in range(sub_batches):
-        times[rng.choice(len(times), size=size, replace=False, p=chances_M)] += 1
-    return times
+    size = min(-(-num_pairs // sub_batches), int(np.count_nonzero(chances_M)))
+    for times_M in times_SM:
+        times_M[rng.choice(num_pairs, size=size, replace=False, p=chances_M)] = 1
+    return times_SM
 
 
 def times_trained(
@@ -55,20 +57,26 @@ def times_trained(
     *,
     sub_batches: int,
     rng: np.random.Generator,
-) -> list[NDArray[np.int64]]:
-    """How often each rollout of each group [G] counts: 0, it is left out. `there`: those that may be chosen.
-    `sub_batches`: S; 0 = each kept pair counts once."""
+) -> list[list[NDArray[np.int64]]]:
+    """How often each rollout of each group [G] counts in each sub-batch: 0, it is not in it. `there`: those that may be
+    chosen. `sub_batches`: S; 0 = there is one, in which each kept pair is."""
     places = [np.flatnonzero(mask) for mask in there]
     kept = [
         place[most_unlike(of_group[place])] if len(place) else np.zeros((0, 2), np.intp)
         for of_group, place in zip(advantages, places, strict=True)
     ]
     strengths = [np.abs(of_group[pairs]).sum(axis=1) for of_group, pairs in zip(advantages, kept, strict=True)]
-    counts = [np.ones(len(pairs), np.int64) for pairs in kept]
-    if sub_batches and any(map(len, kept)):
-        times_M = shuffled(np.concatenate(strengths), sub_batches, rng)
-        counts = np.split(times_M, np.cumsum([len(pairs) for pairs in kept])[:-1])
-    return [_of_rollouts(len(mask), pairs, count) for mask, pairs, count in zip(there, kept, counts, strict=True)]
+    times_SM = np.ones((1, sum(map(len, kept))), np.int64)
+    if sub_batches and times_SM.size:
+        times_SM = shuffled(np.concatenate(strengths), sub_batches, rng)
+    ends = np.cumsum([len(pairs) for pairs in kept])[:-1]
+    return [
+        [
+            _of_rollouts(len(mask), pairs, count)
+            for mask, pairs, count in zip(there, kept, np.split(times_M, ends), strict=True)
+        ]
+        for times_M in times_SM
+    ]
 
 
 def _of_rollouts(size: int, pairs: NDArray[np.intp], counts: NDArray[np.int64]) -> NDArray[np.int64]:

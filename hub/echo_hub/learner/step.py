@@ -6,6 +6,9 @@ micro-batches, and so over ranks, and be found out only after a part of it is in
 computed again, is subtracted before the optimizer sees it: exact but for rounding, and as all that was clearly forged
 had been left out at once, rounding of the size of an honest gradient's. It costs nothing where nobody forges.
 
+Of several updates, those behind the first may have rollouts of the first one's groups. Then all that they have is read
+and screened before the first: a group is in all of its updates or in none.
+
 An update whose gradient's norm is an outlier of the run's history (`echo_hub.learner.norms`) is held back: weights and
 optimizer stay as they are, and the rollouts that dominate the gradient are named.
 """
@@ -91,18 +94,20 @@ def screened_step(
     history, entropy_coefficient = entropy.adapt(history, settings.objective)
     loss = StepLoss(settings.objective, entropy_coefficient=entropy_coefficient)
     step = weigh(groups, settings, learner_version=learner_version)
-    shares = _shares(policy.ranks, step, settings)
+    tokens = settings.learner.tokens_at_once
+    shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
+    findings = Findings()
     # Of the first share, the pass that is differentiated is itself the one at the start of the step.
+    early = loss.needs_proximal or step.divides_groups
     proximal = [
-        [_proximal_logprobs(policy, batch) if number and loss.needs_proximal else None for batch in share]
+        [_at_start(policy, batch, findings) if number and early else None for batch in share]
         for number, share in enumerate(shares)
     ]
-    findings = Findings()
     statistics: list[Tensor] = []
     recent = list(history.norms)
     found: list[float] = []
     updated = held_back = 0
-    for share, known in zip(shares, proximal, strict=True):
+    for of_update, share, known in zip(step.updates, shares, proximal, strict=True):
         optimizer.zero_grad(set_to_none=True)
         statistics += _screened_gradient(policy, share, known, loss, findings, scale=len(shares))
         norm = _norm(policy, settings.training)
@@ -112,7 +117,7 @@ def screened_step(
             updated += 1
         elif norm != 0:
             held_back += 1
-            findings.suspects |= _dominant(policy, step, loss, settings, left_out=findings.left_out)
+            findings.suspects |= _dominant(policy, of_update, loss, settings, left_out=findings.left_out)
         if 0 < norm < float("inf"):
             recent.append(norm)
     metrics = {
@@ -144,7 +149,7 @@ def smaller(
     rollout."""
     tokens = settings.learner.tokens_at_once
     step = weigh(groups, settings, learner_version=learner_version)
-    found = [halved(share, ranks.budget(share, tokens)) for share in _of_updates(step, settings)]
+    found = [halved(share, ranks.budget(share, tokens)) for share in step.updates]
     return max((budget for budget in found if budget is not None), default=None)
 
 
@@ -198,13 +203,13 @@ def _screened_gradient(
     *,
     scale: float,
 ) -> list[Tensor]:
-    """Adds the gradient of what of this rank's micro-batches no rank has found out; the STATISTICS."""
+    """Adds the gradient of what of this rank's micro-batches no rank has found out; the STATISTICS. `proximal`: of
+    `_at_start`, which has screened the micro-batch then."""
     statistics: list[Tensor] = []
     added: list[set[int]] = []
     for batch, proximal_N in zip(share, proximal, strict=True):
-        part = accumulate_gradient(
-            policy, batch, loss, proximal_N=proximal_N, scale=scale, keep=partial(_screen, findings)
-        )
+        keep = partial(_screen if proximal_N is None else _not_left_out, findings)
+        part = accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=scale, keep=keep)
         statistics.append(part)
         added.append(set(batch.groups) - findings.left_out)
     for said in policy.ranks.exchange({"left_out": list(findings.left_out), "suspects": list(findings.suspects)}):
@@ -235,6 +240,11 @@ def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances
     forged = np.flatnonzero(screen.impossible(tokens)).tolist()
     findings.suspects.update(batch.numbers[rollout] for rollout in forged)
     findings.left_out.update(batch.groups[rollout] for rollout in forged)
+    return _not_left_out(findings, batch, logprobs_N, distances_N)
+
+
+def _not_left_out(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
+    """A `Keep`: the tokens of groups of which nothing is found out yet."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
     return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)
@@ -247,9 +257,14 @@ def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _dist
 
 
 def _dominant(
-    policy: Policy, step: WeightedStep, loss: StepLoss, settings: LearnerSettings, *, left_out: Collection[int]
+    policy: Policy,
+    groups: Sequence[WeightedGroup],
+    loss: StepLoss,
+    settings: LearnerSettings,
+    *,
+    left_out: Collection[int],
 ) -> set[int]:
-    """The rollouts that dominate the step's gradient, by their places: those whose own is at least half as long as the
+    """The rollouts that dominate an update's gradient, by their places: those whose own is at least half as long as the
     longest, of groups of which that holds too. Every rank computes them all. No gradient is left."""
 
     def norm_of(group: WeightedGroup) -> float:
@@ -261,11 +276,11 @@ def _dominant(
         norm = float(torch.nn.utils.get_total_norm(gradients))
         return norm if math.isfinite(norm) else math.inf
 
-    def longest(groups: Sequence[WeightedGroup]) -> list[WeightedGroup]:
-        norms = [norm_of(group) for group in groups]
-        return [group for group, norm in zip(groups, norms, strict=True) if norm >= max(norms) / 2]
+    def longest(some: Sequence[WeightedGroup]) -> list[WeightedGroup]:
+        norms = [norm_of(group) for group in some]
+        return [group for group, norm in zip(some, norms, strict=True) if norm >= max(norms) / 2]
 
-    suspected = longest([group for group in step.groups if group.number not in left_out])
+    suspected = longest([group for group in groups if group.number not in left_out])
     alone = [replace(group, rollouts=(rollout,)) for group in suspected for rollout in group.rollouts]
     found = {group.rollouts[0].number for group in longest(alone)}
     for parameter in policy.parameters.values():
@@ -281,20 +296,13 @@ def _total(ranks: Ranks, statistics: Sequence[Tensor]) -> Tensor:
     return torch.cat((table[:, :-1].sum(dim=0), table[:, -1:].amax(dim=0)))
 
 
-def _shares(ranks: Ranks, step: WeightedStep, settings: LearnerSettings) -> list[list[MicroBatch]]:
-    """This process's micro-batches of each update, whose groups are dealt out in turn; no share is empty."""
-    tokens = settings.learner.tokens_at_once
-    return [ranks.micro_batches(groups, micro_batch_tokens=tokens) for groups in _of_updates(step, settings)]
-
-
-def _of_updates(step: WeightedStep, settings: LearnerSettings) -> list[Sequence[WeightedGroup]]:
-    updates = min(len(step.groups), settings.training.updates_per_step)
-    return [step.groups[first::updates] for first in range(updates)]
-
-
-def _proximal_logprobs(policy: Policy, batch: MicroBatch) -> Tensor:
-    with torch.no_grad():
-        return policy.logprobs(batch.to(policy.device))
+@torch.no_grad()
+def _at_start(policy: Policy, batch: MicroBatch, findings: Findings) -> Tensor:
+    """The learner's log-probabilities before the first update, [N]; what no honest engine gives is found out."""
+    batch = batch.to(policy.device)
+    logprobs_N, distances_N, _ = policy.screened(batch)
+    _screen(findings, batch, logprobs_N, distances_N)
+    return logprobs_N
 
 
 def _norm(policy: Policy, settings: TrainingConfig) -> float:

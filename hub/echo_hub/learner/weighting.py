@@ -10,6 +10,8 @@ not matter how the tokens are split into micro-batches, or over processes. In th
     left out    what was cut off, if `objective.overlong` is "mask"; then what `objective.selection` does not choose.
                 Out of the denominators below too, whatever the aggregation (TRL keeps N in grpo's and dr_grpo's).
                 What `objective.shuffle_batches` chooses several times counts as often, in them and in the loss
+    update      of several in the step (`training.updates_per_step`), which sub-batches each has; without sub-batches,
+                which of the groups that are computed: both are dealt out in turn
     weight      by the aggregation, over what is left: N rollouts with T_i drawn tokens each, in M groups
 
     token_mean      1 / Σ_j T_j
@@ -36,6 +38,10 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.credit import EpisodeRewards, Values, turn_advantages
 from echo_hub.learner.selection import times_trained
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
+
+
+Times = Sequence[NDArray[np.int64]]
+"""How often each rollout counts, [G] for each group of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +71,14 @@ class WeightedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedStep:
-    """The rollouts of a whole step that are computed; a group without any is not in `groups`."""
+    """The rollouts of a whole step that are computed; a group without any is in no update, an update without any is
+    left out."""
 
-    groups: tuple[WeightedGroup, ...]
+    updates: tuple[tuple[WeightedGroup, ...], ...]
+    """What each update of the optimizer is computed from, one after the other, with the weights that it has in the
+    whole step's loss."""
+    divides_groups: bool
+    """Whether rollouts of a group, or one rollout, may be in several updates."""
     groups_without_advantage: int
     """How many groups there are whose rewards, less any penalty, are all equal, but for rounding; with credit by turn:
     their returns from every turn on."""
@@ -87,22 +98,19 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner
         np.array([objective.overlong != "mask" or not rollout.truncated for rollout in group.rollouts])
         for group in groups
     ]
-    times = _times(values, complete, settings, learner_version)
-    kept = [often > 0 for often in times]
+    drawn = _sub_batches(values, complete, settings, learner_version)
+    times = _together(drawn)
     lengths = [np.array([rollout.loss_mask.sum() for rollout in group.rollouts]) for group in groups]
     weights = _weights(lengths, times, settings)
     whole = objective.kl_coefficient > 0 or objective.trains_entropy
-    computed = [there & (some | whole) for there, some in zip(kept, present, strict=True)]
-    first = np.cumsum([0, *(len(group.rollouts) for group in groups)])
+    computed = [[often * (some | whole) for often, some in zip(one, present, strict=True)] for one in drawn]
+    updates = [_weighted(groups, values, weights, one) for one in _dealt(computed, settings.training.updates_per_step)]
     return WeightedStep(
-        groups=tuple(
-            _weighted(groups[number], value, weight, there, places=(number, int(first[number])))
-            for number, (value, weight, there) in enumerate(zip(values, weights, computed, strict=True))
-            if there.any()
-        ),
+        updates=tuple(filter(None, updates)),
+        divides_groups=len(drawn) > 1 and len(updates) > 1,
         groups_without_advantage=sum(not some.any() for some in present),
         rollouts_masked=sum(int((~there).sum()) for there in complete),
-        rollouts_unselected=sum(int((a & ~b).sum()) for a, b in zip(complete, kept, strict=True)),
+        rollouts_unselected=sum(int((a & (often == 0)).sum()) for a, often in zip(complete, times, strict=True)),
     )
 
 
@@ -127,13 +135,14 @@ def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens:
     return -float(np.clip((num_tokens - (max_tokens - buffer)) / buffer, 0, 1))
 
 
-def _times(
+def _sub_batches(
     values: Sequence[Values], complete: Sequence[NDArray[np.bool_]], settings: LearnerSettings, learner_version: int
-) -> list[NDArray[np.int64]]:
-    """How often each rollout counts, [G] for each group."""
+) -> list[Times]:
+    """How often each rollout counts in each sub-batch, of which there is one unless `objective.shuffle_batches` draws
+    several."""
     objective = settings.objective
     if objective.selection == "all":
-        return [there.astype(np.int64) for there in complete]
+        return [[there.astype(np.int64) for there in complete]]
     return times_trained(
         [np.array([of_turns[0] for of_turns in value]) for value in values],
         complete,
@@ -142,16 +151,33 @@ def _times(
     )
 
 
+def _together(sub_batches: Sequence[Times]) -> Times:
+    """How often each rollout counts in all of them."""
+    return [np.sum(of_group, axis=0) for of_group in zip(*sub_batches, strict=True)]
+
+
+def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
+    """How often each rollout counts in each update: sub-batches are dealt out in turn; of a single one, the groups of
+    which something is computed."""
+    if len(sub_batches) > 1:
+        return [_together(sub_batches[first::updates]) for first in range(min(updates, len(sub_batches)))]
+    (times,) = sub_batches
+    there = [number for number, often in enumerate(times) if often.any()]
+    shares = [there[first::updates] for first in range(updates)]
+    return [[often * (number in share) for number, often in enumerate(times)] for share in shares]
+
+
 def _weights(
-    lengths: Sequence[NDArray[np.int64]], times: Sequence[NDArray[np.int64]], settings: LearnerSettings
+    lengths: Sequence[NDArray[np.int64]], times: Times, settings: LearnerSettings
 ) -> list[NDArray[np.float64]]:
-    """The weight of each rollout's tokens, [G] for each group. `times`: how often each counts; a group counts once."""
+    """The weight of each rollout's tokens each time that it counts, [G] for each group. `times`: how often that is in
+    the whole step; a group counts once."""
     rollouts = sum(int(often.sum()) for often in times)
     groups = sum(bool(often.any()) for often in times)
     tokens = [int((length * often).sum()) for length, often in zip(lengths, times, strict=True)]
     aggregation = settings.objective.chosen_aggregation
     if settings.training.tokens_per_step:
-        return [often / settings.training.tokens_per_step for often in times]
+        return [np.full(len(often), 1 / settings.training.tokens_per_step) for often in times]
 
     def of_group(length: NDArray[np.int64], own_tokens: int) -> NDArray[np.float64]:
         match aggregation:
@@ -167,40 +193,34 @@ def _weights(
                 assert_never(aggregation)
 
     return [
-        often * of_group(length, own) if own else np.zeros(len(length))
-        for length, often, own in zip(lengths, times, tokens, strict=True)
+        of_group(length, own) if own else np.zeros(len(length)) for length, own in zip(lengths, tokens, strict=True)
     ]
 
 
 def _weighted(
-    group: TrainingGroup,
-    values: Values,
-    weights: NDArray[np.float64],
-    computed: NDArray[np.bool_],
-    *,
-    places: tuple[int, int],
-) -> WeightedGroup:
-    """`places`: the group's among the step's groups, and its first rollout's among the step's rollouts."""
-    number, first = places
-    return WeightedGroup(
-        number=number,
-        prompt_ids=group.prompt_ids,
-        rollouts=tuple(
+    groups: Sequence[TrainingGroup], values: Sequence[Values], weights: Sequence[NDArray[np.float64]], times: Times
+) -> tuple[WeightedGroup, ...]:
+    """What is computed for one update, in which each rollout counts so often."""
+    found = []
+    first = 0
+    for number, (group, value, weight, often) in enumerate(zip(groups, values, weights, times, strict=True)):
+        rollouts = tuple(
             WeightedRollout(
                 completion_ids=rollout.completion_ids,
                 loss_mask=rollout.loss_mask,
                 behavior_logprobs=rollout.behavior_logprobs,
-                advantages=_of_tokens(value, rollout),
-                weight=float(weight),
+                advantages=_of_tokens(value[index], rollout),
+                weight=float(weight[index] * often[index]),
                 draws=rollout.draws,
                 number=first + index,
             )
-            for index, (rollout, value, weight, there) in enumerate(
-                zip(group.rollouts, values, weights, computed, strict=True)
-            )
-            if there
-        ),
-    )
+            for index, rollout in enumerate(group.rollouts)
+            if often[index]
+        )
+        if rollouts:
+            found.append(WeightedGroup(number=number, prompt_ids=group.prompt_ids, rollouts=rollouts))
+        first += len(group.rollouts)
+    return tuple(found)
 
 
 def _of_tokens(advantages_of_turns: NDArray[np.float64], rollout: TrainingRollout) -> NDArray[np.float64]:

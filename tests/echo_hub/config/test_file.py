@@ -62,6 +62,10 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
             ('objective.selection must be "all"',),
         ),
         ("[objective]\nshuffle_batches = 8\n", ("objective", 'needs selection = "shuffle_r1"')),
+        (
+            "[training]\nupdates_per_step = 4\n[objective]\nselection = 'shuffle_r1'\nshuffle_batches = 6\n",
+            ("objective.shuffle_batches must be a multiple of training.updates_per_step", "got 6 and 4"),
+        ),
         ("[learner]\nhosts = 2\n", ("learner.address must be HOST:PORT",)),
         ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a GPU of its own")),
         ("[dissemination]\nway = 'pigeon'\n", ("dissemination.way", "'pigeon'", "line 2", "'broadcast'")),

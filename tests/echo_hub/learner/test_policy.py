@@ -79,7 +79,7 @@ def naive_logprobs(policy: Policy, groups: list[WeightedGroup], temperature: flo
 
 
 def weighted(groups: list[TrainingGroup], settings: LearnerSettings) -> list[WeightedGroup]:
-    return weigh(groups, settings).groups
+    return weigh(groups, settings).updates[0]
 
 
 def gradient(policy: Policy, batches: list[MicroBatch]) -> torch.Tensor:

@@ -31,17 +31,22 @@ def test_two_processes_train_as_one_does(
         return {"settings": settings, "steps": [frames.pack_groups(groups) for groups in steps], "tolerance": tolerance}
 
     def forged(groups: list[TrainingGroup]) -> list[TrainingGroup]:
-        """The first and the third group have a last rollout that claims what no honest engine does."""
+        """The best rollouts of the first and the third group claim what no honest engine does."""
 
         def claimed(group: TrainingGroup) -> TrainingGroup:
-            *others, last = group.rollouts
-            claims = np.full_like(last.behavior_logprobs, -60)
-            return replace(group, rollouts=(*others, replace(last, behavior_logprobs=claims)))
+            best = max(group.rollouts, key=lambda rollout: rollout.reward)
+            claims = replace(best, behavior_logprobs=np.full_like(best.behavior_logprobs, -60))
+            return replace(group, rollouts=tuple(claims if one is best else one for one in group.rollouts))
 
         return [claimed(group) if number in (0, 2) else group for number, group in enumerate(groups)]
 
     steps = [make_groups(step) for step in range(2)]
     equal = [replace(g, rollouts=tuple(replace(r, reward=1.0) for r in g.rollouts)) for g in steps[0]]
+    shuffled = {
+        "training": {"updates_per_step": 2},
+        "objective": {"selection": "shuffle_r1", "shuffle_batches": 4},
+        "learner": {"micro_batch_tokens": 64},
+    }
     cases = {
         "plain": case(steps),
         # Many tokens are clipped: Adam makes full steps of gradients that are of rounding's own size. The weights of
@@ -56,6 +61,8 @@ def test_two_processes_train_as_one_does(
         "by sequence": case(steps, 1e-4, training={"lora_targets": "attention"}, objective={"name": "gspo"}),
         # Groups are split over the ranks, and one rank alone finds out each.
         "left out": case([forged(groups) for groups in steps], 1e-4, learner={"micro_batch_tokens": 64}),
+        "sub-batches over updates": case(steps, 1e-4, **shuffled),
+        "left out, of sub-batches over updates": case([forged(groups) for groups in steps], 1e-4, **shuffled),
         # From the second step on it counts.
         "entropy": case(
             steps,

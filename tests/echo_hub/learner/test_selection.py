@@ -48,26 +48,28 @@ def test_a_pair_is_at_most_once_in_a_sub_batch_and_one_without_advantage_in_none
 ) -> None:
     values = np.array(strengths)
     times = shuffled(values, sub_batches, np.random.default_rng(seed))
-    if not values.any():
-        assert (times == 1).all()
-        return
-    assert times.max() <= sub_batches and not times[values == 0].any()
-    size = min(-(-len(values) // sub_batches), np.count_nonzero(values / values.sum()))
-    assert times.sum() == sub_batches * size
+    assert times.shape == (sub_batches, len(values)) and set(times.flat) <= {0, 1}
     assert (times == shuffled(values, sub_batches, np.random.default_rng(seed))).all()
+    if not values.any():
+        assert (times.sum(axis=0) == 1).all() and np.ptp(times.sum(axis=1)) <= 1, "dealt out"
+        return
+    assert not times[:, values == 0].any()
+    assert (times.sum(axis=1) == min(-(-len(values) // sub_batches), np.count_nonzero(values / values.sum()))).all()
 
 
 def test_what_is_twice_as_strong_is_drawn_about_twice_as_often() -> None:
     values = np.array([1.0, 2.0] * 200)
-    times = np.array([shuffled(values, 40, np.random.default_rng(seed)) for seed in range(50)])
+    times = np.concatenate([shuffled(values, 40, np.random.default_rng(seed)) for seed in range(50)])
     assert times[:, 1::2].sum() / times[:, ::2].sum() == pytest.approx(2, rel=0.05)
 
 
 def test_both_of_a_pair_count_as_often_and_nothing_is_taken_that_may_not_be() -> None:
     advantages = [np.array([1.0, -1.0, 0.5, -0.5]), np.zeros(4), np.array([2.0, -2.0, 9.0])]
     there = [np.ones(4, bool), np.ones(4, bool), np.array([True, True, False])]
-    once = times_trained(advantages, there, sub_batches=0, rng=np.random.default_rng(0))
+    (once,) = times_trained(advantages, there, sub_batches=0, rng=np.random.default_rng(0))
     assert [of.tolist() for of in once] == [[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0]]
     often = times_trained(advantages, there, sub_batches=6, rng=np.random.default_rng(0))
-    assert often[0][0] == often[0][1] and often[2][0] == often[2][1] and not often[1].any() and not often[2][2]
-    assert often[0][0] + often[2][0] == 6
+    assert len(often) == 6
+    for first, second, third in often:
+        assert first[0] == first[1] and third[0] == third[1] and not second.any() and not third[2]
+        assert first[0] + third[0] == 1

@@ -51,7 +51,7 @@ def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSetti
     """The whole step's gradient, in micro-batches of at most `tokens` tokens."""
     policy.model.zero_grad(set_to_none=True)
     loss = StepLoss(settings.objective)
-    for batch in build_micro_batches(weigh(groups, settings).groups, micro_batch_tokens=tokens):
+    for batch in build_micro_batches(weigh(groups, settings).updates[0], micro_batch_tokens=tokens):
         accumulate_gradient(policy, batch, loss)
     return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
 
@@ -102,7 +102,7 @@ def test_the_split_does_not_change_the_gradient(
     groups = make_groups(0) + make_groups(1)
     groups = with_turns(groups) if turns else groups
     settings = make_settings(objective=objective)
-    weighted = weigh(groups, settings).groups
+    weighted = weigh(groups, settings).updates[0]
     # The budget that makes seven of one.
     seven = bisect_left(
         range(10_000), True, key=lambda budget: len(build_micro_batches(weighted, micro_batch_tokens=budget)) <= 7
@@ -306,6 +306,66 @@ def test_updates_are_deterministic_and_never_more_than_groups(
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def of_eight(make_groups: MakeGroups) -> list[TrainingGroup]:
+    """Five groups, of which two pairs are kept each."""
+    return [
+        replace(one, rollouts=one.rollouts + other.rollouts)
+        for number, (one, other) in enumerate(zip(make_groups(0), make_groups(1), strict=True))
+        if number != 4
+    ]
+
+
+SHUFFLED = {
+    "objective": {"name": "dr_grpo", "selection": "shuffle_r1", "shuffle_batches": 4},
+    "training": {"updates_per_step": 2},
+}
+
+
+def by_hand(settings: LearnerSettings, groups: list[TrainingGroup], *, without: int | None = None) -> Policy:
+    """Trained by two updates on the sub-batches of each."""
+    policy = Policy.load(settings)
+    optimizer = make_optimizer(policy, settings.training)
+    for update in weigh(groups, settings).updates:
+        kept = [group for group in update if group.number != without]
+        optimizer.zero_grad(set_to_none=True)
+        for batch in build_micro_batches(kept, micro_batch_tokens=100_000):
+            accumulate_gradient(policy, batch, StepLoss(settings.objective), scale=2.0)
+        torch.nn.utils.clip_grad_norm_(policy.parameters.values(), settings.training.max_grad_norm)
+        optimizer.step()
+    return policy
+
+
+def test_each_update_is_a_step_on_its_own_sub_batches(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
+    groups, settings = of_eight(make_groups), make_settings(**SHUFFLED)
+    first, second = ({one.number for of in update for one in of.rollouts} for update in weigh(groups, settings).updates)
+    assert first & second and first - second and second - first
+    weights, metrics = trained(settings, groups)
+    for ours, theirs in zip(weights, by_hand(settings, groups).parameters.values(), strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), atol=1e-6, rtol=1e-5)
+    assert metrics["updated"] == 2
+    again, _ = trained(settings, groups)
+    assert all(torch.equal(a, b) for a, b in zip(weights, again, strict=True))
+
+
+def test_a_group_is_in_no_update_when_what_a_later_one_has_of_it_is_forged(
+    make_groups: MakeGroups, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(**SHUFFLED)
+    honest = of_eight(make_groups)
+    first, second = weigh(honest, settings).updates
+    early = {one.number for of in first for one in of.rollouts}
+    late = [(of.number, one.number) for of in second for one in of.rollouts if one.number not in early]
+    group, number = next(place for place in late if place[0] in [of.number for of in first])
+    groups = forged(honest, group, number % 8, -60.0)
+    policy = Policy.load(settings)
+    outcome = screened_step(policy, make_optimizer(policy, settings.training), groups, settings)
+    assert (outcome.screen["left_out"], outcome.screen["suspects"]) == ([group], [number])
+    for ours, theirs in zip(
+        policy.parameters.values(), by_hand(settings, groups, without=group).parameters.values(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
 def test_the_proximal_policy_is_that_of_the_start_of_the_step(
     make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
@@ -451,7 +511,7 @@ def test_what_no_honest_engine_gives_leaves_the_step_with_its_group(
     index: int,
 ) -> None:
     groups = forged(make_groups(0), 2, index, -60.0)
-    weighted = weigh(groups, make_settings(objective=objective)).groups
+    weighted = weigh(groups, make_settings(objective=objective)).updates[0]
 
     def parts(tokens: int) -> int:
         return sum(2 in batch.groups for batch in build_micro_batches(weighted, micro_batch_tokens=tokens))

@@ -36,11 +36,11 @@ STEP = [
 
 
 def weights_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> list[list[float]]:
-    return [[rollout.weight for rollout in group.rollouts] for group in weigh(groups, settings).groups]
+    return [[rollout.weight for rollout in group.rollouts] for group in weigh(groups, settings).updates[0]]
 
 
 def advantages_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> list[list[float]]:
-    found = [[rollout.advantages for rollout in group.rollouts] for group in weigh(groups, settings).groups]
+    found = [[rollout.advantages for rollout in group.rollouts] for group in weigh(groups, settings).updates[0]]
     assert all(len(set(values)) == 1 for of_group in found for values in of_group)
     return [[float(values[0]) for values in of_group] for of_group in found]
 
@@ -66,14 +66,14 @@ def test_aggregations_by_hand(make_settings: MakeSettings, aggregation: str, wei
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "group_mean"])
 def test_a_mean_has_weights_that_add_up_to_one(make_settings: MakeSettings, aggregation: str) -> None:
     settings = make_settings(objective={"aggregation": aggregation, "kl_coefficient": 0.1})
-    total = sum(r.weight * r.loss_mask.sum() for group in weigh(STEP, settings).groups for r in group.rollouts)
+    total = sum(r.weight * r.loss_mask.sum() for group in weigh(STEP, settings).updates[0] for r in group.rollouts)
     assert total == pytest.approx(1)
 
 
 def test_with_a_kl_weight_everything_is_computed(make_settings: MakeSettings) -> None:
     settings = make_settings(objective={"name": "dapo", "kl_coefficient": 0.1})
     found = weigh(STEP, settings)
-    assert [len(group.rollouts) for group in found.groups] == [2, 3, 2]
+    assert [len(group.rollouts) for group in found.updates[0]] == [2, 3, 2]
     assert found.groups_without_advantage == 1
 
 
@@ -113,7 +113,7 @@ def test_masked_rollouts_leave_the_loss_and_stay_in_the_advantages(make_settings
 def test_a_step_of_nothing_but_masked_rollouts_is_empty(make_settings: MakeSettings) -> None:
     step = [group(rollout(6, 1.0, truncated=True), rollout(6, 0.0, truncated=True))]
     for aggregation in ("token_mean", "sequence_mean", "group_mean", "constant"):
-        assert weigh(step, make_settings(objective={"overlong": "mask", "aggregation": aggregation})).groups == ()
+        assert weigh(step, make_settings(objective={"overlong": "mask", "aggregation": aggregation})).updates == ()
 
 
 def turns(*lengths: int, reward: float, earned: Sequence[float] = ()) -> TrainingRollout:
@@ -127,7 +127,7 @@ def test_with_credit_by_turn_each_token_has_its_turns_advantage(make_settings: M
     """Returns 1, 0.75 and 0, 0 and 0.5; what has earned nothing before its last turn need not say so."""
     step = [group(turns(2, 1, reward=1.0, earned=[0.25]), turns(1, 3, reward=0.0), turns(2, reward=0.5))]
     settings = make_settings(objective={"advantage": "mean"}, training={"credit": "turn"})
-    (found,) = weigh(step, settings).groups
+    (found,) = weigh(step, settings).updates[0]
     assert [one.advantages.tolist() for one in found.rollouts] == [[0.5, 0.5, 0.375], [-0.5, -0.375, -0.375, -0.375]]
     settings = make_settings(objective={"advantage": "mean"})
     assert advantages_of(step, settings) == [[0.5, -0.5]]
@@ -137,14 +137,14 @@ def test_equal_rewards_have_an_advantage_where_turns_have(make_settings: MakeSet
     step = [group(turns(1, 1, reward=1.0, earned=[0.5]), turns(1, 1, reward=1.0))]
     found = weigh(step, make_settings(objective={"advantage": "mean"}, training={"credit": "turn"}))
     assert found.groups_without_advantage == 0
-    assert [one.advantages.tolist() for one in found.groups[0].rollouts] == [[0, -0.25], [0, 0.25]]
-    assert weigh(step, make_settings()).groups == ()
+    assert [one.advantages.tolist() for one in found.updates[0][0].rollouts] == [[0, -0.25], [0, 0.25]]
+    assert weigh(step, make_settings()).updates == ()
 
 
 def test_a_penalty_for_length_is_the_last_turns(make_settings: MakeSettings) -> None:
     objective = {"overlong": "penalty", "overlong_buffer_tokens": 4, "advantage": "mean"}
     step = [group(turns(1, 6, reward=1.0, earned=[1.0]), turns(1, 1, reward=1.0, earned=[1.0]))]
-    (found,) = weigh(step, make_settings(objective=objective, training={"credit": "turn"})).groups
+    (found,) = weigh(step, make_settings(objective=objective, training={"credit": "turn"})).updates[0]
     assert [set(one.advantages.tolist()) for one in found.rollouts] == [{-0.5}, {0.5}]
 
 
@@ -178,7 +178,7 @@ def test_what_is_drawn_several_times_counts_as_often(make_settings: MakeSettings
     weak = [group(rollout(1, 1e-9), rollout(2, 0.0)) for _ in range(3)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
     settings = make_settings(objective=objective)
-    (found,) = weigh([strong, *weak], settings).groups
+    (found,) = weigh([strong, *weak], settings).updates[0]
     assert [rollout.weight for rollout in found.rollouts] == [pytest.approx(4 / 12)] * 2, "alone in all four"
     assert weigh([strong, *weak], settings).rollouts_unselected == 6
 
@@ -186,20 +186,48 @@ def test_what_is_drawn_several_times_counts_as_often(make_settings: MakeSettings
 def test_a_group_mean_counts_a_group_once_however_often_its_pairs_are_drawn(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, reward), rollout(3, -reward)) for reward in (9.0, 1.0)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 3, "aggregation": "group_mean", "advantage": "mean"}
-    found = weigh(step, make_settings(objective=objective)).groups
+    found = weigh(step, make_settings(objective=objective)).updates[0]
     sums = [sum(one.weight * one.loss_mask.sum() for one in of_group.rollouts) for of_group in found]
     assert sums == [pytest.approx(1 / len(found))] * len(found)
 
 
 def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSettings) -> None:
     step = [group(rollout(1, 1.0), rollout(2, -1.0)) for _ in range(16)]
-    settings = make_settings(objective={"selection": "shuffle_r1", "shuffle_batches": 4, "advantage": "mean"})
+    objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "advantage": "mean"}
+    settings = make_settings(objective=objective, training={"updates_per_step": 2})
 
-    def drawn(version: int) -> list[tuple[int, float]]:
+    def drawn(version: int) -> list[list[tuple[int, float]]]:
         of_step = weigh(step, settings, learner_version=version)
-        return [(one.number, one.rollouts[0].weight) for one in of_step.groups]
+        return [[(one.number, one.rollouts[0].weight) for one in of_update] for of_update in of_step.updates]
 
     assert drawn(3) == drawn(3) != drawn(4)
+
+
+def test_each_update_has_sub_batches_of_its_own(make_settings: MakeSettings) -> None:
+    """Together they are what one update had been, each its own draws, and none is larger than another."""
+    step = [group(*(rollout(3, reward) for reward in (2.0, 1.0, -1.0, -2.0, 0.5, -0.5))) for _ in range(8)]
+    objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
+
+    def weights(settings: LearnerSettings) -> list[dict[int, float]]:
+        found = weigh(step, settings, learner_version=7).updates
+        return [{one.number: one.weight for of in update for one in of.rollouts} for update in found]
+
+    (whole,) = weights(make_settings(objective=objective))
+    shares = weights(make_settings(objective=objective, training={"updates_per_step": 2}))
+    assert {number: sum(share.get(number, 0) for share in shares) for number in whole} == pytest.approx(whole)
+    assert set(shares[0]) != set(shares[1]) and set(shares[0]) & set(shares[1]), "some pairs are in both"
+    assert [sum(share.values()) for share in shares] == [pytest.approx(sum(whole.values()) / 2)] * 2
+    # 16 kept pairs of 6 tokens, drawn anew: each share is 2 sub-batches of 4, in which a pair is once or twice.
+    assert {round(96 * weight) for share in shares for weight in share.values()} == {1, 2}
+
+
+def test_pairs_that_are_all_alike_are_dealt_out_to_the_updates(make_settings: MakeSettings) -> None:
+    """A weight for the divergence: nothing has an advantage, and all is computed once."""
+    step = [group(rollout(1, 1.0), rollout(2, 1.0)) for _ in range(5)]
+    objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "kl_coefficient": 0.1}
+    found = weigh(step, make_settings(objective=objective, training={"updates_per_step": 2})).updates
+    assert sorted(of.number for update in found for of in update) == list(range(5))
+    assert [len(update) for update in found] == [3, 2]
 
 
 def test_what_is_cut_off_is_not_selected(make_settings: MakeSettings) -> None:
