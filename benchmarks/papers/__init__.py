@@ -6,7 +6,7 @@ paper reports, at which scale, and where.
 
 Runs are those of `benchmarks.learning`: the hub's own coordinator, problems and learner, whose nodes are as fast as can
 be, so that a run with staleness bound S trains on rollouts that are exactly S steps old. Three seeds each, six beside
-TRL; a run that several tables name is carried out once.
+TRL and for Shuffle-R1; a run that several tables name is carried out once.
 """
 
 from __future__ import annotations

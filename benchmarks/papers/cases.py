@@ -38,6 +38,8 @@ class Case:
     demonstrations: int = 0
     sft: SftSettings | None = None
     """How a case that is `finetuned` is trained on its demonstrations."""
+    same_draws: bool = False
+    """TRL's trainer begins with the hub's own adapter, and draws by its sampler and seeds."""
     precision: str = "policy"
     """Who draws: policy is the learner's own model; else the node's llama.cpp engine, in this precision."""
     delay_s: float | None = None

@@ -3,6 +3,9 @@
 Model, adapter, optimizer, batch and the objective are the run's; so are the order of problems and the evaluation. It is
 given what makes it fastest here: the whole batch in one pass (all prompts are of one length, so that nothing is
 padded), keys and values kept, no gradient checkpointing, fused AdamW, nothing logged or saved.
+
+What it draws is its own chance, unless it is to draw as the hub does: by the hub's sampler and the seeds of the run's
+problems, beginning with the same adapter. Then its steps are the hub's own, but for what the two trainers differ in.
 """
 
 from __future__ import annotations
@@ -10,28 +13,32 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, set_peft_model_state_dict
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared import torch_sampler
+from echo_shared.sampling import GroupRequest
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
     """The curve and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
-    train(curve)
+    train(curve, same_draws=case.same_draws)
     return curve.points, curve.steps
 
 
@@ -49,8 +56,8 @@ class Curve(TrainerCallback):
         self._until = until
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.load(base_dir)
-        self._stop_ids = codec.stop_ids
-        self._problems = Problems.of_run(config, codec)
+        self.stop_ids = codec.stop_ids
+        self.problems = Problems.of_run(config, codec)
 
     def reward(self, rewards: Sequence[float]) -> None:
         self.steps.append({"mean_reward": sum(rewards) / len(rewards)})
@@ -68,13 +75,13 @@ class Curve(TrainerCallback):
         self.model.eval()
         completions = torch_sampler.greedy(
             self.model,
-            self._problems.heldout_prompt_ids(),
+            self.problems.heldout_prompt_ids(),
             max_tokens=self.config.sampling.max_tokens,
-            stop_ids=self._stop_ids,
+            stop_ids=self.stop_ids,
         )
         self.model.train()
-        rewards = [score_of(self._problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
-        accuracy = sum(map(self._problems.rewards_of(self._problems.sets[0]).is_solved, rewards)) / len(rewards)
+        rewards = [score_of(self.problems.heldout_respond(number, [ids])) for number, ids in enumerate(completions)]
+        accuracy = sum(map(self.problems.rewards_of(self.problems.sets[0]).is_solved, rewards)) / len(rewards)
         self.points.append(
             Point(
                 trained_rollouts=step * training.groups_per_step * training.group_size,
@@ -86,9 +93,9 @@ class Curve(TrainerCallback):
         self.at_s.append(time.monotonic())
 
 
-def train(curve: Curve, *, continuous: bool = False) -> None:
+def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -> None:
     """TRL's own training, from the base model to the last step. `continuous`: it generates by transformers' continuous
-    batching."""
+    batching; `same_draws`: as the hub draws."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
     assert not isinstance(task, Environment), "a task of one turn"
@@ -119,10 +126,50 @@ def train(curve: Curve, *, continuous: bool = False) -> None:
                 bias="none",
                 task_type="CAUSAL_LM",
             ),
+            rollout_func=HubsDraws(curve) if same_draws else None,
         )
+        if same_draws:
+            settings = LearnerSettings.of_run(config, base_dir=Path(base_dir), stop_ids=curve.stop_ids)
+            set_peft_model_state_dict(trainer.model, Policy.load(settings).published())
         curve.model = trainer.model
         trainer.add_callback(curve)
         trainer.train()
+
+
+class HubsDraws:
+    """A `rollout_func` of GRPOTrainer's: of each batch, every completion is drawn as the hub would draw it."""
+
+    def __init__(self, curve: Curve) -> None:
+        self._curve = curve
+        self._drawn_groups = 0
+
+    def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[list[Any]]]:
+        """`prompts`: each as often as there are completions of it."""
+        config, problems = self._curve.config, self._curve.problems
+        size = config.training.group_size
+        first = self._drawn_groups
+        self._drawn_groups += len(prompts) // size
+        requests = [
+            GroupRequest(
+                lease_id=group_id,
+                group_id=group_id,
+                indices=tuple(range(size)),
+                prompt_ids=problems.prompt_ids(group_id),
+                seed=problems.seed(group_id),
+                policy_version=0,
+                temperature=config.sampling.temperature,
+                max_tokens=config.sampling.max_tokens,
+                stop_ids=self._curve.stop_ids,
+            )
+            for group_id in range(first, self._drawn_groups)
+        ]
+        drawn = torch_sampler.sample_groups(trainer.model, requests)
+        in_order = sorted(drawn, key=lambda rollout: (rollout.group_id, rollout.index))
+        return {
+            "prompt_ids": [problems.prompt_ids(rollout.group_id).tolist() for rollout in in_order],
+            "completion_ids": [rollout.completion_ids.tolist() for rollout in in_order],
+            "logprobs": [rollout.behavior_logprobs.tolist() for rollout in in_order],
+        }
 
 
 def arguments(config: HubConfig, directory: str, *, continuous: bool = False) -> GRPOConfig:

@@ -208,7 +208,7 @@ def _screened_gradient(
     statistics: list[Tensor] = []
     added: list[set[int]] = []
     for batch, proximal_N in zip(share, proximal, strict=True):
-        keep = partial(_screen if proximal_N is None else _not_left_out, findings)
+        keep: Keep = partial(_screen if proximal_N is None else _not_left_out, findings)
         part = accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=scale, keep=keep)
         statistics.append(part)
         added.append(set(batch.groups) - findings.left_out)

@@ -39,7 +39,6 @@ from echo_hub.learner.credit import EpisodeRewards, Values, turn_advantages
 from echo_hub.learner.selection import times_trained
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout, no_draws
 
-
 Times = Sequence[NDArray[np.int64]]
 """How often each rollout counts, [G] for each group of the step."""
 
@@ -137,7 +136,7 @@ def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens:
 
 def _sub_batches(
     values: Sequence[Values], complete: Sequence[NDArray[np.bool_]], settings: LearnerSettings, learner_version: int
-) -> list[Times]:
+) -> Sequence[Times]:
     """How often each rollout counts in each sub-batch, of which there is one unless `objective.shuffle_batches` draws
     several."""
     objective = settings.objective

@@ -3,20 +3,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers import batches
-from benchmarks.papers.cases import COLOCATED
 from tests.benchmarks.papers.toy import ran
 
 
 def test_steps_of_a_run_that_never_comes_there_are_no_number() -> None:
-    found = {
-        COLOCATED: [ran(0.4, 0.8)],
-        batches.SHUFFLED: [ran(0.6, 0.8)],
-        batches.SHUFFLED_8: [ran(0.6, 1.0)],
-    }
-    assert batches.SHUFFLE_R1.headline(found) == {
-        "shuffle_steps_ratio": 1,
-        "shuffle_steps_ratio_equal_draws": pytest.approx(0.5),
-    }
+    found = {batches.SHUFFLE_GRPO: [ran(0.4, 0.8)], batches.SHUFFLED: [ran(0.6, 1.0)]}
+    assert batches.SHUFFLE_R1.headline(found) == {"shuffle_steps_ratio": pytest.approx(0.5)}
     never = found | {batches.SHUFFLED: [ran(0.4, 0.5)]}
     assert batches.SHUFFLE_R1.headline(never)["shuffle_steps_ratio"] is None
 
