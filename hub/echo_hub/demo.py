@@ -33,6 +33,7 @@ from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConnectError
 from echo_shared.messages import ReceiptState
+from echo_shared.supervised import SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -80,15 +81,16 @@ async def run_demo(
     *,
     backends: tuple[str, ...],
     keep: bool,
-    console: Console,
     report_to: Callable[[DemoReport], None],
+    spawned: SupervisedChild | None,
 ) -> None:
-    """Runs to the end, or until cancelled; either way every process it started has ended when this returns.
+    """Runs to the end, or until cancelled; either way every process it started has ended when this returns. `spawned`:
+    as of `open_hub`.
 
     Raises ConnectError when a node ends before the run does.
     """
-    started = time.monotonic()
-    async with open_hub(config, directory) as hub, asyncio.TaskGroup() as tasks:
+    started, console = time.monotonic(), Console()
+    async with open_hub(config, directory, spawned=spawned) as hub, asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(hub.serve())
         async with _nodes(hub.url, directory.root / "nodes", backends) as nodes:
             console.print(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard", soft_wrap=True)

@@ -183,6 +183,7 @@ class Hub:
             learning_rate=self._learning_rate,
             objective=lambda step: self._opened.coordinator.settings.objective_of(step),
             disk=partial(self._opened.store.room.elsewhere, "the learner"),
+            spawned=self._opened.spawned,
         )
 
     def _learning_rate(self, step: int) -> float:

@@ -31,6 +31,7 @@ from echo_hub.demo_settings import DemoTask, demo_settings
 from echo_hub.fork_command import fork
 from echo_hub.gateway_command import gateway
 from echo_hub.invite_commands import invite, invites, uninvite
+from echo_hub.learner.process import begun
 from echo_hub.log_commands import alert_test, events, log
 from echo_hub.new_task_command import new_task
 from echo_hub.rollouts_command import rollouts
@@ -43,6 +44,7 @@ from echo_hub.until_stopped import run_until_stopped
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import fingerprint
+from echo_shared.importing import uncollected
 
 if TYPE_CHECKING:
     from echo_hub.store.store import Store
@@ -123,20 +125,23 @@ def serve(
     if dry_run:
         typer.echo(render_config(config))
         return
-    from echo_hub.opening import open_hub
-    from echo_hub.serve_line import ServeLine
 
     async def serve_until_stopped() -> None:
-        async with open_hub(config, directory) as hub:
-            typer.echo(f"Run          {config.run.name} ({directory.root})")
-            typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
-            typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
-            showing = asyncio.create_task(ServeLine(hub.pages.run_view, terminal=errors, out=sys.stdout).run())
-            try:
-                await hub.serve()
-            finally:
-                showing.cancel()
-                await asyncio.wait([showing])
+        async with begun(config.learner, directory.root) as spawned:
+            with uncollected():
+                from echo_hub.opening import open_hub
+                from echo_hub.serve_line import ServeLine
+
+            async with open_hub(config, directory, spawned=spawned) as hub:
+                typer.echo(f"Run          {config.run.name} ({directory.root})")
+                typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
+                typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
+                showing = asyncio.create_task(ServeLine(hub.pages.run_view, terminal=errors, out=sys.stdout).run())
+                try:
+                    await hub.serve()
+                finally:
+                    showing.cancel()
+                    await asyncio.wait([showing])
 
     run_until_stopped(serve_until_stopped())
 
@@ -159,20 +164,25 @@ def demo(
     report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
 ) -> None:
     """A hub and two nodes on this machine teach a built-in model, in a few minutes."""
-    from echo_hub.demo import DemoReport, default_backends, run_demo
-
     check_writable(report_json)
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
     make_run(run_directory, load_config(None, demo_settings(task, flags)))
     config = load_config(run_directory.config, {})
 
-    def write(report: DemoReport) -> None:
-        if report_json is not None:
-            report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    async def demo_until_stopped() -> None:
+        async with begun(config.learner, run_directory.root) as spawned:
+            with uncollected():
+                from echo_hub.demo import DemoReport, default_backends, run_demo
 
-    chosen = tuple(backend or default_backends())
-    run_until_stopped(run_demo(config, run_directory, backends=chosen, keep=keep, console=Console(), report_to=write))
+            def write(report: DemoReport) -> None:
+                if report_json is not None:
+                    report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+
+            chosen = tuple(backend or default_backends())
+            await run_demo(config, run_directory, backends=chosen, keep=keep, report_to=write, spawned=spawned)
+
+    run_until_stopped(demo_until_stopped())
 
 
 @app.command()

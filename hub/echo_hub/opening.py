@@ -58,6 +58,7 @@ from echo_shared import key_file
 from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.room import Room
+from echo_shared.supervised import SupervisedChild
 from echo_shared.swarm import SwarmSettings, open_swarm
 
 log = logging.getLogger(__name__)
@@ -73,8 +74,11 @@ AWAY_AT_START_S: Final = 60.0
 
 
 @asynccontextmanager
-async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[Hub]:
-    """A hub whose port is open; `serve` makes it work. Raises ConfigError and StorageError with a way out.
+async def open_hub(
+    config: HubConfig, directory: RunDirectory, *, spawned: SupervisedChild | None = None
+) -> AsyncIterator[Hub]:
+    """A hub whose port is open; `serve` makes it work. Raises ConfigError and StorageError with a way out. `spawned`:
+    its learner's process, where that was begun before (`learner.process.begun`).
 
     Everything that was opened is closed again, in reverse order, however the block is left.
     """
@@ -137,6 +141,7 @@ async def open_hub(config: HubConfig, directory: RunDirectory) -> AsyncIterator[
             invitations=Invitations(await store.invites(), await store.came_by()),
             started_at=await _started_at(store),
             evaluated=frozenset(await store.evaluated_versions()),
+            spawned=spawned,
             start=start,
         )
         hub = Hub(config, directory, resources)

@@ -18,6 +18,7 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.identity import Identity
+from echo_shared.supervised import SupervisedChild
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,5 +44,7 @@ class Resources:
     """When the run was served for the first time."""
     evaluated: frozenset[int]
     """Versions whose accuracy is in the store."""
+    spawned: SupervisedChild | None = None
+    """The learner's process, if it was begun before the hub."""
     start: Start | None = None
     """What the run began with; None: the bare base."""

@@ -38,6 +38,7 @@ from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.step_figures import HELD_BACK, TRAIN_S
+from echo_shared.supervised import SupervisedChild
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Trainer:
     """The learner's keeper. `export_path`: where a step's adapter goes, if anywhere; `learning_rate` and `objective`
     (JSON): the step's, None: as the settings have them. All are asked once a step is planned, and answer the same
     whenever it is repeated. `disk`: called with what a full disk says while the learner waits for room on it, with
-    nothing once it does not."""
+    nothing once it does not. `spawned`: the first process, if it was begun before."""
 
     def __init__(
         self,
@@ -116,6 +117,7 @@ class Trainer:
         learning_rate: Callable[[int], float | None] = lambda step: None,
         objective: Callable[[int], str | None] = lambda step: None,
         disk: Callable[[str], object] = lambda said: None,
+        spawned: SupervisedChild | None = None,
     ) -> None:
         self._settings = settings
         self._run_dir = run_dir
@@ -124,6 +126,7 @@ class Trainer:
         self._learning_rate = learning_rate
         self._objective = objective
         self._disk = disk
+        self._spawned = spawned
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
         """Groups that were handed over and are not on their way yet, with their rollouts."""
@@ -182,7 +185,8 @@ class Trainer:
             try:
                 if (hosts := self._settings.learner.hosts) > 1:
                     log.info("the learner waits at %s for %d other hosts", self._settings.learner.address, hosts - 1)
-                learner = await Learner.start(self._settings, self._run_dir, disk=self._disk)
+                spawned, self._spawned = self._spawned, None
+                learner = await Learner.start(self._settings, self._run_dir, disk=self._disk, spawned=spawned)
                 self._pid = learner.pid
                 self._coming.clear()
                 self._held.clear()

@@ -46,6 +46,8 @@ class _Backend:
     module: str
     engine: str
     packages: tuple[str, ...]
+    distribution: str
+    """The name under which the first of them is installed."""
     extra: str
     """The extra of echo-swarm that installs the packages."""
 
@@ -66,24 +68,28 @@ _BACKENDS: Final = {
         module="echo_node.backends.torch_engine",
         engine="TorchEngine",
         packages=("torch", "transformers"),
+        distribution="torch",
         extra="cuda",
     ),
     "llama_cpp": _Backend(
         module="echo_node.backends.llama_cpp_engine",
         engine="LlamaCppEngine",
         packages=("llama_cpp", "gguf"),
+        distribution="llama-cpp-python",
         extra="cpu",
     ),
     "mlx": _Backend(
         module="echo_node.backends.mlx_engine",
         engine="MlxEngine",
         packages=("mlx", "mlx_lm"),
+        distribution="mlx",
         extra="mlx",
     ),
     "vllm": _Backend(
         module="echo_node.backends.vllm_engine",
         engine="VllmEngine",
         packages=("vllm",),
+        distribution="vllm",
         extra="vllm",
     ),
 }
@@ -222,7 +228,7 @@ def packages(name: str) -> tuple[str, ...]:
 
 
 def reinstall(name: str) -> str:
-    """The command that installs the backend's packages anew. Blocks as `software`."""
+    """The command that installs the backend's packages anew. Blocks for some tenths of a second."""
     distributions = [found for package in packages(name) for found in _distributions().get(package, [package])]
     return f"{sys.executable} -m pip install --force-reinstall --no-deps {' '.join(sorted(set(distributions)))}"
 
@@ -237,9 +243,13 @@ def reinstall_llama_with_rpc() -> str:
 
 
 def software(name: str) -> str:
-    """The backend's library and its version. Blocks for some tenths of a second the first time."""
-    distributions = _distributions().get(packages(name)[0], [])
-    return ", ".join(f"{found} {importlib.metadata.version(found)}" for found in sorted(set(distributions)))
+    """The backend's library and its version. May block for some tenths of a second where it has an unusual name."""
+    try:
+        usual = importlib.metadata.distribution(_BACKENDS[name].distribution)
+        return f"{usual.name} {usual.version}"
+    except importlib.metadata.PackageNotFoundError:
+        distributions = _distributions().get(packages(name)[0], [])
+        return ", ".join(f"{found} {importlib.metadata.version(found)}" for found in sorted(set(distributions)))
 
 
 @cache

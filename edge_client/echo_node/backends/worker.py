@@ -40,6 +40,7 @@ from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, EchoError
 from echo_shared.heartbeat import Heartbeat
+from echo_shared.importing import uncollected
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
 
@@ -266,7 +267,8 @@ def serve(pipe: ParentPipe) -> None:
     pipe.begin()
     base_dir, settings = Path(frame["base_dir"]), caged.settings
     with Heartbeat(pipe, frame["beat_s"]) as heartbeat:
-        engine = registry.make_engine(frame["backend"])
+        with uncollected():
+            engine = registry.make_engine(frame["backend"])
         width = engine.open(base_dir, Path(frame["derived_dir"]), settings)
         ready = {"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores}
         pipe.send({**ready, "cage": caged.held.as_json()})

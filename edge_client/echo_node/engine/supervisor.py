@@ -114,7 +114,7 @@ def limits_of(config: NodeConfig, hardware: Hardware) -> Limits:
 
 
 def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Place:
-    """Where an engine works, under which its speeds and limits are kept. Blocks for some tenths of a second."""
+    """Where an engine works, under which its speeds and limits are kept. Blocks as `registry.software`."""
     return Place(
         backend=choice.name,
         device=choice.device,

@@ -22,6 +22,7 @@ from echo_hub.dashboard.actions_api import STATUS, answer
 from echo_hub.dashboard.formats import path_part
 from echo_hub.dashboard.responses import html_response, json_response, see_other, whole_number
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.templating import Template
 
 RECORDS_SHOWN: Final = 50
 CONFIRMED: Final = "confirmed"
@@ -76,7 +77,7 @@ class ActionsRoom:
         self._desk = desk
         self._snapshots = snapshots
         self._guard = guard
-        self._template = templates.get_template("actions.html")
+        self._template = Template(templates, "actions.html")
 
     async def serve(self, request: web.Request) -> web.Response:
         """GET /actions"""

@@ -20,6 +20,7 @@ from echo_hub.dashboard.model import NodeView, public_id
 from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.source import PagesSource
+from echo_hub.dashboard.templating import Template
 from echo_shared.books import EventFilter
 from echo_shared.node_books import NodeRecord
 
@@ -42,8 +43,8 @@ class FleetNodePage:
         self._live = live
         self._snapshots = snapshots
         self._forms = FormTokens(guard)
-        self._template = templates.get_template("fleet_node.html")
-        self._missing = templates.get_template("fleet_missing.html")
+        self._template = Template(templates, "fleet_node.html")
+        self._missing = Template(templates, "fleet_missing.html")
 
     @property
     def routes(self) -> list[web.AbstractRouteDef]:

@@ -32,6 +32,7 @@ from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import headings
+from echo_hub.dashboard.templating import Template
 
 
 class FleetPage:
@@ -39,7 +40,7 @@ class FleetPage:
         self._live = live
         self._snapshots = snapshots
         self._forms = FormTokens(guard)
-        self._template = templates.get_template("fleet.html")
+        self._template = Template(templates, "fleet.html")
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /fleet?q=SEARCH&state=S&standing=S&engine=E&precision=P&sort=KEY&after=NODES"""

@@ -20,6 +20,7 @@ from echo_hub.dashboard.picture_room import Pictures
 from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.share_picture import Picture
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.work_curve import WorkCurve, work_curve
 from echo_shared.credit_books import Board, BoardKind, BoardQuery, Holder
 
@@ -40,8 +41,8 @@ class HolderPages:
         self._board = board
         self._curves = curves
         self._guard = guard
-        self._template = templates.get_template("holder.html")
-        self._missing = templates.get_template("holder_missing.html")
+        self._template = Template(templates, "holder.html")
+        self._missing = Template(templates, "holder_missing.html")
         self._pictures = Pictures()
 
     @property

@@ -27,6 +27,7 @@ from echo_hub.dashboard.responses import (
 )
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_hub.dashboard.tables import Column, headings
+from echo_hub.dashboard.templating import Template
 from echo_shared.credit_books import Board, BoardKind, BoardQuery, Standing
 
 ROWS_PER_ANSWER: Final = 1_000
@@ -80,7 +81,7 @@ class LeaderboardPage:
         self._board = board
         self._visits = visits
         self._about = about
-        self._template = templates.get_template("leaderboard.html")
+        self._template = Template(templates, "leaderboard.html")
 
     @property
     def routes(self) -> list[web.AbstractRouteDef]:

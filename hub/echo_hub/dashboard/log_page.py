@@ -17,6 +17,7 @@ from aiohttp import web
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
 from echo_hub.dashboard.source import PagesSource
+from echo_hub.dashboard.templating import Template
 from echo_shared.books import EventFilter, Severity
 
 ROWS_SHOWN: Final = 100
@@ -47,7 +48,7 @@ class LogRoom:
     def __init__(self, source: PagesSource, guard: Guard, templates: jinja2.Environment) -> None:
         self._source = source
         self._guard = guard
-        self._template = templates.get_template("log.html")
+        self._template = Template(templates, "log.html")
 
     @property
     def routes(self) -> list[web.AbstractRouteDef]:

@@ -21,6 +21,7 @@ from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_hub.dashboard.run_now import run_now
 from echo_hub.dashboard.snapshots import Snapshot
 from echo_hub.dashboard.source import PagesSource
+from echo_hub.dashboard.templating import Template
 from echo_shared import step_figures
 from echo_shared.books import StepRecord
 
@@ -47,7 +48,7 @@ class OperatorPage:
         self._curves = curves
         self._live = live
         self._forms = FormTokens(guard)
-        self._template = templates.get_template("operator.html")
+        self._template = Template(templates, "operator.html")
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /"""

@@ -13,6 +13,7 @@ from echo_hub.dashboard.address import addressed
 from echo_hub.dashboard.board import AboutView, BoardSource
 from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.snapshots import Snapshots
+from echo_hub.dashboard.templating import Template
 
 _ROLLOUT: Final = re.compile(r"[0-9]{1,19}-[0-9]{1,9}")
 
@@ -41,8 +42,8 @@ class PublicRooms:
         self._board = board
         self._visits = visits
         self._about = about
-        self._about_page = templates.get_template("about.html")
-        self._receipt_page = templates.get_template("receipt.html")
+        self._about_page = Template(templates, "about.html")
+        self._receipt_page = Template(templates, "receipt.html")
 
     @property
     def routes(self) -> list[web.AbstractRouteDef]:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
+from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.token_marks import Colour, legend, marks, summary_of
 from echo_shared.messages import Checked, DropReason, ReceiptState
 from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage
@@ -98,8 +99,8 @@ class RolloutsRoom:
     def __init__(self, source: RolloutsSource, guard: Guard, templates: jinja2.Environment) -> None:
         self._source = source
         self._guard = guard
-        self._list = templates.get_template("rollouts.html")
-        self._group = templates.get_template("rollout_group.html")
+        self._list = Template(templates, "rollouts.html")
+        self._group = Template(templates, "rollout_group.html")
 
     @property
     def routes(self) -> list[web.AbstractRouteDef]:

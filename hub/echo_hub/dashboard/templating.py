@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jinja2
 
 from echo_hub.dashboard import formats
@@ -14,6 +16,7 @@ def environment(assets: Assets) -> jinja2.Environment:
     env = jinja2.Environment(
         loader=jinja2.PackageLoader("echo_hub.dashboard"),
         autoescape=True,
+        auto_reload=False,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -42,3 +45,16 @@ def environment(assets: Assets) -> jinja2.Environment:
         env.globals[of_node.__name__] = of_node
     env.globals["asset"] = assets.address
     return env
+
+
+class Template:
+    """One of the environment's, compiled when it is rendered first: all of them take a hub's start some tenths of a
+    second, and most are not looked at for long."""
+
+    def __init__(self, templates: jinja2.Environment, name: str) -> None:
+        self._templates = templates
+        self._name = name
+
+    def render(self, *args: Any, **kwargs: Any) -> str:
+        """See `jinja2.Template.render`. From any thread."""
+        return self._templates.get_template(self._name).render(*args, **kwargs)

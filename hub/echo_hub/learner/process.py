@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -56,27 +56,23 @@ class Learner:
 
     @classmethod
     async def start(
-        cls, settings: LearnerSettings, run_dir: Path, *, disk: Callable[[str], object] = lambda said: None
+        cls,
+        settings: LearnerSettings,
+        run_dir: Path,
+        *,
+        disk: Callable[[str], object] = lambda said: None,
+        spawned: SupervisedChild | None = None,
     ) -> Learner:
         """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `disk` is
         called with what a full disk says to the process, which waits; with nothing once it goes on, or is gone.
+        `spawned`: the process, where it was begun before (`begun`).
 
         With learner.processes or learner.hosts more than 1 it is the launcher of several (`echo_hub.learner.launch`),
         which end and start together; this waits until the other hosts have come.
         """
-        # Without the first, matrix products on CUDA may differ from run to run.
-        environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        if settings.learner.threads:
-            environment["OMP_NUM_THREADS"] = str(settings.learner.threads)
-        module, *arguments = _command(settings.learner)
-        log = run_dir / "logs" / "learner.log"
-        limits = replace(LIMITS, stalled_s=settings.learner.hung_s or inf)
-        given = {"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir), "beat_s": limits.beat_s}
-        child = await SupervisedChild.start(
-            Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=environment),
-            {"call": 0, "command": "open", **given},
-            limits,
-        )
+        child = spawned or await _spawn(settings.learner, run_dir)
+        given = {"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir), "beat_s": LIMITS.beat_s}
+        await child.open({"call": 0, "command": "open", **given})
         if child.ready["kind"] == "error":
             await child.stop()
             raise frames.unpack_error(child.ready)
@@ -240,6 +236,37 @@ class StepUnderWay:
                 result = frame
         (told,) = frames.unpack_told(result["told"]).values()
         return told
+
+
+@contextlib.asynccontextmanager
+async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[SupervisedChild | None]:
+    """A learner's process that loads its libraries, which take seconds, while the hub loads its own: for
+    `Learner.start`. None is left when the block is.
+
+    Yields None where the system does not start it: who starts the learner is told.
+    """
+    child: SupervisedChild | None = None
+    with contextlib.suppress(ChildExited):
+        child = await _spawn(settings, run_dir)
+    try:
+        yield child
+    finally:
+        if child is not None:
+            child.kill()
+            await child.stop()
+
+
+async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
+    """Raises ChildExited."""
+    # Without the first, matrix products on CUDA may differ from run to run.
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    if settings.threads:
+        environment["OMP_NUM_THREADS"] = str(settings.threads)
+    module, *arguments = _command(settings)
+    log = run_dir / "logs" / "learner.log"
+    limits = replace(LIMITS, stalled_s=settings.hung_s or inf)
+    command = Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=environment)
+    return await SupervisedChild.spawn(command, limits)
 
 
 def _command(learner: LearnerConfig) -> Sequence[str]:

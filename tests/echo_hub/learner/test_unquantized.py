@@ -1,4 +1,4 @@
-"""Programs that look for bitsandbytes, run as the learner's process is."""
+"""Programs that look for bitsandbytes and SciPy, run as the learner's process is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from echo_hub.learner import unquantized
 PROGRAM = """
 import gc, importlib.util, json, sys
 
+assert importlib.util.find_spec("scipy") is None
 if __name__ == "__main__":
     can_collect = gc.isenabled() and gc.get_freeze_count() > 0
     print(json.dumps([__name__, sys.argv[1:], importlib.util.find_spec("bitsandbytes") is None, can_collect]))

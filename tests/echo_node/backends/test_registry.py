@@ -181,6 +181,16 @@ def test_the_command_that_installs_an_engine_anew_names_its_distributions(name: 
     assert command.startswith(sys.executable) and distribution in command
 
 
+@pytest.mark.parametrize("name", ["torch", "llama_cpp"])
+def test_an_engines_software_is_named_the_same_however_its_distribution_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_its_name = registry.software(name)
+    looked_up = replace(registry._BACKENDS[name], distribution="of-another-name")
+    monkeypatch.setitem(registry._BACKENDS, name, looked_up)
+    assert registry.software(name) == by_its_name
+
+
 def test_a_llama_cpp_that_was_built_for_a_gpu_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.choose(PLAIN, "llama_cpp").device == "cpu"
     library = tmp_path / "lib" / "libggml-vulkan.so"

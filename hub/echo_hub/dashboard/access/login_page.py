@@ -15,6 +15,7 @@ from echo_hub.dashboard.access.attempts import Attempts
 from echo_hub.dashboard.access.credentials import BusyError
 from echo_hub.dashboard.access.guard import Guard, is_from_own_page
 from echo_hub.dashboard.responses import plain_html_response, see_other
+from echo_hub.dashboard.templating import Template
 from echo_shared.errors import RemoteProtocolError
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class LoginPage:
     def __init__(self, guard: Guard, attempts: Attempts, templates: jinja2.Environment) -> None:
         self._guard = guard
         self._attempts = attempts
-        self._template = templates.get_template("login.html")
+        self._template = Template(templates, "login.html")
         self._rendered = lru_cache(PAGES_KEPT)(self._render)
 
     async def serve(self, request: web.Request) -> web.Response:
