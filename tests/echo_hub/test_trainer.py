@@ -25,11 +25,13 @@ from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, Step
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.source import Changes
 from echo_hub.evaluation.by_hub import Generated
+from echo_hub.learner.process import begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import GroupRequest
+from echo_shared.supervised import SupervisedChild
 
 BASE = resolve_base("builtin:tiny")
 CODEC = PromptCodec.load(BASE)
@@ -89,7 +91,7 @@ def completions(generated: Generated) -> dict[int, list[int]]:
 class Hub:
     """What the trainer asks and tells."""
 
-    def __init__(self, run_dir: Path, **learner: Any) -> None:
+    def __init__(self, run_dir: Path, spawned: SupervisedChild | None = None, **learner: Any) -> None:
         config = HubConfig(
             sampling=SamplingConfig(max_tokens=4),
             training=TrainingConfig(steps=9, lora_rank=2),
@@ -108,6 +110,7 @@ class Hub:
             run_dir=run_dir,
             batches=self,
             export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
+            spawned=spawned,
         )
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
@@ -207,6 +210,21 @@ async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pyt
         assert not (hub.run_dir / "v2").exists()
         assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_a_process_that_was_begun_and_dies_is_followed_by_one_of_the_trainers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    async with begun(LearnerConfig(threads=1, device="cpu"), tmp_path) as spawned:
+        assert spawned is not None
+        os.kill(spawned.pid, signal.SIGKILL)
+        hub = Hub(tmp_path, spawned)
+        async with hub.running():
+            await hub.until(lambda: len(hub.events) == 2)
+            assert hub.events == [LearnerLost(), LearnerReady(policy_version=0)]
+            assert hub.trainer.pid not in (None, spawned.pid)
 
 
 async def handed_over(hub: Hub, *group_ids: int) -> None:

@@ -12,6 +12,7 @@ Dimensions: T positions of the packed sequence, N trained tokens, R rows of L po
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -79,7 +80,8 @@ class _Family:
 def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
     """All rollouts of `groups`, in order; a rollout longer than the budget goes alone.
 
-    In the budget a prompt counts once for each of its rollouts, for that is what attention holds of it.
+    In the budget a prompt counts once for each of its rollouts, for that is what attention holds of it. They are as few
+    as the budget allows, and no larger than so many have to be: the largest decides how much memory a step takes.
     """
     return [_micro_batch(families) for families in _split(groups, micro_batch_tokens)]
 
@@ -88,7 +90,7 @@ def halved(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int | No
     """The budget by which the largest micro-batches of several rollouts are half as large as by the given one; None
     where each is of one rollout, which is never split."""
     rows = [
-        [len(family.group.prompt_ids) + _input_tokens(rollout) for family in families for rollout in family.rollouts]
+        [_tokens(family.group, rollout) for family in families for rollout in family.rollouts]
         for families in _split(groups, micro_batch_tokens)
     ]
     largest = max((sum(row) for row in rows if len(row) > 1), default=0)
@@ -99,14 +101,38 @@ def _input_tokens(rollout: WeightedRollout) -> int:
     return len(rollout.completion_ids) - 1
 
 
+def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
+    """What it takes of a budget."""
+    return len(group.prompt_ids) + _input_tokens(rollout)
+
+
+def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
+    """The smallest budget by which rollouts of so many tokens make no more micro-batches than by the given one."""
+
+    def count(budget: int) -> int:
+        found, total = 1, 0
+        for each in tokens:
+            if total and total + each > budget:
+                found, total = found + 1, 0
+            total += each
+        return found
+
+    most = count(micro_batch_tokens)
+    if most in (1, len(tokens)):
+        return micro_batch_tokens
+    least = min(micro_batch_tokens, -(-sum(tokens) // most))
+    return bisect_left(range(micro_batch_tokens), True, lo=least, key=lambda budget: count(budget) <= most)
+
+
 def _split(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> Iterator[list[_Family]]:
+    budget = _evened([_tokens(group, rollout) for group in groups for rollout in group.rollouts], micro_batch_tokens)
     families: list[_Family] = []
     total = 0
     for group in groups:
         family = _Family(group=group, rollouts=[])
         for rollout in group.rollouts:
-            tokens = len(group.prompt_ids) + _input_tokens(rollout)
-            if total and total + tokens > micro_batch_tokens:
+            tokens = _tokens(group, rollout)
+            if total and total + tokens > budget:
                 yield [*families, family] if family.rollouts else families
                 families, total = [], 0
                 family = _Family(group=group, rollouts=[])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -82,6 +83,36 @@ def test_a_rollout_that_exceeds_the_budget_goes_alone() -> None:
         [group([7], rollout([1]), rollout([1, 2, 3, 4, 5, 6]), rollout([1]))], micro_batch_tokens=3
     )
     assert [batch.input_ids_T.tolist() for batch in batches] == [[7], [7, 1, 2, 3, 4, 5], [7]]
+
+
+def largest_of_fewest(lengths: Sequence[int], budget: int) -> tuple[int, int]:
+    """Of all ways to cut the row so that no part of several is above the budget: how many parts the fewest are, and the
+    largest of them at its smallest, by trying each place of the first cut."""
+
+    @cache
+    def best(begin: int) -> tuple[int, int]:
+        if begin == len(lengths):
+            return 0, 0
+        ends = range(begin + 1, len(lengths) + 1)
+        parts = [
+            (end, sum(lengths[begin:end])) for end in ends if end == begin + 1 or sum(lengths[begin:end]) <= budget
+        ]
+        return min((best(end)[0] + 1, max(size, best(end)[1])) for end, size in parts)
+
+    return best(0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_they_are_as_few_as_can_be_and_the_largest_is_as_small_as_it_can_be_then(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 30, rng.integers(1, 16)).tolist()
+    budget = int(rng.integers(10, 80))
+    batches = build_micro_batches(
+        [group([7], *(rollout([1] * length) for length in lengths))], micro_batch_tokens=budget
+    )
+    ends = np.cumsum([batch.num_rollouts for batch in batches])
+    sizes = [int(part.sum()) for part in np.split(lengths, ends[:-1])]
+    assert ends[-1] == len(lengths) and (len(sizes), max(sizes)) == largest_of_fewest(lengths, budget)
 
 
 def test_nothing_makes_nothing() -> None:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from filelock import FileLock
 
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import process, unquantized
-from echo_hub.learner.process import LIMITS, WORKER, Learner, _command
+from echo_hub.learner.process import LIMITS, WORKER, Learner, _command, begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.child import ChildExited, Death
 from echo_shared.sampling import GroupRequest
@@ -73,6 +74,30 @@ async def test_a_cancelled_command_leaves_the_stream_whole(
     finally:
         await learner.stop()
     await learner.stop()
+
+
+async def test_a_process_that_was_begun_is_the_learners_and_ends_with_the_block(
+    settings: LearnerSettings, tmp_path: Path
+) -> None:
+    async with begun(settings.learner, tmp_path) as spawned:
+        assert spawned is not None
+        learner = await Learner.start(settings, tmp_path, spawned=spawned)
+        assert (learner.pid, learner.policy_version) == (spawned.pid, 0)
+        await learner.stop()
+    async with begun(settings.learner, tmp_path) as unused:
+        assert unused is not None and psutil.pid_exists(unused.pid)
+    assert not psutil.pid_exists(unused.pid)
+
+
+async def test_one_that_cannot_be_begun_is_told_of_when_the_learner_is_started(
+    settings: LearnerSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "there is none"))
+    async with begun(settings.learner, tmp_path) as spawned:
+        assert spawned is None
+        with pytest.raises(ChildExited) as unstarted:
+            await Learner.start(settings, tmp_path, spawned=spawned)
+    assert unstarted.value.death is Death.UNSTARTED
 
 
 HUNG = """

@@ -510,7 +510,7 @@ def test_what_no_honest_engine_gives_leaves_the_step_with_its_group(
     is_split: bool,
     index: int,
 ) -> None:
-    groups = forged(make_groups(0), 2, index, -60.0)
+    groups = forged(make_groups(3), 2, index, -60.0)
     weighted = weigh(groups, make_settings(objective=objective)).updates[0]
 
     def parts(tokens: int) -> int:
