@@ -4,7 +4,7 @@ Each case trains the built-in model on additions with as many rollouts as every 
 hub's own coordinator and learner; see `virtual_run` for how rollouts grow old.
 
 Those of a real fleet (`fleet_run`) train the second built-in model, whose completions are long and unequal, by unequal
-machines and engines; they tell what was dropped from what was trained.
+machines and engines; they tell whether what was trained is what was asked for, and how much was lost on the way.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
             "async_8_corrected_gap": min((found[case] for case in cases.CORRECTED_8 if case in found), default=None),
             "fleet_length_bias": max((figures.length_bias for figures in fleets.values()), default=None),
             "fleet_reward_bias": max((abs(figures.reward_bias) for figures in fleets.values()), default=None),
+            "fleet_lost_share": max((figures.lost_share for figures in fleets.values()), default=None),
         },
         rows=[
             *(_row(case, of_case, gap[case]) for case, of_case in curves.items()),
@@ -113,7 +114,8 @@ def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:
                 case, figures = running[future], future.result()
                 found[case] = figures
                 before, after = (figures.points[place].accuracy for place in (0, -1))
-                told = {"length_bias": figures.length_bias, "reward_bias": figures.reward_bias}
+                biases = {"length_bias": figures.length_bias, "reward_bias": figures.reward_bias}
+                told = {**biases, "lost_share": figures.lost_share}
                 progress.done(case.name, {**told, "accuracy_before": before, "accuracy_after": after})
     return {case: found[case] for case in wanted}
 

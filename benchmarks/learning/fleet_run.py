@@ -3,9 +3,12 @@
 The nodes are those of a recording (`recording`): each draws by its own engine in its own precision, at the paces that
 its machine took, completions that are as long as the model makes them. Nothing that is unfinished goes on elsewhere.
 Coordinator, problems, scorer and learner are the hub's own, as in every virtual run. What a rollout would have earned
-is known even of those that nobody waited for, and so is whether what was trained is what was drawn:
+is known even of those that nobody waited for, and so are two things:
 
-    length_bias = | mean tokens of what was trained / mean tokens of all that was leased - 1 |
+    length_bias   whether what is learned from is what was asked for: | mean tokens of what was trained / mean tokens of
+                  all that was asked for - 1 |, where each place of each group counts once, however often it was leased,
+                  with the mean of what was leased for it
+    lost_share    what that costs: of the tokens of all that was leased, the share that was not trained
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ class FleetFigures:
 
     points: list[Point]
     fates: list[Fate]
+    asked_tokens: float
+    """Mean of all that was asked for, each place of a group once."""
+    asked_reward: float
     shortest: int
     """Tokens that 1 % of the completions do not exceed."""
     longest: int
@@ -69,23 +75,21 @@ class FleetFigures:
 
     @property
     def length_bias(self) -> float:
-        trained, leased = (_mean(fates, [fate.tokens for fate in fates]) for fates in (self._trained, self.fates))
-        return abs(trained / leased - 1)
+        return abs(self._trained.tokens / self.asked_tokens - 1)
 
     @property
     def reward_bias(self) -> float:
-        """Mean reward of what was trained less that of all that was leased."""
-        trained, leased = (_mean(fates, [fate.reward for fate in fates]) for fates in (self._trained, self.fates))
-        return trained - leased
+        """Mean reward of what was trained less that of all that was asked for."""
+        return self._trained.reward - self.asked_reward
 
     @property
-    def _trained(self) -> list[Fate]:
-        return [fate for fate in self.fates if fate.outcome == TRAINED]
+    def lost_share(self) -> float:
+        trained = self._trained
+        return 1 - trained.rollouts * trained.tokens / sum(fate.rollouts * fate.tokens for fate in self.fates)
 
-
-def _mean(fates: Sequence[Fate], values: Sequence[float]) -> float:
-    """Of all their rollouts; a value a fate."""
-    return float(np.average(values, weights=[fate.rollouts for fate in fates]))
+    @property
+    def _trained(self) -> Fate:
+        return next(fate for fate in self.fates if fate.outcome == TRAINED)
 
 
 class FleetLearning(Learning):
@@ -93,12 +97,15 @@ class FleetLearning(Learning):
 
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
+        self.places: dict[str, tuple[int, int]] = {}
+        """Group and index."""
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.outcomes: dict[str, str] = {}
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         names = {index: rollout_id(lease.lease_id, index) for index in lease.indices}
+        self.places |= {name: (lease.group_id, index) for index, name in names.items()}
         if any(name not in self.tokens for name in names.values()):
             self.sample(lease.policy_version)
             for name in self.drawn.keys() - self.tokens.keys():
@@ -137,7 +144,7 @@ class FleetLearning(Learning):
         """Of all whose outcome is known."""
         found = []
         for outcome in sorted({*self.outcomes.values()}, key=lambda outcome: (outcome != TRAINED, outcome)):
-            names = [name for name, became in self.outcomes.items() if became == outcome and name in self.tokens]
+            names = [name for name in self._known if self.outcomes[name] == outcome]
             if names:
                 found.append(
                     Fate(
@@ -148,6 +155,18 @@ class FleetLearning(Learning):
                     )
                 )
         return found
+
+    def mean_asked(self, of: Mapping[str, float]) -> float:
+        """Of `of`, a figure a rollout: the mean of all places of which something's outcome is known, each once."""
+        by_place: dict[tuple[int, int], list[float]] = {}
+        for name in self._known:
+            by_place.setdefault(self.places[name], []).append(of[name])
+        return fmean(map(fmean, by_place.values()))
+
+    @property
+    def _known(self) -> list[str]:
+        """Rollouts whose outcome is known."""
+        return [name for name in self.outcomes if name in self.tokens]
 
 
 def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
@@ -181,6 +200,8 @@ def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
     return FleetFigures(
         points=learning.points,
         fates=learning.fates,
+        asked_tokens=learning.mean_asked(learning.tokens),
+        asked_reward=learning.mean_asked(learning.earned),
         shortest=int(np.quantile(lengths, 0.01)),
         longest=int(np.quantile(lengths, 0.99)),
         utilisation=sum(end - begin for begin, end in world.steps) / (ended - begun),

@@ -156,6 +156,8 @@ class RolloutGroup:
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
     """What each completion of it was expected to come to, when it was opened."""
+    num_redraws: int = 0
+    """How often what had come in of it was too old before the rest was there, and was drawn anew."""
     oldest_version: int | None = None
     """The oldest version of what has been received, earlier turns included; None before the first."""
     oldest_leased: int | None = None

@@ -317,6 +317,19 @@ class Ledger:
         slot.failed_draws += (slot.turn,)
         self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
+    def draw_newer(self, group: RolloutGroup, oldest_version: int) -> None:
+        """received → dropped: every episode of which an older version than this has drawn anything. Each wants a lease
+        again, from its first turn on, and is now known to become as long as it was."""
+        group.num_redraws += 1
+        for slot in group.slots:
+            drawn = slot.received
+            if any(rollout.oldest_version < oldest_version for rollout in drawn):
+                if slot.turns:  # What is leased goes on with them.
+                    self.revoke(slot.leased, DropReason.STALE)
+                group.expected_tokens = max(group.expected_tokens, *(rollout.num_tokens for rollout in drawn))
+                self.drop(drawn, DropReason.STALE)
+                slot.begun = None
+
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
         """Any state → dropped. An index that loses its last rollout wants a lease again."""
         dropped = tuple(rollouts)

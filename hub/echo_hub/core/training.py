@@ -67,6 +67,10 @@ problem that breaks the scorer cannot stall the run."""
 STEPS_AHEAD: Final = 2
 """How many steps the learner is given before it tells that the first of them is done."""
 
+MAX_REDRAWS: Final = 8
+"""Times that what has come in of a group is drawn anew, because it was too old before the rest was there, until the
+group is dropped: nobody who is there is fast enough for it."""
+
 MAX_FLAT_BATCHES: Final = 4
 """`groups_per_step` times this many flat groups are dropped for the sake of one step."""
 
@@ -326,17 +330,23 @@ class Training:
             self._train(step, now)
 
     def sweep(self, now: float) -> None:
-        """Drops waiting groups whose oldest rollout exceeds the bound at the next step, and leases that would."""
+        """Drops rollouts that exceed the bound at the next step, and leases that would. A group that is still open goes
+        on without them: dropped whole, it would take its problem with it, and those with long completions would be
+        trained on less often than they come."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
             is_stale = group.oldest_version is not None and group.oldest_version < oldest
-            late = [rollout for rollout in group.still_leased if is_stale or rollout.oldest_version < oldest]
+            goes_on = self._settings.mode == "async" and not group.complete and group.num_redraws < MAX_REDRAWS
+            is_over = is_stale and not goes_on
+            late = [rollout for rollout in group.still_leased if is_over or rollout.oldest_version < oldest]
             for rollout in late:
                 self._ledger.note_missing(rollout, now)
-            if is_stale:
+            if is_over:
                 self._ledger.drop_group(group, DropReason.STALE)
-            else:
-                self._ledger.revoke(late, DropReason.REVOKED)
+                continue
+            self._ledger.revoke(late, DropReason.REVOKED)
+            if is_stale:
+                self._ledger.draw_newer(group, oldest)
 
     def _drop_flat_groups(self) -> None:
         flat, most = self._ledger.flat, MAX_FLAT_BATCHES * self._settings.groups_per_step

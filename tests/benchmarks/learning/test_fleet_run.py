@@ -8,14 +8,17 @@ from benchmarks.learning import cases, fleet_run, recording
 from benchmarks.learning.fleet_run import TRAINED, Fate, FleetFigures
 
 
-def test_a_bias_is_what_was_trained_against_all_that_was_leased() -> None:
+def test_a_bias_is_what_was_trained_against_what_was_asked_for() -> None:
     fates = [
         Fate(outcome=TRAINED, rollouts=30, tokens=10.0, reward=0.5),
         Fate(outcome="stale", rollouts=10, tokens=30.0, reward=0.1),
     ]
-    figures = FleetFigures(points=[], fates=fates, shortest=1, longest=30, utilisation=1.0)
-    assert figures.length_bias == pytest.approx(1 - 10 / 15)
-    assert figures.reward_bias == pytest.approx(0.5 - 0.4)
+    figures = FleetFigures(
+        points=[], fates=fates, asked_tokens=12.0, asked_reward=0.45, shortest=1, longest=30, utilisation=1.0
+    )
+    assert figures.length_bias == pytest.approx(1 - 10 / 12)
+    assert figures.reward_bias == pytest.approx(0.05)
+    assert figures.lost_share == pytest.approx(0.5)
 
 
 @pytest.mark.slow

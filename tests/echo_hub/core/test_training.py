@@ -39,7 +39,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
 from echo_hub.core.step_screen import StepScreen
-from echo_hub.core.training import MAX_FLAT_BATCHES
+from echo_hub.core.training import MAX_FLAT_BATCHES, MAX_REDRAWS
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
 from tests.echo_hub.core.conftest import PAYLOAD
@@ -187,7 +187,9 @@ def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: 
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
     b.deliver_group(2)
     assert b.of(TrainStep) == [TrainStep(step=2)]
-    assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.STALE)]
+    dropped = {(one.rollout_ids, one.reason) for one in b.of(RolloutsDropped)}
+    assert dropped == {(("1-1",), DropReason.REVOKED), (("1-0",), DropReason.STALE)}
+    assert b.of(GroupDropped) == []
     b = bench(max_staleness=2, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -248,18 +250,63 @@ def stale_bench(bench: BenchOf) -> Any:
     return b
 
 
-def test_a_group_that_can_no_longer_make_it_is_dropped_whole(bench: BenchOf) -> None:
+def test_an_open_group_goes_on_without_what_can_no_longer_make_it(bench: BenchOf) -> None:
     b = stale_bench(bench)
     b.deliver_group(1)
     b.train(1)
     b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
-    assert b.of(GroupDropped) == []
     (lease,) = b.of(SendLease)
     b.deliver(lease)  # Step 2 is planned: step 3 consumes at version 2, and version 0 is too old for that.
+    dropped = {(one.rollout_ids, one.reason) for one in b.of(RolloutsDropped)}
+    assert dropped == {(("1-1",), DropReason.REVOKED), (("1-0",), DropReason.STALE)}
+    assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=1, reason=DropReason.REVOKED)]
+    assert b.of(GroupDropped) == []
+    again = next(lease for lease in b.of(SendLease) if lease.group_id == 0)
+    assert (again.indices, again.policy_version) == ((0, 1), 1)
+    b.train(2)
+    b.deliver(again)
+    assert [planned.group_ids for planned in b.of(StepPlanned)] == [(0,)], "it is the oldest that waits"
+
+
+def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -> None:
+    """S = 1: each time one member comes in, and the learner goes on with another group."""
+    b = bench(max_staleness=1, groups_per_step=1, steps=99)
+    b.node("a")
+    b.learner()
+    times_stale, begun = 0, 0
+    for step in range(1, 99):
+        own = max(lease.lease_id for lease in b.leases.values() if lease.group_id == 0)
+        if own != begun:
+            b.tell(b.arrival(b.leases[own], 0), RolloutScored(rollout_id=rollout_id(own, 0), reward=1.0))
+            begun = own
+        b.deliver_group(step)
+        times_stale += any(one.reason is DropReason.STALE for one in b.of(RolloutsDropped))
+        if b.of(GroupDropped):
+            break
+        b.train(step)
+        b.tell(NodeReported(node_id="a", capacity=100, policy_version=step))
     assert b.of(GroupDropped) == [GroupDropped(group_id=0, reason=DropReason.STALE)]
-    stale = [dropped for dropped in b.of(RolloutsDropped) if dropped.reason is DropReason.STALE]
-    assert [dropped.rollout_ids for dropped in stale] == [("1-0",), ("1-1",)]
-    assert b.of(RevokeLease) == [RevokeLease(node_id="a", lease_id=1, reason=DropReason.STALE)]
+    assert times_stale == MAX_REDRAWS + 1
+
+
+def test_an_episode_that_began_too_long_ago_begins_again(bench: BenchOf) -> None:
+    """S = 1: its first turn is by version 0, its second is leased."""
+    b = bench(multi_turn=True, max_staleness=1, groups_per_step=1, steps=9)
+    b.node("a")
+    b.learner()
+    b.go_on(b.leases[1])
+    second = next(lease for lease in b.of(SendLease) if lease.turn)
+    assert (second.group_id, second.indices, second.policy_version) == (0, (0,), 0)
+    for step in (1, 2):
+        b.deliver_group(step)
+        if step == 1:
+            b.train(step)
+            b.tell(NodeReported(node_id="a", capacity=100, policy_version=step))
+    dropped = {one.rollout_ids: one.reason for one in b.of(RolloutsDropped)}
+    assert dropped[("1-0",)] is DropReason.STALE and b.of(GroupDropped) == []
+    assert second.lease_id in {revoked.lease_id for revoked in b.of(RevokeLease)}
+    again = [lease for lease in b.leases.values() if lease.group_id == 0 and lease.policy_version == 1]
+    assert [(lease.indices, lease.turn) for lease in again] == [((0, 1), 0)]
 
 
 def test_leases_that_can_no_longer_make_it_are_revoked_and_leased_anew(bench: BenchOf) -> None:
