@@ -11,8 +11,8 @@ from sqlalchemy import Engine, Select, func, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from echo_hub.core.trust.standing import StandingState
+from echo_hub.store.changing import key_of
 from echo_hub.store.tables import evaluations, groups, rollouts, steps, trust
-from echo_hub.store.writing import key_of
 from echo_shared.books import EvaluationKind
 from echo_shared.messages import ReceiptState
 

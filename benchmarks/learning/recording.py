@@ -23,8 +23,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.simulator.population import Traits
 from echo_hub.store.browsing import LOOKED_AT, NEWEST
+from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
-from echo_hub.store.writing import key_of
 from echo_shared.rollout_books import RolloutFilter
 
 RECORDED: Final = Path(__file__).with_name("arrivals.json")

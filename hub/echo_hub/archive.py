@@ -24,9 +24,9 @@ from filelock import FileLock, Timeout
 import echo_shared
 from echo_hub.rollouts import RolloutReader
 from echo_hub.rollouts_parquet import AT_ONCE, pyarrow_parquet, schema, tables
+from echo_hub.store.changing import key_of
 from echo_hub.store.retired import Mark, Span
 from echo_hub.store.retiring import FACTS, ROWS_AT_ONCE, Copies, Retirement, Ripe
-from echo_hub.store.writing import key_of
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import disk_errors, sync
 

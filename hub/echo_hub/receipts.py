@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from echo_hub.core import effects
@@ -19,7 +20,11 @@ from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, Receip
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
-"""Nodes whose receipts have waited for long enough are told so far apart, not all at the same moment."""
+ALL_WITHIN: Final = 20
+"""Nodes whose receipts have waited for long enough are told so far apart, one of so many of those that wait at once: a
+trained step tells all of them at the same moment."""
+AT_LEAST: Final = 16
+"""Told at once, where so many have waited."""
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
 """Nobody works differently for knowing it sooner."""
 TOLD_AT_ONCE: Final = 512
@@ -79,7 +84,8 @@ class ReceiptsOut:
                 oldest = next(iter(self._waiting.values()))
                 await asyncio.sleep(max(GATHER_S, oldest.since + WAIT_S - time.monotonic()))
                 due = time.monotonic() - WAIT_S
-                for node_id in [node_id for node_id, waiting in self._waiting.items() if waiting.since <= due]:
+                most = max(AT_LEAST, len(self._waiting) // ALL_WITHIN)
+                for node_id in [each for each, waiting in islice(self._waiting.items(), most) if waiting.since <= due]:
                     self.flush(node_id)
 
 

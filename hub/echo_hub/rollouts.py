@@ -23,9 +23,9 @@ from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.browsing import NEWEST, BatchReward, Key, StoredTokens, evaluation_text
+from echo_hub.store.changing import key_of
 from echo_hub.store.retiring import Retirement
 from echo_hub.store.store import Store
-from echo_hub.store.writing import key_of
 from echo_shared.messages import rollout_id
 from echo_shared.rollout_books import (
     DrawnSpan,

@@ -160,3 +160,21 @@ async def test_what_is_looked_up_comes_behind_what_waited(drive: Drive) -> None:
     out.tell("a", receipts(ReceiptState.SCORED))
     await ReceiptLookUps(store=driven.async_store, send=sent.send, flush=out.flush).answer("a", ["999-0"])
     assert told(sent) == [("a", ["scored"]), ("a", ["dropped"])]
+
+
+async def test_what_all_nodes_are_to_hear_goes_out_some_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts_module, "WAIT_S", 0.0)
+    monkeypatch.setattr(receipts_module, "GATHER_S", 0.0)
+    sent = Sent()
+    out = ReceiptsOut(send=sent.send)
+    for number in range(3 * receipts_module.AT_LEAST):
+        out.tell(f"n{number}", [Receipt("1-0", ReceiptState.TRAINED)])
+    working = asyncio.create_task(out.run())
+    await sent.until(1)
+    assert len(sent.messages) == receipts_module.AT_LEAST, "others have their turn"
+    await sent.until(3 * receipts_module.AT_LEAST)
+    working.cancel()
+    await asyncio.wait([working])
+    assert [node_id for node_id, _ in sent.messages] == [f"n{number}" for number in range(len(sent.messages))], (
+        "the oldest first"
+    )

@@ -131,6 +131,8 @@ class StepTrained:
     rollout_ids: tuple[str, ...]
     metrics: Mapping[str, float]
     trained_at: float
+    node_ids: tuple[str, ...] = ()
+    """The node that each was leased to, for who writes them down; empty: to be found by their leases."""
     drawn_by_several: tuple[str, ...] = ()
     """Those of which some tokens are other nodes' than the one that the rollout was leased to."""
 

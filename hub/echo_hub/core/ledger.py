@@ -394,12 +394,19 @@ class Ledger:
         if left_out:
             ids = tuple([trained_id for trained_id in ids if self.rollouts[trained_id].group_id not in left_out])
         trained = [self.rollouts.pop(trained_id) for trained_id in ids]
-        by_several = tuple([rollout.rollout_id for rollout in trained if rollout.drawn_by])
+        node_ids = tuple([rollout.node_id for rollout in trained])
         self._out.record(
-            StepTrained(step=batch.step, rollout_ids=ids, metrics=metrics, trained_at=now, drawn_by_several=by_several)
+            StepTrained(
+                step=batch.step,
+                rollout_ids=ids,
+                metrics=metrics,
+                trained_at=now,
+                node_ids=node_ids,
+                drawn_by_several=tuple([rollout.rollout_id for rollout in trained if rollout.drawn_by]),
+            )
         )
         if ids:
-            self._out.act(SendTrained(rollout_ids=ids, node_ids=tuple([rollout.node_id for rollout in trained])))
+            self._out.act(SendTrained(rollout_ids=ids, node_ids=node_ids))
         for group_id in batch.group_ids:
             if group_id in left_out:
                 self.drop_group(self.groups[group_id], DropReason.SCREENED)

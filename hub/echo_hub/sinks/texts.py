@@ -10,8 +10,8 @@ from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.sinks.base import SampleText
 from echo_hub.store.browsing import BatchReward
+from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
-from echo_hub.store.writing import key_of
 
 MOST_CHARACTERS: Final = 10_000
 """Of a prompt, and of a completion."""

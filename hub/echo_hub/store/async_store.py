@@ -4,6 +4,8 @@ SQLite has one writer, and what is told to it in order is committed in order; wh
 all behind it. Reads go on beside writes, and have what was committed when they began. While a database server is away,
 both wait, and each write is done once, also where the answer to its commit was lost. Pages and curves read `store`
 directly, on threads of theirs, and wait for nothing.
+
+What a trained step means for its rollouts is written a part at a time, and other writes in between.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from echo_hub.core.effects import Record
 from echo_hub.core.snapshot import CoordinatorSnapshot
@@ -28,6 +30,9 @@ from echo_shared.errors import DATABASE_AWAY
 from echo_shared.messages import Receipt
 from echo_shared.room import Room
 
+OTHERS_SHARE: Final = 2.0
+"""While a large step is counted: how long others have the writer and the interpreter after each part, by its time."""
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -42,6 +47,7 @@ class AsyncStore:
         self.server = server or Room(code=DATABASE_AWAY)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        self._counting: asyncio.Task[None] | None = None
 
     async def write(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         def write() -> _T:
@@ -61,22 +67,44 @@ class AsyncStore:
 
     async def close(self) -> None:
         self.give_up()
-        await asyncio.to_thread(self._reader.shutdown)
-        await self.write(self.store.close)
-        self._writer.shutdown()
+        try:
+            await self.counted()
+        finally:
+            await asyncio.to_thread(self._reader.shutdown)
+            await self.write(self.store.close)
+            self._writer.shutdown()
+
+    async def counted(self) -> None:
+        """Returns when all rollouts of what is trained by now are counted. Raises StorageError when that failed."""
+        if self._counting is not None:
+            await asyncio.shield(self._counting)
+
+    async def _count(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self.store.is_uncounted:
+            began_at = loop.time()
+            await self.write(self.store.count_trained)
+            await asyncio.sleep(OTHERS_SHARE * (loop.time() - began_at))
 
     async def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
         await self.write(self.store.apply, records, now, events)
+        if self._counting is not None and self._counting.done():
+            counted, self._counting = self._counting, None
+            counted.result()
+        if self.store.is_uncounted and self._counting is None:
+            self._counting = asyncio.create_task(self._count())
 
     async def snapshot(self) -> CoordinatorSnapshot:
         return await self.read(self.store.snapshot)
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
+        await self.counted()
         return await self.read(self.store.receipts, node_id, rollout_ids)
 
     async def contribution(
         self, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
     ) -> Contribution | None:
+        await self.counted()
         return await self.read(
             self.store.contribution, node_id, run_id=run_id, run_name=run_name, hub_key=hub_key, now=now
         )

@@ -40,12 +40,13 @@ def kind_of(holder: str) -> Kind:
 
 def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at: float, step: int | None) -> None:
     """Adds what has just counted at the time `at`: "rollouts" and "tokens" by node; `step` is the one that was trained
-    on them, None for an evaluation. Once for each step."""
+    on them, None for an evaluation."""
     by_holder = _with_teams(connection, {node_id: Counter(part) for node_id, part in earned.items()})
     by_holder = {holder: part for holder, part in by_holder.items() if part["rollouts"] or part["tokens"]}
     if not by_holder:
         return
     day = day_of(at)
+    of_before = frozenset() if step is None else _holders_of(connection, step, by_holder)
     rows = _rows(connection, sorted(by_holder))
     if fresh := sorted(by_holder.keys() - rows.keys()):
         ensure(connection, fresh)
@@ -59,7 +60,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
                 "of": holder,
                 "new_rollouts": row["rollouts"] + part["rollouts"],
                 "new_tokens": row["tokens"] + part["tokens"],
-                "new_steps": row["steps"] + (step is not None),
+                "new_steps": row["steps"] + (step is not None and holder not in of_before),
                 "new_recent": added(row["recent"], part["tokens"], at),
                 "new_streak_days": streak,
                 "new_longest_streak": max(streak, row["longest_streak"]),
@@ -72,6 +73,16 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
     _add_parts(connection, credit_days, "day", day, by_holder)
     if step is not None:
         _add_parts(connection, credit_steps, "step", step, by_holder)
+
+
+def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> frozenset[str]:
+    """Those of `holders` who have a part in this step already: a large one is granted in parts."""
+    of_step = select(credit_steps.c.holder).where(credit_steps.c.step == step)
+    return frozenset(
+        holder
+        for part in in_parts(sorted(holders))
+        for holder in connection.scalars(of_step.where(among(connection, credit_steps.c.holder, part)))
+    )
 
 
 def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:

@@ -17,8 +17,8 @@ from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among
+from echo_hub.store.changing import key_of
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
-from echo_hub.store.writing import key_of
 from echo_shared.errors import StorageError
 from echo_shared.messages import (
     MAX_GROUP_SIZE,

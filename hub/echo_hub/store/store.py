@@ -24,6 +24,7 @@ from echo_hub.store.arrivals import write_news
 from echo_hub.store.beginnings import Beginning, begin_at
 from echo_hub.store.browsing import BatchReward, Found, StoredGroup, StoredTokens
 from echo_hub.store.bulk import among
+from echo_hub.store.changing import key_of
 from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.database import (
@@ -48,8 +49,9 @@ from echo_hub.store.retired import read_last
 from echo_hub.store.tables import evaluations, nodes, rollouts, run_meta, set_evaluations, steps
 from echo_hub.store.tallies import useful_nodes
 from echo_hub.store.touched import Touched
+from echo_hub.store.training import count_trained, uncounted_steps
 from echo_hub.store.unfinished import read_snapshot
-from echo_hub.store.writing import key_of, write
+from echo_hub.store.writing import write
 from echo_shared.books import (
     Accounting,
     CostTotals,
@@ -80,6 +82,8 @@ class Store:
         """Of each kind."""
         self.touched = Touched()
         """Nodes whose row of the leaderboard is another."""
+        self.is_uncounted = False
+        """A step is trained of which not all rollouts are counted."""
         self._fetched: Mapping[int, reports.Fetched] = {}
         """Of the versions that were asked for last, so that a fetch is read once."""
 
@@ -106,7 +110,10 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, keeping or Keeping(), events_kept=events_kept)
+        store = cls(engine, keeping or Keeping(), events_kept=events_kept)
+        if not beside_hub:
+            store.count_all()
+        return store
 
     def close(self) -> None:
         self.engine.dispose()
@@ -125,8 +132,23 @@ class Store:
             forget(connection, written.tokens_gone, self.keeping)
             if events:
                 add_events(connection, events, kept=self.events_kept)
+            is_uncounted = written.has_trained and bool(uncounted_steps(connection))
+        self.is_uncounted |= is_uncounted
         if written.touched:
             self.touched.note(written.touched)
+
+    def count_trained(self) -> None:
+        """Counts some more rollouts of the steps that are trained, as long as `is_uncounted`."""
+        with open_to_write(self.engine) as connection:
+            counted = count_trained(connection)
+            self.is_uncounted = bool(uncounted_steps(connection))
+        self.touched.note(counted)
+
+    def count_all(self) -> None:
+        """Counts what the process that wrote here last has left."""
+        self.is_uncounted = True
+        while self.is_uncounted:
+            self.count_trained()
 
     def snapshot(self) -> CoordinatorSnapshot:
         """All that is unfinished, for a new coordinator."""
@@ -177,9 +199,15 @@ class Store:
 
     def prune(self, checkpoint_step: int) -> None:
         """Deletes the tokens of all steps that the oldest checkpoint kept already holds, but for copies as `keeping`
-        has it, and who fetched old versions."""
+        has it, and who fetched old versions. Those of a step that is not counted yet stay until the next time."""
         with open_to_write(self.engine) as connection:
-            done = (steps.c.step <= checkpoint_step, steps.c.trained_at.is_not(None), steps.c.pruned.is_(False))
+            counted = steps.c.step.not_in(uncounted_steps(connection))
+            done = (
+                steps.c.step <= checkpoint_step,
+                steps.c.trained_at.is_not(None),
+                steps.c.pruned.is_(False),
+                counted,
+            )
             for rollout_ids in connection.scalars(select(steps.c.rollout_ids).where(*done)).all():
                 forget(connection, map(key_of, rollout_ids), self.keeping)
             connection.execute(update(steps).where(*done).values(pruned=True))

@@ -3,6 +3,7 @@
     groups ─< rollouts ─ payloads        one row a leased rollout: its receipt; its tokens until they are not needed,
                                          and those of the environment's answer, if its episode went on
       step > steps                       one row a planned step: its exact batch, then its metrics
+         ─< uncounted                   parts of trained steps whose rollouts' rows do not say so yet, for moments
     old_receipts                         what became of rollouts whose rows are not here any more, many a row
     kept                                 copies of final rollouts' tokens, for people to read, up to a number of bytes
     keeping_tallies                      running totals of what is in it, and of what is not any more, by reason
@@ -228,6 +229,16 @@ steps = Table(
 )
 # Few of a run's steps: those that may have to be repeated.
 Index("ix_steps_kept", steps.c.step, **only_where(steps.c.pruned.is_(False)))
+
+uncounted = Table(
+    "uncounted",
+    metadata,
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("lease_ids", JSON, nullable=False),
+    Column("drawn_by_several", JSON, nullable=False),
+    Column("at", Double, nullable=False),
+)
 
 versions = Table(
     "versions",

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Literal, get_args
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, select
+from sqlalchemy import Connection, Table, bindparam, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from echo_hub.core.effects import NodeCost
 from echo_hub.store.at_once import rows_at_once
-from echo_hub.store.bulk import execute_many
+from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.tables import (
     WITH_PAYLOAD,
     checking,
@@ -76,20 +76,16 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
     return by_node
 
 
-def tally_where(
-    connection: Connection,
-    conditions: Iterable[ColumnElement[bool]],
-    drawn_by_several: Collection[tuple[int, int]],
-    outcome: str,
+def tally_leases(
+    connection: Connection, lease_ids: Sequence[int], drawn_by_several: Collection[tuple[int, int]], outcome: str
 ) -> Mapping[str, Mapping[str, int]]:
-    """As `tally`, of all rollouts of which one of `conditions` is true: the database counts them. `drawn_by_several`:
-    among them, by lease and index, those that are not one node's alone."""
-    by_node: dict[str, dict[str, int]] = {}
-    for condition in conditions:
-        for node_id, *counts in connection.execute(_COUNT.where(condition)):
-            of_node = by_node.setdefault(node_id, dict.fromkeys(_COUNTED, 0))
-            for name, count in zip(_COUNTED, counts, strict=True):
-                of_node[name] += int(count)
+    """As `tally`, of all rollouts of these leases that are in this final state: the database counts them.
+    `drawn_by_several`: those among them that are not one node's alone, by lease and index."""
+    of_these = among(connection, rollouts.c.lease_id, lease_ids), rollouts.c.state == outcome
+    by_node = {
+        node_id: dict(zip(_COUNTED, map(int, counts), strict=True))
+        for node_id, *counts in connection.execute(_COUNT.where(*of_these))
+    }
     for node_id, num_tokens, spans in _rows_of(connection, drawn_by_several):
         by_node[node_id]["tokens"] -= num_tokens or 0
         for drawer, _, count in spans:

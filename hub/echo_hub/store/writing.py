@@ -8,13 +8,13 @@ found stands beside the state, and may come when that is final.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, Update, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
     ActionSettled,
@@ -40,30 +40,20 @@ from echo_hub.core.effects import (
 from echo_hub.core.payload import Span
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among, execute_many
+from echo_hub.store.changing import Rows, change, check_changed, key_of, rows_of
 from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import (
     EVALUATED,
-    TRAINED,
-    dropped_of,
-    final_so_far,
     tally,
     tally_checking,
     tally_costs,
-    tally_where,
 )
-from echo_shared.errors import LocalProtocolError
+from echo_hub.store.training import train
 from echo_shared.messages import DropReason, ReceiptState
 from echo_shared.rewards import mean_components
-
-_Rows = list[dict[str, Any]]
-
-ROLLOUTS_A_STATEMENT: Final = 256
-"""Changed by one: few enough for a few milliseconds."""
-COUNTED_A_STATEMENT: Final = 2_048
-"""Counted by one: few enough for as long."""
 
 _FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
@@ -107,12 +97,6 @@ _EVALUATE = _SCORED.values(state=ReceiptState.EVALUATED, final_at=bindparam("at_
 _CHECK = update(rollouts).where(*_KEY).values(checked=bindparam("new_checked"))
 
 
-def key_of(rollout_id: str) -> tuple[int, int]:
-    """Lease and index in a rollout's id."""
-    lease_id, _, index = rollout_id.partition("-")
-    return int(lease_id), int(index)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """What a turn's records have come to."""
@@ -121,6 +105,8 @@ class Written:
     """Rollouts, by lease and index, whose tokens the hub does not need any more."""
     touched: frozenset[str]
     """Nodes whose totals are others: what is final, what they cost, how they stand."""
+    has_trained: bool
+    """A step is trained."""
 
 
 def write(connection: Connection, records: Sequence[Record], now: float) -> Written:
@@ -137,11 +123,7 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> Writ
     # What a step was computed without is kept with its batch, which may have to be repeated.
     gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
     keys = [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
-    return Written(tokens_gone=keys, touched=frozenset(touched))
-
-
-def _keys(rollout_ids: Iterable[str], **values: Any) -> _Rows:
-    return [{"lease": lease, "at": index, **values} for lease, index in map(key_of, rollout_ids)]
+    return Written(tokens_gone=keys, touched=frozenset(touched), has_trained=StepTrained in by_kind)
 
 
 def _bytes(array: NDArray[Any], dtype: str) -> bytes:
@@ -151,18 +133,6 @@ def _bytes(array: NDArray[Any], dtype: str) -> bytes:
 def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
     """Nothing where all is as it was leased: the rollout's own row says by whom and by which version."""
     return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] or None
-
-
-def _change(connection: Connection, statement: Update, rows: _Rows, what: str) -> None:
-    _check_changed(execute_many(connection, statement, rows), len(rows), what)
-
-
-def _check_changed(changed: int, wanted: int, what: str) -> None:
-    if changed != wanted:
-        raise LocalProtocolError(
-            "The coordinator's records do not fit the store; nothing of them is written.",
-            got=f"{changed} of {wanted} rollouts could be {what}",
-        )
 
 
 def _open_groups(connection: Connection, records: Sequence[GroupOpened], now: float) -> None:
@@ -200,8 +170,8 @@ def _lease(connection: Connection, records: Sequence[RolloutsLeased], now: float
 
 
 def _receive(connection: Connection, records: Sequence[RolloutReceived], now: float) -> None:
-    changes: _Rows = []
-    contents: _Rows = []
+    changes: Rows = []
+    contents: Rows = []
     for record in records:
         lease_id, index = key_of(record.rollout_id)
         payload = record.payload
@@ -224,7 +194,7 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
                 "spans": _as_json(payload.spans),
             }
         )
-    _change(connection, _RECEIVE, changes, "received")
+    change(connection, _RECEIVE, changes, "received")
     execute_many(connection, _NEW_PAYLOADS, contents)
 
 
@@ -232,7 +202,7 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
     rows = [
         row
         for record in records
-        for row in _keys(
+        for row in rows_of(
             [record.rollout_id],
             new_reward=record.reward,
             new_components=record.components,
@@ -240,12 +210,12 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
             at_s=now,
         )
     ]
-    _change(connection, _SCORE, rows, "scored")
+    change(connection, _SCORE, rows, "scored")
     answers = [
         row
         for record in records
         if record.observation_ids is not None
-        for row in _keys([record.rollout_id], new_observation_ids=_bytes(record.observation_ids, "<i4"))
+        for row in rows_of([record.rollout_id], new_observation_ids=_bytes(record.observation_ids, "<i4"))
     ]
     if answers:
         execute_many(connection, _ANSWER, answers)
@@ -254,7 +224,7 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
 def _evaluate(connection: Connection, records: Sequence[RolloutsEvaluated], now: float) -> Collection[str]:
     """Marks rollouts as evaluated. Their tokens stay until the evaluation's result is recorded."""
     ids = [rollout_id for record in records for rollout_id in record.rollout_ids]
-    _change(connection, _EVALUATE, _keys(ids, at_s=now), "evaluated")
+    change(connection, _EVALUATE, rows_of(ids, at_s=now), "evaluated")
     earned = tally(connection, list(map(key_of, ids)), EVALUATED)
     grant(connection, earned, at=now, step=None)
     return earned.keys()
@@ -297,62 +267,13 @@ def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict
     return mean_components(connection.scalars(query.where(among(connection, rollouts.c.group_id, group_ids))))
 
 
-def _train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
-    touched: set[str] = set()
-    for record in records:
-        changed = connection.execute(
-            update(steps)
-            .where(steps.c.step == record.step, steps.c.trained_at.is_(None))
-            .values(
-                trained_at=record.trained_at, metrics=dict(record.metrics), dropped=dropped_of(final_so_far(connection))
-            )
-        ).rowcount
-        if changed != 1:
-            raise LocalProtocolError(
-                "A step was trained that was not planned, or trained before; nothing of this turn is written.",
-                got=f"step {record.step}",
-            )
-        earned = _train_rollouts(connection, record, now)
-        grant(connection, earned, at=now, step=record.step)
-        touched |= earned.keys()
-    return touched
-
-
-def _train_rollouts(connection: Connection, record: StepTrained, now: float) -> Mapping[str, Mapping[str, int]]:
-    """What of a step was trained, by node. A large batch is seldom anything but all of its groups: then no row of it
-    comes here."""
-    planned = connection.execute(
-        select(steps.c.num_rollouts, steps.c.group_ids).where(steps.c.step == record.step)
-    ).one()
-    if len(record.rollout_ids) < planned.num_rollouts:  # Some of it was left out; as a whole, there are none.
-        if record.rollout_ids:
-            _change(connection, _TRAIN, _keys(record.rollout_ids, at_s=now), "trained")
-        return tally(connection, list(map(key_of, record.rollout_ids)), TRAINED)
-
-    def parts(at_once: int) -> Iterator[ColumnElement[bool]]:
-        size = max(1, at_once * len(planned.group_ids) // planned.num_rollouts)
-        for start in range(0, len(planned.group_ids), size):
-            yield among(connection, rollouts.c.group_id, planned.group_ids[start : start + size])
-
-    trained = {"state": ReceiptState.TRAINED, "final_at": now}
-    changed = sum(
-        connection.execute(
-            update(rollouts).where(part, rollouts.c.state == ReceiptState.SCORED).values(trained)
-        ).rowcount
-        for part in parts(ROLLOUTS_A_STATEMENT)
-    )
-    _check_changed(changed, len(record.rollout_ids), "trained")
-    conditions = [and_(part, rollouts.c.state == ReceiptState.TRAINED) for part in parts(COUNTED_A_STATEMENT)]
-    return tally_where(connection, conditions, list(map(key_of, record.drawn_by_several)), TRAINED)
-
-
 def _drop(connection: Connection, records: Sequence[RolloutsDropped], now: float) -> Collection[str]:
     rows = [
         row
         for record in records
-        for row in _keys(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None, at_s=now)
+        for row in rows_of(record.rollout_ids, new_reason=record.reason, new_detail=record.detail or None, at_s=now)
     ]
-    _change(connection, _DROP, rows, "dropped")
+    change(connection, _DROP, rows, "dropped")
     by_reason: dict[str, list[tuple[int, int]]] = {}
     for record in records:
         by_reason.setdefault(record.reason.value, []).extend(map(key_of, record.rollout_ids))
@@ -383,13 +304,13 @@ def _accrue(connection: Connection, records: Sequence[CostAccrued], now: float) 
 
 def _check(connection: Connection, records: Sequence[CheckRecorded], now: float) -> None:
     found = {record.rollout_id: record.checked for record in records}
-    rows = [row for rollout_id, checked in found.items() for row in _keys([rollout_id], new_checked=checked)]
+    rows = [row for rollout_id, checked in found.items() for row in rows_of([rollout_id], new_checked=checked)]
     changed = execute_many(connection, _CHECK, rows)
     if changed != len(rows):  # A check may end after its rollout's row has gone.
         changed += old_receipts.note_checked(
             connection, {(row["lease"], row["at"]): row["new_checked"] for row in rows}
         )
-    _check_changed(changed, len(rows), "noted as checked")
+    check_changed(changed, len(rows), "noted as checked")
 
 
 def _note_standings(connection: Connection, records: Sequence[StandingRecorded], now: float) -> Collection[str]:
@@ -418,7 +339,7 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], Collec
     ScoreRecorded: _score,
     RolloutsEvaluated: _evaluate,
     StepPlanned: _plan,
-    StepTrained: _train,
+    StepTrained: train,
     RolloutsDropped: _drop,
     GroupDropped: _drop_groups,
     VersionRecorded: _publish,

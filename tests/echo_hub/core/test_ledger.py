@@ -42,7 +42,9 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
     books.out.take()
     books.ledger.train(batch, {"loss": 1.0}, 7.0)
     trained, told = books.out.take()
-    assert trained == StepTrained(step=1, rollout_ids=("1-0", "1-1"), metrics={"loss": 1.0}, trained_at=7.0)
+    assert trained == StepTrained(
+        step=1, rollout_ids=("1-0", "1-1"), metrics={"loss": 1.0}, trained_at=7.0, node_ids=("a", "a")
+    )
     assert told == SendTrained(rollout_ids=("1-0", "1-1"), node_ids=("a", "a"))
     assert books.ledger.groups == {} and books.ledger.rollouts == {} and len(books.ledger.waiting) == 0
 

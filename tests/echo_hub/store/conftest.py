@@ -83,6 +83,26 @@ class Records:
             VersionRecorded(policy_version=step, published_at=40.0 + step),
         ]
 
+    @staticmethod
+    def large_step(step: int, *, num_groups: int) -> list[Record]:
+        """The whole life of groups of two, which two nodes have drawn in turns, by their lease's number."""
+        of_step = tuple(range(10 * step, 10 * step + num_groups))
+        ids = tuple(f"{each}-{index}" for each in of_step for index in range(2))
+        return [
+            *Records.opened(*of_step),
+            *(Records.leased(each, each, 0, 1, node_id=f"n{each % 2}") for each in of_step),
+            *Records.received(*ids),
+            *Records.scored(*ids),
+            Records.planned(step, of_step, ids),
+            StepTrained(
+                step=step,
+                rollout_ids=ids,
+                metrics={},
+                trained_at=30.0 + step,
+                node_ids=tuple(f"n{each % 2}" for each in of_step for _ in range(2)),
+            ),
+        ]
+
 
 @pytest.fixture
 def records() -> type[Records]:

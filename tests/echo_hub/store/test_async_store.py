@@ -6,13 +6,16 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import event
 
+from echo_hub.store import training
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
 from echo_shared.errors import StorageError
+from echo_shared.messages import ReceiptState
 from echo_shared.room import Room
 from tests.small_disk import SmallDisk
 
@@ -81,6 +84,48 @@ async def test_who_closes_it_waits_for_no_room(small_disk: SmallDisk) -> None:
 
 def test_each_method_is_the_stores_of_that_name() -> None:
     for name, method in inspect.getmembers(AsyncStore, inspect.iscoroutinefunction):
-        if name not in ("write", "read"):
+        if name not in ("write", "read", "counted") and not name.startswith("_"):
             mine, theirs = (list(inspect.signature(each).parameters) for each in (method, getattr(Store, name)))
             assert mine == theirs, name
+
+
+async def test_a_large_step_is_counted_while_others_write(
+    tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
+    async with opened(tmp_path) as store:
+        await store.apply(records.large_step(1, num_groups=10), 1.0)
+        seen = []
+        for number in range(3):
+            await store.set_run_meta(str(number), "")
+            seen.append(store.store.accounting().trained)
+        assert seen[0] <= seen[1] <= seen[2] < 20, "each waits for a part of the step at most"
+        told = await store.receipts("n0", ["10-0", "18-1"])
+        assert {receipt.state for receipt in told} == {ReceiptState.TRAINED}
+        assert store.store.accounting().trained == 20
+
+
+async def test_who_closes_it_has_counted_a_large_step(
+    tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
+    async with opened(tmp_path) as store:
+        await store.apply(records.large_step(1, num_groups=10), 1.0)
+        assert store.store.accounting().trained < 20
+    after = Store.open(f"sqlite:///{tmp_path / 'echo.db'}", beside_hub=True)
+    assert after.accounting().trained == 20
+    after.close()
+
+
+async def test_a_step_that_cannot_be_counted_is_told_of(
+    tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
+    async with opened(tmp_path) as store:
+        with store.store.engine.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE credit")
+        await store.apply(records.large_step(1, num_groups=10), 1.0)
+        with pytest.raises(StorageError, match="credit"):
+            await store.counted()
+        with pytest.raises(StorageError, match="credit"):
+            await store.apply([], 2.0)

@@ -133,7 +133,7 @@ def test_what_counted_before_there_was_credit_is_counted_once(store: Store, reco
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("teams", "team_members", "events", "actions", "live_settings", "api_tokens"):
             connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("outcome_tallies", "version_tallies", "set_evaluations", "old_receipts"):
+        for name in ("outcome_tallies", "version_tallies", "set_evaluations", "old_receipts", "uncounted"):
             connection.execute(text(f"DROP TABLE {name}"))
         for name in ("ix_groups_rated", "ix_groups_open", "ix_rollouts_unfinished", "ix_fetches_version"):
             connection.execute(text(f"DROP INDEX {name}"))

@@ -36,7 +36,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
-from echo_hub.store import browsing, old_fetches
+from echo_hub.store import browsing, old_fetches, training
 from echo_hub.store.actions import ActionBooks
 from echo_hub.store.browsing import NEWEST
 from echo_hub.store.credit_store import CreditStore
@@ -74,8 +74,13 @@ WHOLE: Final = {
     ("costs", "costs"): "a row a node that ever cost something: their sum",
     ("accounting", "outcome_tallies"): "a row an outcome",
     ("apply", "outcome_tallies"): "a row an outcome",
+    ("count_all", "outcome_tallies"): "a row an outcome",
     ("leaderboard", "outcome_tallies"): "a row an outcome",
     ("node_record", "outcome_tallies"): "a row an outcome",
+    ("apply", "uncounted"): "a row a part of a step that is not counted yet: some, for moments",
+    ("prune", "uncounted"): "a row a part of a step that is not counted yet",
+    ("count_trained", "uncounted"): "a row a part of a step that is not counted yet",
+    ("count_all", "uncounted"): "a row a part of a step that is not counted yet",
     ("versions_by_transport", "fetch_tallies"): "a row a transport",
     ("useful_nodes", "tallies"): "a row a node and outcome: it names every node that was of use",
     ("run_meta", "run_meta"): "a row a setting",
@@ -147,6 +152,8 @@ class Filled:
         ids = [f"{newest}-0", f"{newest}-1"]
         return {
             "apply": lambda: self._one_of_each_record(store),
+            "count_trained": store.count_trained,
+            "count_all": lambda: self._count_large_step(store),
             "snapshot": store.snapshot,
             "receipts": lambda: store.receipts("a", ids),
             "load_payloads": lambda: store.load_payloads(ids),
@@ -327,6 +334,11 @@ class Filled:
         records = [*self.records.one_step(self.steps + 1, lease_id=lease, group_id=group), *turns]
         assert {type(record) for record in records} == set(RECORDS)
         store.apply(records, now=1.0, events=[_event()])
+
+    def _count_large_step(self, store: Store) -> None:
+        step = 10 * self.steps
+        store.apply(self.records.large_step(step, num_groups=training.COUNTED_AT_ONCE), now=1.0)
+        store.count_all()
 
     @staticmethod
     def _join(store: Store, node_id: str) -> None:

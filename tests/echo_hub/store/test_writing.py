@@ -19,12 +19,12 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import Span
-from echo_hub.store import writing
 from echo_hub.store.browsing import NEWEST
+from echo_hub.store.changing import key_of
 from echo_hub.store.database import open_to_read
 from echo_hub.store.store import Store
 from echo_hub.store.tables import payloads
-from echo_hub.store.writing import WRITERS, key_of
+from echo_hub.store.writing import WRITERS
 from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
@@ -307,25 +307,3 @@ def test_a_record_without_a_writer_is_not_passed_over(store: Store, records: Any
     with pytest.raises(KeyError):
         store.apply([*records.opened(0), object()], now=1.0)  # type: ignore[list-item]
     assert store.snapshot().next_group_id == 0, "nothing of the turn is written"
-
-
-def test_a_large_step_changes_part_by_part_and_as_a_whole(
-    store: Store, records: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writing, "ROLLOUTS_A_STATEMENT", 4)
-    monkeypatch.setattr(writing, "COUNTED_A_STATEMENT", 6)
-    of_step = tuple(range(1, 6))
-    ids = tuple(f"{lease}-{index}" for lease in of_step for index in range(2))
-    store.apply(records.opened(*of_step), now=1.0)
-    store.apply([records.leased(lease, lease, 0, 1, node_id=f"n{lease % 2}") for lease in of_step], now=1.0)
-    store.apply([*records.received(*ids), *records.scored(*ids[:-1]), records.planned(1, of_step, ids)], now=2.0)
-    trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0)
-    with pytest.raises(LocalProtocolError, match="9 of 10 rollouts could be trained"):
-        store.apply([trained], now=3.0)
-    assert store.accounting().trained == 0
-    store.apply([*records.scored(ids[-1]), trained], now=3.0)
-    assert {row.node_id: (row.trained_rollouts, row.received) for row in store.leaderboard()} == {
-        "n1": (6, 6),
-        "n0": (4, 4),
-    }
-    assert store.accounting().balanced

@@ -1,0 +1,38 @@
+"""Changes of rollouts' rows, each of which names the state that it expects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Update
+
+from echo_hub.store.bulk import execute_many
+from echo_shared.errors import LocalProtocolError
+
+Rows = list[dict[str, Any]]
+
+
+def key_of(rollout_id: str) -> tuple[int, int]:
+    """Lease and index in a rollout's id."""
+    lease_id, _, index = rollout_id.partition("-")
+    return int(lease_id), int(index)
+
+
+def rows_of(rollout_ids: Iterable[str], **values: Any) -> Rows:
+    """One for each: its lease as "lease", its index as "at", and these values."""
+    return [{"lease": lease, "at": index, **values} for lease, index in map(key_of, rollout_ids)]
+
+
+def change(connection: Connection, statement: Update, rows: Rows, what: str) -> None:
+    """Executes the statement for each row. Raises LocalProtocolError when one of them changes nothing."""
+    check_changed(execute_many(connection, statement, rows), len(rows), what)
+
+
+def check_changed(changed: int, wanted: int, what: str) -> None:
+    """Raises LocalProtocolError when these numbers differ."""
+    if changed != wanted:
+        raise LocalProtocolError(
+            "The coordinator's records do not fit the store; nothing of them is written.",
+            got=f"{changed} of {wanted} rollouts could be {what}",
+        )

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from echo_hub.core.effects import GroupDropped, RolloutReceived, RolloutsDropped, StepTrained
+from echo_hub.core.payload import Span
+from echo_hub.store import training
+from echo_hub.store.database import open_to_read
+from echo_hub.store.store import Store
+from echo_hub.store.tables import credit, credit_days, credit_steps, tallies
+from echo_shared.errors import LocalProtocolError
+from echo_shared.messages import DropReason, ReceiptState
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 6)
+    monkeypatch.setattr(training, "CHANGED_A_STATEMENT", 2)
+
+
+def books(store: Store) -> Mapping[str, list[Any]]:
+    """All totals of credit, rounded: an average of parts is a sum in another order."""
+    with open_to_read(store.engine) as connection:
+        return {
+            table.name: sorted(
+                tuple(round(value, 9) if isinstance(value, float) else value for value in row)
+                for row in connection.execute(select(table))
+            )
+            for table in (credit, credit_days, credit_steps, tallies)
+        }
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> None:
+    store.apply(records.large_step(1, num_groups=10), now=5.0)
+    assert store.newest_step() is not None and store.is_uncounted
+    trained = [store.accounting().trained]
+    before = store.touched.number
+    store.count_trained()
+    trained.append(store.accounting().trained)
+    assert store.touched.since(before) == {"n0"}, "a node's are together"
+    while store.is_uncounted:
+        store.count_trained()
+        trained.append(store.accounting().trained)
+        assert store.accounting().balanced
+    assert trained == [0, 6, 12, 18, 20]
+    assert {row.node_id: (row.trained_rollouts, row.received) for row in store.leaderboard()} == {
+        "n0": (10, 10),
+        "n1": (10, 10),
+    }
+
+
+def test_parts_come_to_what_the_whole_does(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rollout is drawn by several, of a group in the middle; one group is left out."""
+    ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))
+    spans = tuple(Span(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))
+    left_out = ("17-0", "17-1")
+    step = [
+        replace(record, payload=replace(records.payload(4), spans=spans))
+        if isinstance(record, RolloutReceived) and record.rollout_id == "14-1"
+        else replace(record, rollout_ids=tuple(x for x in ids if x not in left_out), drawn_by_several=("14-1",))
+        if isinstance(record, StepTrained)
+        else record
+        for record in records.large_step(1, num_groups=10)
+    ]
+    step += [
+        RolloutsDropped(rollout_ids=left_out, reason=DropReason.SCREENED),
+        GroupDropped(group_id=17, reason=DropReason.SCREENED),
+    ]
+    store.apply(step, now=5.0)
+    assert not store.is_uncounted
+    whole = books(store)
+    shifted = Store.open("sqlite://")
+    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
+    shifted.apply(step, now=5.0)
+    assert shifted.is_uncounted and books(shifted) != whole
+    shifted.count_all()
+    assert books(shifted) == whole
+    assert ("far", 1, 0, 2) in whole["credit_steps"] and shifted.accounting().trained == 18
+    shifted.close()
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_start_goes_on_where_the_last_process_ended(store: Store, records: Any) -> None:
+    store.apply(records.large_step(1, num_groups=10), now=5.0)
+    store.apply(records.large_step(2, num_groups=10), now=6.0)
+    store.count_trained()
+    assert store.accounting().trained == 6
+    beside = Store.open(store.engine.url.render_as_string(hide_password=False), beside_hub=True)
+    assert beside.accounting().trained == 6, "who looks on writes nothing"
+    beside.close()
+    again = Store.open(store.engine.url.render_as_string(hide_password=False))
+    assert again.accounting().trained == 40 and again.accounting().balanced
+    assert again.snapshot().rollouts == ()
+    assert {receipt.state for receipt in again.receipts("n1", ["11-0", "29-1"])} == {ReceiptState.TRAINED}
+    again.close()
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_tokens_stay_until_their_step_is_counted(store: Store, records: Any) -> None:
+    store.apply(records.large_step(1, num_groups=10), now=5.0)
+    store.prune(1)
+    assert len(store.load_payloads(["10-0", "19-1"])) == 2 and store.snapshot().replayable == {1}
+    store.count_all()
+    store.prune(1)
+    assert store.load_payloads(["10-0", "19-1"]) == [] and store.snapshot().replayable == frozenset()
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_a_batch_of_which_something_is_not_scored_is_not_trained(store: Store, records: Any) -> None:
+    *before, trained = records.large_step(1, num_groups=10)
+    scored = next(record for record in before if record == records.scored("10-0")[0])
+    store.apply([record for record in before if record is not scored], now=4.0)
+    with pytest.raises(LocalProtocolError, match="19 of 20 rollouts could be trained"):
+        store.apply([trained], now=5.0)
+    assert store.newest_step() is None and not store.is_uncounted
+    store.apply([scored, trained], now=5.0)
+    store.count_all()
+    assert store.accounting().trained == 20 and store.accounting().balanced
