@@ -43,6 +43,7 @@ from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.changing import key_of
 from echo_hub.store.retired import Span
 from echo_hub.store.retiring import ROWS_AT_ONCE, Retirement
 from echo_shared.books import RunEvent
@@ -150,8 +151,16 @@ class Turns:
         )
         await self._turns([planned])
         metrics = {"loss": 0.5, "train_s": 2.0}
-        done = StepTrained(step=self.step, rollout_ids=tuple(trained), metrics=metrics, trained_at=self.now)
+        node_of = {lease.lease_id: lease.node_id for lease in leases}
+        done = StepTrained(
+            step=self.step,
+            rollout_ids=tuple(trained),
+            metrics=metrics,
+            trained_at=self.now,
+            node_ids=tuple(node_of[key_of(one)[0]] for one in trained),
+        )
         await self._turns([done, VersionRecorded(policy_version=self.step, published_at=self.now)])
+        await self.store.counted()
         self.step, self.lease_id, self.group_id = self.step + 1, self.lease_id + len(leases), groups.stop
 
     def _checks(self, ids: Sequence[str]) -> list[Record]:

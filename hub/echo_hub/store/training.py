@@ -99,7 +99,7 @@ def _parts(record: StepTrained) -> Iterator[list[int]]:
 
 def _num_scored(connection: Connection, lease_ids: Sequence[int]) -> int:
     of_these = among(connection, rollouts.c.lease_id, lease_ids), rollouts.c.state == ReceiptState.SCORED
-    return connection.scalar(select(func.count()).where(*of_these)) or 0
+    return connection.scalar(select(func.count(rollouts.c.index)).where(*of_these)) or 0
 
 
 def _count(
