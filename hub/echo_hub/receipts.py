@@ -20,11 +20,10 @@ from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, Receip
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
-ALL_WITHIN: Final = 20
-"""Nodes whose receipts have waited for long enough are told so far apart, one of so many of those that wait at once: a
-trained step tells all of them at the same moment."""
+"""Between two times at which nodes are told: a trained step has news for all of them at the same moment."""
+ONE_IN: Final = 20
+"""Of the nodes that wait, so few are told at one time, or `AT_LEAST`."""
 AT_LEAST: Final = 16
-"""Told at once, where so many have waited."""
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
 """Nobody works differently for knowing it sooner."""
 TOLD_AT_ONCE: Final = 512
@@ -41,9 +40,9 @@ class _Waiting:
 
 
 class ReceiptsOut:
-    """Acks and drops go out at once. That a rollout is scored, trained or evaluated can wait for `WAIT_S`: it goes
-    along with the node's next receipts, so that most rollouts cost two messages less. `send` gives a node a message, or
-    drops it when the node is not connected."""
+    """Acks and drops go out at once. That a rollout is scored, trained or evaluated waits for `WAIT_S`, and then for
+    its node's turn: it goes along with the node's next receipts, so that most rollouts cost two messages less. `send`
+    gives a node a message, or drops it when the node is not connected."""
 
     def __init__(self, *, send: Callable[[str, FromHub], object]) -> None:
         self._send = send
@@ -84,7 +83,7 @@ class ReceiptsOut:
                 oldest = next(iter(self._waiting.values()))
                 await asyncio.sleep(max(GATHER_S, oldest.since + WAIT_S - time.monotonic()))
                 due = time.monotonic() - WAIT_S
-                most = max(AT_LEAST, len(self._waiting) // ALL_WITHIN)
+                most = max(AT_LEAST, len(self._waiting) // ONE_IN)
                 for node_id in [each for each, waiting in islice(self._waiting.items(), most) if waiting.since <= due]:
                     self.flush(node_id)
 
