@@ -91,9 +91,11 @@ _DROP = (
         final_at=bindparam("at_s"),
     )
 )
-_SCORED = update(rollouts).where(*_KEY, rollouts.c.state == ReceiptState.SCORED)
-_TRAIN = _SCORED.values(state=ReceiptState.TRAINED, final_at=bindparam("at_s"))
-_EVALUATE = _SCORED.values(state=ReceiptState.EVALUATED, final_at=bindparam("at_s"))
+_EVALUATE = (
+    update(rollouts)
+    .where(*_KEY, rollouts.c.state == ReceiptState.SCORED)
+    .values(state=ReceiptState.EVALUATED, final_at=bindparam("at_s"))
+)
 _CHECK = update(rollouts).where(*_KEY).values(checked=bindparam("new_checked"))
 
 
