@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from sqlalchemy import select
@@ -122,3 +126,28 @@ def test_a_batch_of_which_something_is_not_scored_is_not_trained(store: Store, r
     store.apply([scored, trained], now=5.0)
     store.count_all()
     assert store.accounting().trained == 20 and store.accounting().balanced
+
+
+KILLED_BETWEEN_PARTS: Final = """
+import os, signal, sys
+from echo_hub.store import training
+from echo_hub.store.store import Store
+from tests.echo_hub.store.conftest import Records
+training.COUNTED_AT_ONCE = 6
+store = Store.open(sys.argv[1])
+store.apply(Records.large_step(1, num_groups=10), now=5.0)
+store.count_trained()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_between_parts_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'echo.db'}"
+    killed = subprocess.run([sys.executable, "-c", KILLED_BETWEEN_PARTS, url], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    beside = Store.open(url, beside_hub=True)
+    assert beside.accounting().trained == 6 and beside.accounting().balanced
+    beside.close()
+    again = Store.open(url)
+    assert again.accounting().trained == 20 and again.accounting().balanced
+    again.close()
