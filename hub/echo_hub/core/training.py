@@ -71,6 +71,9 @@ MAX_REDRAWS: Final = 8
 """Times that what has come in of a group is drawn anew, because it was too old before the rest was there, until the
 group is dropped: nobody who is there is fast enough for it."""
 
+KEPT_VERSIONS: Final = 8
+"""Newest published versions that nodes can fetch; older ones are retired."""
+
 MAX_FLAT_BATCHES: Final = 4
 """`groups_per_step` times this many flat groups are dropped for the sake of one step."""
 
@@ -97,6 +100,9 @@ class Training:
         self.trained_steps = snapshot.trained_steps
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
+        self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
+        """What nodes are sure to get: of versions from before a start only the newest, for a run that was restored from
+        a backup has no other."""
         self._publishing = 0
         self.tempo = Tempo()
         self.learner_version: int | None = None
@@ -212,13 +218,15 @@ class Training:
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
         """The version that drew what is begun of the group and leased to nobody, the newest of several, as long as it
-        is fresh enough: by another one it would have to be drawn anew."""
+        is fresh enough and can be had: by another one it would have to be drawn anew."""
         begun = {before.policy_version for index in group.unleased if (before := group.slots[index].begun) is not None}
         if not any(version < newest for version in begun):
             return newest
         step = self.outlook.step_of(self._ledger.waiting.position(group.group_id))
         oldest = oldest_useful_version(self._settings, step)
-        return max((version for version in begun if oldest <= version <= newest), default=newest)
+        return max(
+            (version for version in begun.intersection(self._fetchable) if oldest <= version <= newest), default=newest
+        )
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
         self._ledger.score(rollout, reward)
@@ -307,6 +315,7 @@ class Training:
         self._out.record(VersionRecorded(policy_version=policy_version, published_at=now))
         if policy_version > self.published_version:
             self.published_version = policy_version
+            self._fetchable.append(policy_version)
             self.num_changes += 1
             self._out.act(AnnounceVersion(policy_version=policy_version))
 

@@ -2,8 +2,8 @@
 
 A policy version is published once as what is smallest, a delta or a keyframe; its keyframe is made as well when a node
 asks for it. What is published keeps its info-hash and its signature over any number of restarts, while it is among the
-newest KEPT_VERSIONS: an older one that an evaluation uses is removed when the hub starts, and sealed anew when it is
-used again.
+newest KEPT_VERSIONS, twice as many while nodes still fetch them: an older one that an evaluation uses is removed when
+the hub starts, and sealed anew when it is used again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from echo_hub.core.training import KEPT_VERSIONS
 from echo_hub.net.artefact_store import ArtefactStore, Carrier
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.tracker import Tracker
@@ -29,8 +30,6 @@ from echo_shared.swarm import Swarm
 WEB_SEED_PATH: Final = "/artefacts/"
 """Where `echo_hub.net.artefact_routes` serves what is published; the node's passkey, the carrier's name and the file's
 path follow."""
-KEPT_VERSIONS: Final = 8
-"""Newest policy versions that stay published; twice as many while nodes still fetch them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

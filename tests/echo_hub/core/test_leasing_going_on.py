@@ -77,6 +77,38 @@ def test_what_a_node_that_has_left_had_drawn_is_gone_on_with(bench: BenchOf) -> 
     assert b.of(RolloutsDropped) == [], "who is back with it may still win"
 
 
+def test_what_a_version_that_nobody_can_fetch_has_begun_is_drawn_anew(bench: BenchOf) -> None:
+    """Restored from a backup, a run has published its newest version and no other: whoever is to go on by an older one
+    gives that back."""
+    held = RolloutRow(
+        rollout_id="1-0",
+        group_id=1,
+        lease_id=1,
+        index=0,
+        node_id="a",
+        policy_version=3,
+        deadline=1_060.0,
+        state=ReceiptState.LEASED,
+        reward=None,
+    )
+    snapshot = CoordinatorSnapshot(
+        next_group_id=2,
+        next_lease_id=2,
+        trained_steps=4,
+        published_version=4,
+        groups=(GroupRow(group_id=1, seed=1),),
+        rollouts=(held,),
+    )
+    b = bench(snapshot, groups_per_step=1, group_size=1, steps=9, max_staleness=4)
+    b.tell(LearnerReady(policy_version=4))
+    b.node("a", version=4)
+    give_back(b, b.leases[1], 0)
+    b.now += 1.0
+    b.tell(Tick())
+    (again,) = (lease for lease in b.leases.values() if lease.group_id == 1 and lease.lease_id > 1)
+    assert (again.policy_version, again.goes_on) == (4, ())
+
+
 def test_what_is_late_or_overdue_is_gone_on_with(bench: BenchOf) -> None:
     """Late: far longer than the longest completions take at the pool's pace."""
     for wait_s in (20.0, 60.0):
