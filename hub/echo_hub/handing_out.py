@@ -31,7 +31,7 @@ class Offers(Protocol):
 
     def has(self, version: int) -> bool: ...
 
-    def offer(self, version: int, node: NodeInfo) -> ArtefactOffer: ...
+    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer: ...
 
 
 class HandingOut:
@@ -110,7 +110,7 @@ class HandingOut:
             max_tokens=request.max_tokens,
             stop_ids=request.stop_ids,
             deadline_s=action.deadline_s,
-            offer=self._offers.offer(action.policy_version, node.info) if offered else None,
+            offer=self._offers.lend(action.policy_version, node.info) if offered else None,
             prefixes=tuple(prefixes),
             on_new_version="interrupt" if self._may_move_on(action.group_id) else "finish",
         )

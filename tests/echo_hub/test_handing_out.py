@@ -51,7 +51,7 @@ class Around:
     def has(self, version: int) -> bool:
         return version in self.published
 
-    def offer(self, version: int, node: NodeInfo) -> ArtefactOffer:
+    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
         return ArtefactOffer(
             manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path=f"/{node.node_id}"
         )

@@ -122,6 +122,8 @@ class Distributor:
         self._announced = 0
         self._evaluated = 0
         """The version that an evaluation by nodes uses; 0 = none."""
+        self._lent: dict[int, set[str]] = {}
+        """Published versions that leases name, and the nodes that have or had such a lease."""
         self._handed_on = 0
         """Bytes that nodes have handed on of the version that was announced last."""
         self._node_uplink: float | None = None
@@ -157,7 +159,7 @@ class Distributor:
 
     async def _publish(self, version: int, adapter_dir: Path) -> None:
         parent = self._spread.delta_parent(version, self._publisher.published())
-        in_use = self._spread.wanted()
+        in_use = self._spread.wanted() | self._lent.keys()
         await self._publisher.publish_policy(version, adapter_dir, delta_parent=parent, in_use=in_use)
         self._note_published()
 
@@ -165,6 +167,7 @@ class Distributor:
         """What is retired is pushed no more, and need not be served."""
         for version in [version for version in self._hashes if not self._publisher.has(version)]:
             self._retired[version] = self._hashes.pop(version)
+            self._lent.pop(version, None)
             for info_hash in self._retired[version]:
                 self._broadcaster.end(info_hash)
         for version in self._publisher.published():
@@ -219,12 +222,18 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """The offer of this version, or of the base (0), for a node that fetches it by itself: one that joins, or has a
-        lease."""
+        """The offer of this version, or of the base (0), for a node that fetches it by itself: one that joins, or is
+        lent it."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
         )
+
+    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
+        """The offer of a version that a lease names. The node may lack what that is a delta against, and asks for the
+        keyframe then."""
+        self._lent.setdefault(version, set()).add(node.node_id)
+        return self.offer(version, node)
 
     def _way(self, carrier: Carrier, node_ids: Sequence[str]) -> Way:
         among = frozenset(node_ids)
@@ -273,6 +282,8 @@ class Distributor:
         for known in (self._nodes, self._linkable, self._links, self._told_mesh, self._told_unwanted):
             known.pop(node_id, None)
         self._with_base.discard(node_id)
+        for borrowers in self._lent.values():
+            borrowers.discard(node_id)
         self._keyframes_sent = {k: at for k, at in self._keyframes_sent.items() if k[0] != node_id}
         self._spread.node_left(node_id)
         self._broadcaster.node_left(node_id)
@@ -412,8 +423,8 @@ class Distributor:
             asked += [self._keyframes_wanted.get_nowait() for _ in range(self._keyframes_wanted.qsize())]
             now = time.monotonic()
             self._keyframes_sent = {k: at for k, at in self._keyframes_sent.items() if now - at < KEYFRAME_AGAIN_S}
-            due = [one for one in dict.fromkeys(asked) if one not in self._keyframes_sent]
-            for version in sorted({version for _, version in due} & self._current(), reverse=True):
+            due = [one for one in dict.fromkeys(asked) if one not in self._keyframes_sent and self._may_need(*one)]
+            for version in sorted({version for _, version in due}, reverse=True):
                 if self._publisher.has(version):
                     node_ids = [node_id for node_id, of in due if of == version and node_id in self._nodes]
                     self._keyframes_sent |= {(node_id, version): now for node_id in node_ids}
@@ -452,7 +463,8 @@ class Distributor:
                 self._told_mesh[node_id] = peers
 
     def _tell_unwanted(self) -> None:
-        unwanted = self._hashes.keys() - self._spread.wanted() - self._current()
+        lent = {version for version, borrowers in self._lent.items() if borrowers}
+        unwanted = self._hashes.keys() - self._spread.wanted() - self._current() - lent
         hashes = [one for version in sorted(unwanted) for one in self._hashes[version]]
         hashes += [one for of_version in self._retired.values() for one in of_version]
         versions = frozenset(unwanted | self._retired.keys())
@@ -461,8 +473,11 @@ class Distributor:
                 self._connections.send(node_id, Unwanted(info_hashes=tuple(hashes)))
             self._told_unwanted[node_id] = versions
 
+    def _may_need(self, node_id: str, version: int) -> bool:
+        return version in self._current() or node_id in self._lent.get(version, ())
+
     def _current(self) -> frozenset[int]:
-        """The versions that a lease may name to a node that does not hold them."""
+        """The versions that any node may need that does not hold them."""
         return frozenset({self._newest, self._announced, self._evaluated})
 
 

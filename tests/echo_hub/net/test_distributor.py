@@ -306,7 +306,7 @@ async def test_a_delta_against_what_all_hold_and_a_keyframe_for_who_asks(
         await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=version))
     await nodes.until(lambda: len(nodes.of("b", PolicyPublished)) == 3)
     (keyframe,) = nodes.of("fresh", PolicyPublished)
-    assert keyframe.policy_version == 2, "version 1 is neither the newest nor lent to an evaluation"
+    assert keyframe.policy_version == 2, "version 1 is neither the newest nor lent to it"
     assert nodes.manifest(keyframe.offer).carrier == "keyframe"
     assert (keyframe.offer.delta_parent, keyframe.offer.way) == (None, Way.INLINE)
     assert len(nodes.of("a", PolicyPublished)) == 2
@@ -326,6 +326,28 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
     assert nodes.distributor.has(1)
     await nodes.fetched("a", 2)
     assert nodes.of("a", Unwanted) == []
+
+
+async def test_who_is_lent_a_delta_that_it_cannot_read_gets_the_keyframe(
+    nodes: Nodes, make_adapter: Callable[[int], Path]
+) -> None:
+    """It has come later, and goes on with what another had drawn by an older version."""
+    await nodes.join("a")
+    for version in (1, 2, 3):
+        await nodes.publish(version, make_adapter(version))
+        await nodes.fetched("a", version)
+    await nodes.join("fresh", "other")
+    assert nodes.distributor.lend(2, node_info("fresh")).delta_parent == 1
+    for node_id in ("other", "fresh"):
+        await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=2))
+    await nodes.until(lambda: nodes.of("fresh", PolicyPublished))
+    (keyframe,) = nodes.of("fresh", PolicyPublished)
+    assert (keyframe.policy_version, keyframe.offer.delta_parent) == (2, None)
+    await nodes.take("fresh", keyframe.offer)
+    assert nodes.of("other", PolicyPublished) == [], "nobody has lent it any"
+    assert not any(
+        set(nodes.hub.publisher.info_hashes(2)) & set(told.info_hashes) for told in nodes.of("fresh", Unwanted)
+    )
 
 
 async def test_who_asks_for_the_keyframe_of_a_damaged_version_gets_it(
