@@ -34,6 +34,7 @@ hypothesis.settings.load_profile("tests")
 DEADLINE_S = 240.0
 FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
 """Nodes share this machine with their hub and with other tests: at the lowest priority they would get no turn."""
+TRAINED_STEPS = "SELECT count(*) FROM steps WHERE trained_at IS NOT NULL"
 OPERATORS: dict[str, dict[str, str]] = {}
 """What is sent to the hubs of this test to be let in as the operator, by their addresses."""
 
@@ -125,7 +126,9 @@ class Running:
     async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Asks it to end, as a user or the system does."""
         if self.process.returncode is None:
-            self.process.send_signal(number)
+            # Of a process that has ended by itself meanwhile, asyncio's own `send_signal` takes the status for itself.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
         return await self.ended()
 
 
@@ -169,12 +172,16 @@ class Site:
             "server": {"heartbeat_s": 1.0, "shared_memory": False},  # These nodes stand for those of other hosts.
             "trust": {"verifier": "off"},  # Most tests show nothing of it, and its process costs what a learner's does.
         }
+        self.change(run, {name: {**small.get(name, {}), **settings.get(name, {})} for name in small | settings})
+        return run
+
+    def change(self, run: Path, settings: Mapping[str, Mapping[str, object]]) -> None:
+        """Of a run that no hub serves just now, by section."""
         text = (run / "config.toml").read_text()
-        for section in small.keys() | settings.keys():
-            for key, value in {**small.get(section, {}), **settings.get(section, {})}.items():
+        for section, values in settings.items():
+            for key, value in values.items():
                 text = _set(text, section, key, value)
         (run / "config.toml").write_text(text)
-        return run
 
     async def hub(self, run: Path, *flags: str) -> tuple[Running, str]:
         """`echo-hub serve`, ready: the process and its address."""
@@ -184,7 +191,13 @@ class Site:
         return hub, url
 
     async def node(
-        self, url: str, name: str, *flags: str, backend: str = "llama_cpp", env: Mapping[str, str] = os.environ
+        self,
+        url: str,
+        name: str,
+        *flags: str,
+        backend: str = "llama_cpp",
+        env: Mapping[str, str] = os.environ,
+        module: str = "echo_node.main",
     ) -> Running:
         """`echo-node join`; the data directory is kept from one start to the next.
 
@@ -204,7 +217,7 @@ class Site:
             "--swarm-host",
             "127.0.0.1",
         )
-        return await self.program(sys.executable, "-u", "-m", "echo_node.main", "join", url, *where, *flags, env=env)
+        return await self.program(sys.executable, "-u", "-m", module, "join", url, *where, *flags, env=env)
 
 
 def _set(text: str, section: str, key: str, value: object) -> str:
@@ -283,6 +296,23 @@ def books() -> Callable[[Path], sqlite3.Connection]:
         return sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True)
 
     return open_books
+
+
+@pytest.fixture
+def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
+    """`await reached(run, 3)`: waits until the run's books count so many trained steps, or whatever `query` counts; how
+    many there are. What pages show may be of a moment ago, in which a quick machine makes dozens of steps."""
+
+    async def wait(run: Path, least: int, query: str = TRAINED_STEPS) -> int:
+        with contextlib.closing(books(run)) as database:
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    (count,) = database.execute(query).fetchone()
+                    if count >= least:
+                        return int(count)
+                    await asyncio.sleep(0.02)
+
+    return wait
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.store",
     },
     "echo_hub.simulator": {"echo_hub.config", "echo_hub.core", "echo_hub.core.nodes", "echo_hub.core.spread"},
-    "echo_hub.net": {"echo_hub.config", "echo_hub.core.spread", "echo_hub.run"},
+    "echo_hub.net": {"echo_hub.config", "echo_hub.core", "echo_hub.core.spread", "echo_hub.run"},
     "echo_hub.gateways": {"echo_hub.config", "echo_hub.core", "echo_hub.net"},
     "echo_hub.views": {
         "echo_hub.core.nodes",

@@ -174,11 +174,11 @@ async def test_one_that_falls_silent_is_ended(start: Starter) -> None:
 
 
 async def test_one_that_is_suspended_is_not_missed_and_goes_on_where_it_was(start: Starter) -> None:
-    child = await start(Limits(silent_s=0.3, beat_s=0.02, look_s=0.05))
+    child = await start(Limits(silent_s=1.0, beat_s=0.02, look_s=0.05))
     await child.send({"do": "answer later"})
     child.suspend()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(1.5):
             await child.receive()
     assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
     child.resume()

@@ -22,7 +22,7 @@ async def node(site: Any, home: Path, *arguments: str) -> Any:
 @pytest.mark.slow
 async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until: Any) -> None:
     about = {"description": "Sums <b>for</b> all.", "contact": "ada@example.org"}
-    run = await site.make_run(training={"steps": 400}, about=about)
+    run = await site.make_run(training={"steps": 100_000}, about=about)
     hub, url = await site.hub(run)
     volunteer = await site.node(url, "volunteer")
     home = site.root / "volunteer"
@@ -61,7 +61,7 @@ async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until:
     assert [one["node_name"] for one in earned["nodes"]] == ["volunteer"]
     export = site.root / "earned.json"
     export.write_text(document)
-    other = await site.make_run(name="other", training={"steps": 400})
+    other = await site.make_run(name="other", training={"steps": 100_000})
     _, url = await site.hub(other)
     key = fingerprint(bytes.fromhex(earned["hub_key"]))
     status, said = await site.command("echo_hub.main", "credit", "import", other, export)
@@ -77,7 +77,7 @@ async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until:
 
 @pytest.mark.slow
 async def test_two_runs_of_one_hub_know_each_other(site: Any, until: Any) -> None:
-    first = await site.make_run("first", training={"steps": 400}, run={"name": "first"})
+    first = await site.make_run("first", training={"steps": 100_000}, run={"name": "first"})
     _, url = await site.hub(first)
     await site.node(url, "volunteer")
     await until(url, lambda view: view["trained_step"] >= 1)

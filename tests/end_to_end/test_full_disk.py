@@ -16,11 +16,11 @@ STEPS = 60
 
 
 @pytest.mark.slow
-async def test_a_hub_waits_for_room_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
+async def test_a_hub_waits_for_room_and_loses_nothing(site: Any, until: Any, reached: Any, small_disk: Any) -> None:
     run = await site.make_run("disk/run", training={"steps": STEPS}, learner={"checkpoint_every": 5})
     hub, url = await site.hub(run)
     node = await site.node(url, "volunteer")
-    await until(url, lambda view: view["trained_step"] >= 3)
+    await reached(run, 3)
     small_disk.fill()
     await hub.printed("the disk is full, and the hub waits")
     view = await until(url, lambda view: any("The disk is full" in problem for problem in view["problems"]))

@@ -10,12 +10,12 @@ import pytest
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = 60
+STEPS = 40
 """More than a run makes until its node has lost its helper."""
 
 
 @pytest.mark.slow
-async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: Any) -> None:
+async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: Any, reached: Any) -> None:
     pytest.importorskip("llama_cpp")
     run = await site.make_run(training={"steps": STEPS})
     _, url = await site.hub(run)
@@ -24,7 +24,7 @@ async def test_a_node_with_a_helper_trains_and_bears_its_loss(site: Any, until: 
     address = (await helper.printed(r"echo-node join URL --with (\S+#\S+)"))[1]
     node = await site.node(url, "node", "--with", address, backend="auto")
     await node.printed(r"Engine: llama_cpp on cpu")
-    await until(url, lambda view: view["trained_step"] >= 1)
+    await reached(run, 1)
 
     (server,) = psutil.Process(helper.process.pid).children()
     server.send_signal(signal.SIGKILL)

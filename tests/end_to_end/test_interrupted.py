@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,9 @@ SETTINGS: dict[str, dict[str, object]] = {
 
 async def slow_node(site: Any, url: str, name: str) -> Any:
     """It takes 50 ms for a token of each of its completions: one has twenty on average, and up to 160."""
-    home = site.root / name
-    join = ["join", url, "--data-dir", str(home), "--name", name, "--backend", "torch", "--threads", "1"]
     environment = {**os.environ, TOKEN_S: "0.05", "ECHO_NODE_STREAM_S": "0.25"}
-    command = [sys.executable, "-u", "-m", "benchmarks.capacity.paced_node", *join, "--swarm-host", "127.0.0.1"]
-    return await site.program(*command, "--width", "12", env=environment)
+    paced = {"backend": "torch", "env": environment, "module": "benchmarks.capacity.paced_node"}
+    return await site.node(url, name, "--width", "12", **paced)
 
 
 def trained(database: sqlite3.Connection) -> list[tuple[int, int, list[tuple[str, int, int]]]]:
@@ -67,7 +64,7 @@ async def test_a_run_trains_on_completions_of_several_versions(
     hub, url = await site.hub(run)
     first = await slow_node(site, url, "first")
     await slow_node(site, url, "second")
-    await first.printed("Policy version 2 is here")  # A busy hub shows itself every few seconds, and a step takes one.
+    await first.printed(r"Policy version ([2-9]|\d\d+) is here")  # A busy node passes over some.
     await first.kill()
     await slow_node(site, url, "first")
     view = await until(url, lambda view: view["rollouts_gone_on"] > 0 and view["trained_step"] >= STEPS)

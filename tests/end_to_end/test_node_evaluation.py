@@ -80,7 +80,8 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     hub, url = await site.hub(run)
     port = url.rpartition(":")[2]
     node = await site.node(url, "volunteer", backend="torch")
-    await node.printed("Policy version 10 is here")  # The eighth is being evaluated, or was just now.
+    # The eighth is being evaluated, or was just now; a busy node passes over some.
+    await node.printed(r"Policy version [12]\d is here")
     await hub.kill()
     hub, url = await site.hub(run, "--port", port)
     view = await until(url, lambda view: view["state"] == "finished")
@@ -97,13 +98,13 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     board = Store.open(f"sqlite:///{run / 'echo.db'}").leaderboard()
     (volunteer,) = board
     # What it had left undone of a version that it does not hold any more, the hub has evaluated itself.
-    assert 3 * 64 * 9 < volunteer.evaluated_rollouts <= 4 * 64 * 9
+    assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9
     assert (await hub.end())[0] == 0
 
 
 @pytest.mark.slow
 async def test_the_hub_evaluates_the_last_version_itself_when_every_node_has_left(
-    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+    site: Any, until: Any, reached: Any
 ) -> None:
     many = {"problems": 1024, "every": 0, "samples": 0, "by": "nodes"}
     run = await site.make_run(
@@ -111,11 +112,12 @@ async def test_the_hub_evaluates_the_last_version_itself_when_every_node_has_lef
     )
     hub, url = await site.hub(run)
     node = await site.node(url, "volunteer")
-    await until(url, lambda view: view["published_version"] == 2)
+    await reached(run, 2, "SELECT coalesce(max(policy_version), 0) FROM versions")
     await node.kill()
     view = await until(url, lambda view: view["state"] == "finished")
     books_now = view["accounting"]
     assert books_now["leased"] == books_now["trained"] + books_now["evaluated"] + sum(books_now["dropped"].values())
+    assert books_now["evaluated"] < 2 * 1024, "the node was gone before it was through"
     assert sorted(measured(run)) == [0, 2]
     assert (await hub.end())[0] == 0
 

@@ -49,13 +49,13 @@ def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool,
 
 @pytest.mark.slow
 async def test_a_node_beside_the_hub_reads_versions_from_memory(
-    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
+    site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
     """Also from a hub that was killed and started again."""
     run = await site.make_run("run", "--mode", "sequential", training={"steps": STEPS}, server=ON)
     hub, url = await site.hub(run)
     node = await site.node(url, "beside")
-    await until(url, lambda view: view["trained_step"] >= 2)
+    assert await reached(run, 2) < STEPS
     assert set(fetches_of(books(run), "beside").values()) == {(True, False)}
     await hub.kill()
     hub, url = await site.hub(run, "--port", url.rpartition(":")[2])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.mark.slow
 async def test_after_leave_and_join_the_node_says_what_the_hub_says(site: Any, operator: Any, until: Any) -> None:
-    run = await site.make_run(training={"steps": 400})
+    run = await site.make_run(training={"steps": 100_000})
     _, url = await site.hub(run)
 
     async def books() -> dict[str, Any]:

@@ -13,11 +13,13 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_a_full_disk_stops_the_node_and_loses_nothing(site: Any, until: Any, small_disk: Any) -> None:
+async def test_a_full_disk_stops_the_node_and_loses_nothing(
+    site: Any, until: Any, reached: Any, small_disk: Any
+) -> None:
     run = await site.make_run(training={"steps": 60})
     _, url = await site.hub(run)
     node = await site.node(url, "disk/node", env={**os.environ, "ECHO_NODE_MANNERS__MIN_FREE_DISK_BYTES": "0"})
-    await until(url, lambda view: view["trained_step"] >= 1)
+    await reached(run, 1)
     small_disk.fill()
     before = await until(url, lambda view: view["trained_step"] >= 1)
     assert before["state"] == "running"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.dissemination import links
+from benchmarks.dissemination import faults, links
 from benchmarks.dissemination.faults import FAULTS, WAYS, Fault, try_one
 
 pytestmark = [
@@ -13,7 +13,12 @@ pytestmark = [
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-async def test_every_honest_node_ends_with_the_very_files(fault: Fault, way: str) -> None:
+async def test_every_honest_node_ends_with_the_very_files(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault, way: str
+) -> None:
+    # Midway lies an eighth of the way behind the beginning: on a busy machine, a moment comes late.
+    monkeypatch.setattr(faults, "PAYLOAD_BYTES", 6_000_000)
+    monkeypatch.setattr(faults, "MIDWAY_S", 0.3)
     tried = await try_one(fault, way, seed=1)
     assert tried["survived"]
     assert tried["pushed"] + tried["mesh"] + tried["swarm"] + tried["web_seed"] > 0

@@ -133,6 +133,8 @@ async def test_one_that_gives_no_sign_of_life_or_does_not_get_on_is_ended(
         await learner.stop()
 
     (tmp_path / "hung.py").write_text(HUNG)
+    # On a busy machine, one that hangs may say nothing for a second, too.
+    monkeypatch.setattr(process, "LIMITS", replace(LIMITS, beat_s=0.05, look_s=0.05))
     monkeypatch.setattr(process, "WORKER", "hung")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     of_learner = settings.learner.model_copy(update={"hung_s": 0.5, "micro_batch_tokens": 64})
