@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.events import GroupPrepared
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring import preparing
 from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.problems import Problems
 
 
-async def test_groups_are_answered_in_order_with_their_own_seeds() -> None:
+@pytest.mark.parametrize("together_s", [0.0, 60.0], ids=["one at a time", "all together"])
+async def test_groups_are_answered_in_order_with_their_own_seeds(
+    together_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "TOGETHER_S", together_s)
     config = HubConfig()
     problems = Problems.of_run(config, PromptCodec.of_run(config, resolve_base("builtin:tiny")))
     prepared: asyncio.Queue[GroupPrepared] = asyncio.Queue()
@@ -19,6 +26,9 @@ async def test_groups_are_answered_in_order_with_their_own_seeds() -> None:
     working = asyncio.create_task(preparation.run(prepared.put))
     async with asyncio.timeout(60):
         events = [await prepared.get() for _ in range(4)]
+    preparation.submit(3)
+    async with asyncio.timeout(60):
+        assert (await prepared.get()).group_id == 3, "what comes later, too"
     working.cancel()
     await asyncio.wait([working])
     assert [(event.group_id, event.seed) for event in events] == [(n, problems.seed(n)) for n in (0, 1, 2, 0)]
