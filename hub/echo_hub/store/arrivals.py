@@ -13,16 +13,17 @@ from sqlalchemy import Connection, insert, select, update
 
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.store.bulk import among
-from echo_hub.store.old_fetches import forget_old_fetches, newest_forgotten
+from echo_hub.store.old_fetches import Place, forget_old_fetches, newest_forgotten
 from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
 
-NODES_A_QUERY: Final = 250
+NODES_A_QUERY: Final = 128
 """Few enough for a statement of a few milliseconds."""
 
 
-def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float) -> None:
-    """In order; then as many old fetches are let go as there are new ones, and some more."""
+def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: Place) -> Place:
+    """In order; then twice as many old fetches are let go as there are new ones, and some more. How far they are gone
+    then, as `forget_old_fetches` says it."""
     forgotten = newest_forgotten(connection)
     for one in news:
         if isinstance(one, Release):
@@ -32,7 +33,7 @@ def write_news(connection: Connection, news: Sequence[Release | Arrival], now: f
         connection.execute(insert(fetches), fresh)
         of_versions = [row for row in fresh if row["policy_version"] is not None]
         tally_fetches(connection, [(row["policy_version"], bytes_by_source(row)) for row in of_versions])
-    forget_old_fetches(connection, 2 * len(fresh))
+    return forget_old_fetches(connection, place, 2 * len(fresh))
 
 
 def _write_release(connection: Connection, release: Release) -> None:

@@ -41,7 +41,7 @@ from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
 from echo_hub.store.keeping import Keeping, KeptTotals, forget, read_kept_totals, trim
 from echo_hub.store.node_records import read_node_record
-from echo_hub.store.old_fetches import forget_old_fetches
+from echo_hub.store.old_fetches import Place, forget_old_fetches
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.recent import NodeKind, RecentRollout, Spread
 from echo_hub.store.recent_work import BatchAges, Length
@@ -86,6 +86,8 @@ class Store:
         """A step is trained of which not all rollouts are counted."""
         self._fetched: Mapping[int, reports.Fetched] = {}
         """Of the versions that were asked for last, so that a fetch is read once."""
+        self._forgotten = Place()
+        """How far old fetches are gone."""
 
     @classmethod
     def open(
@@ -212,7 +214,8 @@ class Store:
                 forget(connection, map(key_of, rollout_ids), self.keeping)
             connection.execute(update(steps).where(*done).values(pruned=True))
             trim(connection, self.keeping)  # The cap may be lower than when they were kept.
-            forget_old_fetches(connection)
+            forgotten = forget_old_fetches(connection, self._forgotten)
+        self._forgotten = forgotten
 
     # --- nodes, fetches, evaluations
 
@@ -319,7 +322,8 @@ class Store:
         """Notes what versions that are recorded as published were announced as, and which nodes have fetched and
         verified an artefact of this run: the caller checks that it is one."""
         with open_to_write(self.engine) as connection:
-            write_news(connection, news, now)
+            forgotten = write_news(connection, news, now, self._forgotten)
+        self._forgotten = forgotten
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         """Records all kinds of one version at once: a version is evaluated as a whole, or it is not. Replaces older

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import re
+import sqlite3
+from typing import Any
+
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, insert, select
+from sqlalchemy.event import listen, remove
+from sqlalchemy.exc import OperationalError
 
 from echo_hub.core.effects import VersionRecorded
 from echo_hub.core.spread.holdings import Arrival
 from echo_hub.store import arrivals, old_fetches
 from echo_hub.store.old_fetches import KEPT_VERSIONS
 from echo_hub.store.store import Store
-from echo_hub.store.tables import fetches
+from echo_hub.store.tables import fetches, versions
+from echo_shared.errors import StorageError
 from echo_shared.messages import Fetched
 
 VERSIONS = KEPT_VERSIONS + 5
@@ -37,7 +44,7 @@ def fetched_versions(store: Store) -> dict[int | None, int]:
 
 def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go a few rows at a time, from the oldest version on, beside as many as come in."""
-    monkeypatch.setattr(arrivals, "forget_old_fetches", lambda connection, more: None)
+    monkeypatch.setattr(arrivals, "forget_old_fetches", lambda connection, place, more: place)
     arrive(store, None, "a", 0.5)
     for version in range(1, VERSIONS + 1):
         store.apply([VersionRecorded(policy_version=version, published_at=float(version))], now=1.0)
@@ -79,3 +86,90 @@ def test_what_is_said_of_an_old_version_changes_nothing(store: Store) -> None:
     first = Store(store.engine, store.keeping).versions_history(9)[0]
     assert (first.dissemination_p50_s, first.dissemination_max_s) == (2.0, 2.0)
     assert first.fetches_by_transport == {"swarm": 1}
+
+
+def fill(store: Store, *, nodes: int, forgotten: int) -> None:
+    """So many versions that may be forgotten, which came to the nodes in another order than they were written in; a
+    tenth came late, and so did the first two of the others, at the same time."""
+    numbers = range(1, forgotten + KEPT_VERSIONS + 1)
+    with store.engine.execution_options(writes=True).begin() as connection:
+        connection.execute(insert(versions), [{"policy_version": n, "published_at": 1.0} for n in numbers])
+        rows = [
+            {
+                "node_id": f"n{node}",
+                "info_hash": f"{version:040x}",
+                "policy_version": version,
+                "seconds": 1.0,
+                "swarm_bytes": 1,
+                "web_seed_bytes": 0,
+                "fetched_at": 1.0,
+                "broadcast_s": max(2, node * 7_919 % nodes) / 8 if node % 10 else None,
+            }
+            for version in range(1, forgotten + 1)
+            for node in range(nodes)
+        ]
+        connection.execute(insert(fetches), rows)
+
+
+def forget_all(store: Store) -> None:
+    while sum(fetched_versions(store).values()):
+        before = sum(fetched_versions(store).values())
+        store.prune(0)
+        assert sum(fetched_versions(store).values()) < before
+
+
+def test_what_came_late_or_at_the_same_time_goes_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And another store goes on with what one has begun."""
+    fill(store, nodes=40, forgotten=3)
+    monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 7)
+    monkeypatch.setattr(old_fetches, "ROWS_A_STATEMENT", 3)
+    left = [120]
+    for _ in range(6):
+        store.prune(0)
+        left.append(sum(fetched_versions(store).values()))
+    assert left == [120, 113, 106, 99, 92, 85, 78]
+    again = Store(store.engine, store.keeping)
+    forget_all(again)
+    assert all(row.dissemination_max_s == 39 / 8 for row in again.versions_history(VERSIONS)[:3])
+
+
+def test_what_was_not_committed_is_forgotten_the_next_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, nodes=20, forgotten=2)
+    monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 9)
+
+    def fail(_connection: Connection) -> None:
+        raise OperationalError("COMMIT", None, sqlite3.OperationalError("disk I/O error"))
+
+    listen(store.engine, "commit", fail)
+    for call in (lambda: store.prune(0), lambda: store.record_distribution([], now=1.0)):
+        with pytest.raises(StorageError):
+            call()
+    remove(store.engine, "commit", fail)
+    assert fetched_versions(store) == {1: 20, 2: 20}
+    forget_all(store)
+
+
+def test_postgresql_looks_at_no_rows_that_are_gone(empty_postgresql: str) -> None:
+    """It counts pages that it looks at, and rows that are in no order are a page each; it vacuums nothing here."""
+    store = Store.open(empty_postgresql)
+    fill(store, nodes=3_000, forgotten=2)
+    looked_at: dict[str, int] = {}
+
+    def explain(connection: Connection, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
+        of_all = "DESC" in sql or "count" in sql  # How long a version took: once, before its first row goes.
+        if not re.match(r"(SELECT|DELETE)[^;]*\sFROM fetches", sql) or of_all or many:
+            return
+        with connection.begin_nested() as once:
+            found = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", given).scalar_one()
+            once.rollback()
+        plan = found[0]["Plan"]
+        pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        looked_at[sql] = max(looked_at.get(sql, 0), pages)
+
+    listen(store.engine, "before_cursor_execute", explain)
+    forget_all(store)
+    remove(store.engine, "before_cursor_execute", explain)
+    assert len(looked_at) == 4, "the oldest version, what came late, where a part ends, and that it goes"
+    # Each row is found by the index and again by its place.
+    assert max(looked_at.values()) < 3 * old_fetches.ROWS_A_STATEMENT, looked_at
+    store.close()
