@@ -177,7 +177,9 @@ def _ripe(connection: Connection, after: Mark, before_step: int) -> list[Ripe]:
     ).all()
     waiting = connection.scalar(select(func.min(groups.c.group_id)).where(IS_OPEN))
     under_way = connection.scalar(
-        select(func.min(rollouts.c.group_id)).where(IS_UNFINISHED, rollouts.c.group_id < FIRST_EVALUATION_ID)
+        # Of the sum no index is in order: else PostgreSQL looks for the first one among all rollouts, and not among
+        # the few that are unfinished.
+        select(func.min(rollouts.c.group_id + 0)).where(IS_UNFINISHED, rollouts.c.group_id < FIRST_EVALUATION_ID)
     )
     end = min((each for each in (waiting, under_way) if each is not None), default=FIRST_EVALUATION_ID)
     found, group = [], after.group

@@ -6,7 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select, text
+from sqlalchemy.event import listen, remove
 
 from echo_hub.actions.records import Outcome
 from echo_hub.core.effects import CheckRecorded, GroupDropped, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
@@ -245,3 +246,26 @@ def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
 
 
 briefly = retiring._wait_briefly
+
+
+def test_postgresql_looks_for_what_is_under_way_among_the_unfinished_alone(empty_postgresql: str) -> None:
+    store = Store.open(empty_postgresql)
+    with store.engine.begin() as connection:
+        columns = 'lease_id, "index", node_id, group_id, policy_version, leased_at, deadline, state'
+        values = "n, 0, 'a', n, 0, 1.0, 1.0, CASE WHEN n <= 10000 THEN 'trained' ELSE 'leased' END"
+        connection.execute(text(f"INSERT INTO rollouts ({columns}) SELECT {values} FROM generate_series(1, 10200) n"))
+        connection.execute(text("ANALYZE"))
+    looked_at: list[int] = []
+
+    def explain(connection: Connection, _cursor: Any, sql: str, given: Any, _context: Any, _many: bool) -> None:
+        if sql.startswith("SELECT min(rollouts"):
+            plans = [connection.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", given).scalar_one()[0]["Plan"]]
+            for plan in plans:
+                plans += plan.get("Plans", [])
+                looked_at.append(plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
+
+    listen(store.engine, "before_cursor_execute", explain)
+    Retirement(store).ripe(Mark(step=0, group=-1), 9)
+    remove(store.engine, "before_cursor_execute", explain)
+    assert looked_at and max(looked_at) == 200, "as many as are unfinished, of 10,200"
+    store.close()
