@@ -8,11 +8,12 @@ it never came in, or its tokens were deleted when none were kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, update
 
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.reading import in_parts
@@ -27,6 +28,8 @@ _ROW_BYTES: Final = 100
 """Beside its arrays, about what a row and its place in the index take."""
 TRIMMED_AT_ONCE: Final = 5_000
 """Copies that one transaction deletes at most: a cap that was lowered by much is met in several."""
+TRIMMED_A_QUERY: Final = 250
+"""Copies that are looked at at a time: mostly few go, and PostgreSQL's driver reads all that it asks for."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 """2**64 by the golden ratio: its multiples spread evenly (Knuth, The Art of Computer Programming 3, 6.4)."""
 
@@ -107,23 +110,34 @@ def trim(connection: Connection, keeping: Keeping) -> None:
     excess = read_kept_totals(connection).bytes - keeping.max_bytes
     if excess <= 0:
         return
-    oldest = connection.execute(
-        select(kept.c.lease_id, kept.c.index.label("at"), kept.c.size_bytes)
-        .where(kept.c.lease_id >= 0)
-        .order_by(kept.c.lease_id, kept.c.index)
-        .limit(TRIMMED_AT_ONCE)
-    )
-    gone = []
-    for row in oldest:
-        if excess <= 0:
-            break
+    gone: list[Any] = []
+    for row in islice(_oldest(connection), TRIMMED_AT_ONCE):
         gone.append(row)
         excess -= row.size_bytes
+        if excess <= 0:
+            break
     if gone:
         connection.execute(_TRIM, [{"lease": row.lease_id, "at": row.at} for row in gone])
         _say_why(connection, gone, BY_BYTES)
         _count(connection, _KEPT, -len(gone), -sum(row.size_bytes for row in gone))
         _count(connection, BY_BYTES, len(gone), 0)
+
+
+def _oldest(connection: Connection) -> Iterator[Any]:
+    """What is kept of the rollouts that were leased first."""
+    lease_id, at = 0, -1
+    in_order = (kept.c.lease_id, kept.c.index)
+    while True:
+        part = connection.execute(
+            select(kept.c.lease_id, kept.c.index.label("at"), kept.c.size_bytes)
+            .where(tuple_(*in_order) > (lease_id, at))
+            .order_by(*in_order)
+            .limit(TRIMMED_A_QUERY)
+        ).all()
+        if not part:
+            return
+        yield from part
+        lease_id, at = part[-1].lease_id, part[-1].at
 
 
 def read_kept_totals(connection: Connection) -> KeptTotals:

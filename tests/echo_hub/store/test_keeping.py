@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
+from sqlalchemy.event import listen, remove
 
 from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated
 from echo_hub.core.evaluation_groups import EvaluationGroup
@@ -140,6 +141,27 @@ def test_a_cap_that_was_lowered_is_met_by_and_by(store: Store, records: Any, mon
         left.append(store.kept_totals().rollouts)
     assert left == [5, 2, 0, 0]
     assert store.kept_totals().bytes == 0 and set(not_kept(store).values()) == {"bytes"}
+
+
+def test_no_more_copies_are_looked_at_than_go_and_one_part(
+    store: Store, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(store, records, steps=8)
+    of_group = store.kept_totals().bytes // 8
+    monkeypatch.setattr(keeping, "TRIMMED_A_QUERY", 3)
+    asked: list[int] = []
+
+    def hear(_connection: Connection, _cursor: Any, sql: str, _given: Any, _context: Any, _many: bool) -> None:
+        if sql.startswith("SELECT kept."):
+            asked.append(1)
+
+    listen(store.engine, "before_cursor_execute", hear)
+    for groups, queries in ((7, 1), (5, 2), (1, 3)):  # Two, four and eight copies go.
+        store.keeping = Keeping(max_bytes=groups * of_group)
+        asked.clear()
+        store.prune(0)
+        assert (len(asked), store.kept_totals().rollouts) == (queries, 2 * groups)
+    remove(store.engine, "before_cursor_execute", hear)
 
 
 def test_the_times_of_scoring_and_of_the_end_are_noted(store: Store, records: Any) -> None:
