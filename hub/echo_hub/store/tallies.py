@@ -54,7 +54,7 @@ _COUNT: Final = select(
     func.count(rollouts.c.num_tokens),
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
-LEASES_A_QUERY: Final = 250
+LEASES_A_QUERY: Final = 64
 """Each may have as many rollouts as a group: few enough for a statement of a few milliseconds."""
 
 

@@ -26,8 +26,8 @@ from echo_shared.messages import ReceiptState
 
 COUNTED_AT_ONCE: Final = 512
 """Rollouts whose rows change in one transaction: few enough for some milliseconds."""
-CHANGED_A_STATEMENT: Final = 256
-"""Leases."""
+CHANGED_A_STATEMENT: Final = 64
+"""Leases. Each may have as many rollouts as a group, and PostgreSQL writes each into all of its indexes."""
 
 
 def train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
