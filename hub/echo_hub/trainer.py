@@ -299,8 +299,9 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            await learner.hold({group_id: groups[group_id] for group_id in some})
+            # Noted before it waits for the pipe: a step that lets go of them meanwhile is told behind them.
             self._held.update({group_id: wanted[group_id] for group_id in some})
+            await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, report: Report, restarts: Restarts) -> None:

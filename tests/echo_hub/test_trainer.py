@@ -267,6 +267,27 @@ async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> No
         assert ("gap_s" in done.metrics) == (step > 1) and done.metrics.get("gap_s", 1.0) > 0
 
 
+async def test_a_group_that_comes_in_anew_while_what_came_before_is_let_go_is_held(hub: Hub) -> None:
+    """A part of it was drawn anew. It is on its way, in a frame that the pipe does not take at once, when a step
+    begins."""
+    large = np.zeros(2**20, np.int32)
+    rollout = replace(batch(50)[0].rollouts[0], completion_ids=large, behavior_logprobs=np.zeros(2**20, np.float32))
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        await handed_over(hub, 2, 5, 6)
+        hub.trainer.begin(1, [BatchGroup(5, ("5-0",), (0.0, 1.0))])
+        hub.trainer.train(1)
+        await hub.until(lambda: hub.steps() == [1])
+        hub.trainer.hand_over(50, ("50-0",), replace(batch(50)[0], rollouts=(rollout,)))
+        hub.trainer.hand_over(2, ("2-0again",), unrewarded(batch(2)[0]))
+        hub.trainer.begin(2, [BatchGroup(6, ("6-0",), (0.0, 1.0))])
+        hub.trainer.train(2)
+        hub.trainer.begin(3, planned(2, "again"))
+        hub.trainer.train(3)
+        await hub.until(lambda: hub.steps() == [1, 2, 3])
+    assert LearnerLost() not in hub.events
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 async def test_nothing_of_a_step_is_kept_before_its_plan_is_in_the_store(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
