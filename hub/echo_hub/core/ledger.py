@@ -357,11 +357,14 @@ class Ledger:
             self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
-        """Drops rollouts that are still leased, and tells their nodes to stop."""
+        """Drops rollouts that are still leased, and tells their nodes to stop, unless others of the lease are wanted: a
+        node stops all of it."""
         revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
         self.drop(revoked, reason)
         for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):
-            self._out.act(RevokeLease(node_id=next(of_lease).node_id, lease_id=lease_id, reason=reason))
+            one = next(of_lease)
+            if all(other.lease_id != lease_id for other in self.groups[one.group_id].still_leased):
+                self._out.act(RevokeLease(node_id=one.node_id, lease_id=lease_id, reason=reason))
 
     def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
         """The whole group, whatever state it is in, and with it what nodes still hold of it."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.effects import RolloutsDropped, ScoreRollout, SendLease, StepPlanned
+from echo_hub.core.effects import RevokeLease, RolloutsDropped, ScoreRollout, SendLease, StepPlanned
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.events import (
     EvaluationWanted,
@@ -307,6 +307,27 @@ def test_without_interruption_the_version_that_began_it_goes_on(bench: BenchOf) 
     give_back(b, lease, 1)
     (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
     assert (again.policy_version, again.goes_on) == (0, ((1, 1),))
+
+
+def test_what_is_new_enough_of_a_lease_goes_on_without_what_is_not(bench: BenchOf) -> None:
+    """S = 1: version 1 goes on with index 0, which version 0 has begun, and draws index 1 from its first token. Its
+    node would stop both."""
+    b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=1, interrupts=True)
+    b.tell(LearnerReady(policy_version=0))
+    b.node("a")
+    b.deliver_group(1)
+    b.train(1)
+    b.tell(b.arrival(b.leases[1], 1), RolloutRejected(rollout_id="1-1", reason=DropReason.INVALID, detail="not drawn"))
+    give_back(b, b.leases[1], 0)
+    b.now += 30.0
+    b.tell(NodeReported(node_id="a", capacity=100, policy_version=1))
+    mixed, other = b.leases[3], b.leases[4]
+    assert (mixed.indices, mixed.policy_version, mixed.goes_on) == ((0, 1), 1, ((0, 1),))
+    b.deliver(other)  # Step 2 is planned: step 3 takes nothing of version 0.
+    assert [dropped.rollout_ids for dropped in b.of(RolloutsDropped)] == [("3-0",)]
+    (again,) = (lease for lease in b.of(SendLease) if lease.group_id == 0)
+    assert (again.indices, again.goes_on) == ((0,), ())
+    assert b.of(RevokeLease) == []
 
 
 def test_the_bound_holds_for_the_oldest_token(bench: BenchOf) -> None:
