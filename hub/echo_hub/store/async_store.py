@@ -26,7 +26,7 @@ from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, S
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, Invite, RunEvent
 from echo_shared.contribution import Contribution
-from echo_shared.errors import DATABASE_AWAY
+from echo_shared.errors import DATABASE_AWAY, DISK_FULL, StorageError
 from echo_shared.messages import Receipt
 from echo_shared.room import Room
 
@@ -66,9 +66,13 @@ class AsyncStore:
         self.server.give_up()
 
     async def close(self) -> None:
+        """What a full disk, or a server that is away, does not let be counted is left to the next start."""
         self.give_up()
         try:
             await self.counted()
+        except StorageError as error:
+            if error.code not in (DISK_FULL, DATABASE_AWAY):
+                raise
         finally:
             await asyncio.to_thread(self._reader.shutdown)
             await self.write(self.store.close)
