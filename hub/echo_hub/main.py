@@ -125,6 +125,7 @@ def serve(
     if dry_run:
         typer.echo(render_config(config))
         return
+    directory.check_unlocked()  # Beside a hub that serves it no learner's process is begun.
 
     async def serve_until_stopped() -> None:
         async with begun(config.learner, directory.root) as spawned:

@@ -280,6 +280,12 @@ def test_a_run_without_its_key_is_not_served(run: Path) -> None:
     assert "identity key cannot be read" in refusal("serve", run).what
 
 
+def test_beside_a_hub_that_serves_no_learner_is_begun(run: Path) -> None:
+    with RunDirectory(run).locked():
+        assert "Another hub is working in this run directory" in refusal("serve", run).what
+    assert not (run / "logs").exists(), "the other's learner has its log there"
+
+
 def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
     assert "no policy version yet" in refusal("export", run, tmp_path / "out").what
     (run / "adapters" / "v000002").mkdir(parents=True)

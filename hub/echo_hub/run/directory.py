@@ -112,6 +112,11 @@ class RunDirectory:
                 do=f"Make one: echo-hub init {self.root}",
             )
 
+    def check_unlocked(self) -> None:
+        """Raises StorageError while another process has locked it."""
+        with self.locked():
+            pass
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Locks the directory for the hub process; the system frees it when that dies. Raises StorageError when another
