@@ -16,10 +16,10 @@ from benchmarks.manners.scene import GROUP_SIZE, PROMPT_TOKENS, Engine
 from benchmarks.progress import Progress
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import Terms
-from echo_node.backends.process import EngineChild
+from echo_node.backends.process import EngineChild, Finished
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage.description import CageMode
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import Limits
 
 TOKENS: Final = 96
@@ -90,8 +90,8 @@ async def _turn(child: EngineChild, number: int) -> tuple[float, float]:
     await child.submit(request)
     left = GROUP_SIZE
     async for news in child.events():
-        assert isinstance(news, FinishedRollout), news
-        left -= 1
+        assert isinstance(news, Finished), news
+        left -= len(news.rollouts)
         if not left:
             break
     return time.monotonic() - began, sum(process.cpu_times()[:2]) - before_s

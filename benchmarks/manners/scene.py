@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.driven_hub import DrivenHub
 from echo_node.config import NodeConfig
-from echo_node.core.events import Event, RolloutFinished, RolloutsDrawn
+from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
 from echo_node.core.manners import MannersConfig, Reading
 from echo_node.daemon import Daemon
 from echo_node.host import control
@@ -80,8 +80,9 @@ class Overheard(Daemon):
             case RolloutsDrawn(parts=parts):
                 for part in parts:
                     self._note(part.lease_id, part.index, part.start + len(part.ids))
-            case RolloutFinished(rollout=rollout):
-                self._note(rollout.lease_id, rollout.index, len(rollout.completion_ids))
+            case RolloutsFinished(rollouts=rollouts):
+                for rollout in rollouts:
+                    self._note(rollout.lease_id, rollout.index, len(rollout.completion_ids))
         await super()._tell_shell(event)
 
     def _note(self, lease_id: int, index: int, tokens: int) -> None:

@@ -411,7 +411,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
 async def test_stopping_returns_what_is_unfinished(hub: Any, node: Node) -> None:
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
-        leases = [await hub.lease(n, version=0, count=64) for n in range(1, 20)]
+        leases = [await hub.lease(n, version=0, count=64, max_tokens=60, stop_ids=()) for n in range(1, 20)]
         await hub.until(lambda: hub.all(Rollout))
         daemon.request_stop("enough")
         await hub.until(lambda: hub.all(Goodbye))

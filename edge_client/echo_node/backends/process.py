@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.caging import CAGED_ENVIRONMENT, Terms
 from echo_node.backends.frames import (
     error_from_frame,
@@ -57,6 +57,13 @@ _RATE_WINDOW_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Rollouts that the engine completed in one step."""
+
+    rollouts: tuple[FinishedRollout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
     """What unfinished rollouts have drawn since it was told last."""
 
@@ -79,7 +86,7 @@ class Prepared:
     policy_version: int
 
 
-WorkerNews = EngineEvent | Drawn | Cancelled | Prepared | Scored
+WorkerNews = Finished | GroupFailed | Drawn | Cancelled | Prepared | Scored
 
 
 class EngineChild:
@@ -196,8 +203,7 @@ class EngineChild:
                 case "finished":
                     rollouts = tuple(rollouts_from_frame(frame))
                     self._count(sum(map(self._untold, rollouts)), frame["busy_s"])
-                    for rollout in rollouts:
-                        yield rollout
+                    yield Finished(rollouts=rollouts)
                 case "drawn":
                     parts = tuple(parts_from_frame(frame))
                     for part in parts:

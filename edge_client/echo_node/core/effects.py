@@ -71,7 +71,7 @@ class DropPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGroup:
-    """Sample; answer RolloutFinished for each index, or GroupFailed."""
+    """Sample; answer RolloutsFinished for each index, or GroupFailed."""
 
     request: GroupRequest
 

@@ -83,10 +83,10 @@ class PolicyPrepared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutFinished:
-    """The engine completed one rollout of a lease."""
+class RolloutsFinished:
+    """The engine completed these rollouts, of one lease or several."""
 
-    rollout: FinishedRollout
+    rollouts: tuple[FinishedRollout, ...]
     tokens_per_s: float
     """The engine's rate while it is busy, over the last seconds."""
 
@@ -188,7 +188,7 @@ Event = (
     | EngineReady
     | EngineLost
     | PolicyPrepared
-    | RolloutFinished
+    | RolloutsFinished
     | RolloutsDrawn
     | CompletionScored
     | LeaseCancelled

@@ -47,8 +47,8 @@ from echo_node.core.events import (
     Holding,
     LeaseCancelled,
     PolicyPrepared,
-    RolloutFinished,
     RolloutsDrawn,
+    RolloutsFinished,
     Spooled,
     SpoolFailed,
     Tick,
@@ -325,15 +325,15 @@ class WorkLoop:
     def _policy_prepared(self, event: PolicyPrepared, now: float) -> None:
         self._policies.prepared(event.policy_version)
 
-    def _rollout_finished(self, event: RolloutFinished, now: float) -> None:
-        finished = event.rollout
+    def _rollouts_finished(self, event: RolloutsFinished, now: float) -> None:
         self._engine.finished_rollout()
-        full = self.held_rollouts >= self._engine.width
-        self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
-        rollout = self._leases.finished(finished)
-        if rollout is not None:
-            self._spooling.add(rollout.rollout_id)
-            self._effects.append(SpoolRollout(rollout=rollout))
+        for finished in event.rollouts:
+            full = self.held_rollouts >= self._engine.width
+            self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
+            rollout = self._leases.finished(finished)
+            if rollout is not None:
+                self._spooling.add(rollout.rollout_id)
+                self._effects.append(SpoolRollout(rollout=rollout))
 
     def _rollouts_drawn(self, event: RolloutsDrawn, now: float) -> None:
         self._effects += self._leases.drawn(event.parts, for_hub=event.for_hub)
@@ -459,7 +459,7 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     EngineReady: WorkLoop._engine_ready,
     EngineLost: WorkLoop._engine_lost,
     PolicyPrepared: WorkLoop._policy_prepared,
-    RolloutFinished: WorkLoop._rollout_finished,
+    RolloutsFinished: WorkLoop._rollouts_finished,
     RolloutsDrawn: WorkLoop._rollouts_drawn,
     CompletionScored: WorkLoop._completion_scored,
     LeaseCancelled: WorkLoop._lease_cancelled,

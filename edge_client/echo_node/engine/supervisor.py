@@ -14,7 +14,7 @@ from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.caging import Terms
 from echo_node.backends.measure import widths_up_to
-from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Prepared
+from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Finished, Prepared
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core import events
@@ -25,8 +25,8 @@ from echo_node.core.events import (
     LeaseCancelled,
     LossCause,
     PolicyPrepared,
-    RolloutFinished,
     RolloutsDrawn,
+    RolloutsFinished,
 )
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
@@ -37,7 +37,7 @@ from echo_node.host.priority import Priority
 from echo_shared.child import ChildExited
 from echo_shared.errors import BackendError
 from echo_shared.messages.fields import printable_line
-from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.sampling import GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
 from echo_shared.supervised import Limits
 
@@ -53,7 +53,7 @@ EngineNews = (
     EngineReady
     | EngineLost
     | PolicyPrepared
-    | RolloutFinished
+    | RolloutsFinished
     | RolloutsDrawn
     | CompletionScored
     | events.GroupFailed
@@ -263,8 +263,8 @@ class EngineSupervisor:
         """Delivers what the engine samples until it ends, which raises BackendError."""
         async for event in child.events():
             match event:
-                case FinishedRollout():
-                    await self._parts.deliver(RolloutFinished(rollout=event, tokens_per_s=child.tokens_per_s))
+                case Finished(rollouts=rollouts):
+                    await self._parts.deliver(RolloutsFinished(rollouts=rollouts, tokens_per_s=child.tokens_per_s))
                 case GroupFailed(lease_id=lease_id, what=what, code=code):
                     failed = events.GroupFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
                     await self._parts.deliver(failed)

@@ -19,7 +19,7 @@ import pytest
 
 from echo_node.backends.base import EngineSettings, GroupFailed
 from echo_node.backends.caging import Terms
-from echo_node.backends.process import DIED, HUGE_PAGES, Cancelled, Drawn, EngineChild, Prepared, WorkerNews
+from echo_node.backends.process import DIED, HUGE_PAGES, Cancelled, Drawn, EngineChild, Finished, Prepared, WorkerNews
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
 from echo_node.core.work import WorkLoop
@@ -50,12 +50,12 @@ async def start(
     )
 
 
-async def take(engine: EngineChild, count: int) -> list[WorkerNews]:
-    """The next `count` events."""
-    events: list[WorkerNews] = []
+async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
+    """The next `count` events, of finished rollouts each one, and what else came with the last."""
+    events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
-        events.append(event)
-        if len(events) == count:
+        events += event.rollouts if isinstance(event, Finished) else [event]
+        if len(events) >= count:
             break
     return events
 
@@ -122,9 +122,10 @@ async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Pat
         if isinstance(event, Cancelled):
             cancelled.append(event.lease_id)
             continue
-        assert isinstance(event, FinishedRollout) and event.lease_id not in cancelled
-        events.append(event)
-        if sum(event.lease_id == last.lease_id for event in events) == 4:
+        assert isinstance(event, Finished)
+        events += event.rollouts
+        assert not {rollout.lease_id for rollout in event.rollouts} & {*cancelled}
+        if sum(rollout.lease_id == last.lease_id for rollout in events) == 4:
             break
     assert queued.lease_id not in {event.lease_id for event in events}
     assert cancelled == [endless.lease_id, queued.lease_id]
@@ -196,8 +197,8 @@ class SmallNode:
 
     async def hear(self, news: WorkerNews) -> None:
         match news:
-            case FinishedRollout():
-                await self.handle(events.RolloutFinished(rollout=news, tokens_per_s=0.0))
+            case Finished(rollouts=rollouts):
+                await self.handle(events.RolloutsFinished(rollouts=rollouts, tokens_per_s=0.0))
             case Drawn(parts=parts):
                 self.told |= {(part.policy_version, part.index) for part in parts}
                 await self.handle(events.RolloutsDrawn(parts=parts))

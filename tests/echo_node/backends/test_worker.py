@@ -23,6 +23,7 @@ from echo_node.backends.process import (
     Cancelled,
     Drawn,
     EngineChild,
+    Finished,
     Prepared,
     WorkerNews,
 )
@@ -76,11 +77,12 @@ def group(lease_id: int, *, version: int = 0, prompt: int = 0) -> GroupRequest:
     )
 
 
-async def take(engine: EngineChild, count: int) -> list[WorkerNews]:
-    events: list[WorkerNews] = []
+async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
+    """The next `count` events, of finished rollouts each one, and what else came with the last."""
+    events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
-        events.append(event)
-        if len(events) == count:
+        events += event.rollouts if isinstance(event, Finished) else [event]
+        if len(events) >= count:
             break
     return events
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from echo_node.core.effects import Effect, Send
-from echo_node.core.events import ArtefactReady, EngineReady, Event, RolloutFinished
+from echo_node.core.events import ArtefactReady, EngineReady, Event, RolloutsFinished
 from echo_node.core.work import WorkLoop
 from echo_shared.messages import (
     ArtefactOffer,
@@ -77,7 +77,7 @@ def here(version: int | None) -> ArtefactReady:
     return ArtefactReady(policy_version=version, fetched=fetched(version))
 
 
-def finished(lease_id: int, index: int, version: int = 0) -> RolloutFinished:
+def finished(lease_id: int, index: int, version: int = 0) -> RolloutsFinished:
     rollout = FinishedRollout(
         lease_id=lease_id,
         group_id=lease_id,
@@ -88,17 +88,17 @@ def finished(lease_id: int, index: int, version: int = 0) -> RolloutFinished:
         finish_reason=FinishReason.STOP,
         sampling_s=0.1,
     )
-    return RolloutFinished(rollout=rollout, tokens_per_s=50.0)
+    return RolloutsFinished(rollouts=(rollout,), tokens_per_s=50.0)
 
 
-def ended(lease_id: int, index: int, version: int, *, tokens: int) -> RolloutFinished:
+def ended(lease_id: int, index: int, version: int, *, tokens: int) -> RolloutsFinished:
     """Completion 0, 1, 2, ... to its `tokens`."""
     rollout = replace(
-        finished(lease_id, index, version).rollout,
+        finished(lease_id, index, version).rollouts[0],
         completion_ids=np.arange(tokens, dtype=np.int32),
         behavior_logprobs=np.full(tokens, -0.5, np.float32),
     )
-    return RolloutFinished(rollout=rollout, tokens_per_s=50.0)
+    return RolloutsFinished(rollouts=(rollout,), tokens_per_s=50.0)
 
 
 def drawn(lease_id: int, index: int, start: int, *ids: int, version: int = 0) -> DrawnPart:

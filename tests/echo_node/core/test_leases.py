@@ -46,9 +46,9 @@ def test_a_lease_is_on_disk_from_the_start_and_gone_with_its_last_rollout() -> N
     (submitted,) = leases.start(by_its_own)
     assert isinstance(submitted, SubmitGroup) and submitted.request.indices == (0, 1) and leases.any_running
     for index in (0, 1):
-        rollout = leases.finished(ended(1, index, 0, tokens=3).rollout)
+        rollout = leases.finished(ended(1, index, 0, tokens=3).rollouts[0])
         assert rollout is not None and rollout.rollout_id == f"1-{index}"
-    assert leases.finished(ended(1, 1, 0, tokens=3).rollout) is None, "once"
+    assert leases.finished(ended(1, 1, 0, tokens=3).rollouts[0]) is None, "once"
     assert (leases.held, leases.num_finished, leases.num_drawn_tokens) == ((), 2, 6)
 
 

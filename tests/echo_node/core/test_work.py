@@ -32,6 +32,7 @@ from echo_node.core.events import (
     FinishRequested,
     GroupFailed,
     LeaseCancelled,
+    RolloutsFinished,
     Spooled,
     SpoolFailed,
     Tick,
@@ -191,6 +192,15 @@ def test_a_rollout_is_spooled_before_it_is_sent() -> None:
     assert node.sent(Rollout) == []
     node(Spooled(rollouts=(spool.rollout,)))
     assert node.sent(Rollout) == [spool.rollout]
+
+
+def test_rollouts_that_end_together_are_spooled_each_and_of_all_of_them_the_hub_is_told_once() -> None:
+    together = finished(1, 0).rollouts + finished(2, 1).rollouts + finished(1, 1).rollouts + finished(2, 0).rollouts
+    node = Node().ready()(lease(1, deadline_s=1.2), lease(2, deadline_s=1.2))
+    node(RolloutsFinished(rollouts=together, tokens_per_s=10.0))
+    assert [spool.rollout.rollout_id for spool in node.of(SpoolRollout)] == ["1-0", "2-1", "1-1", "2-0"]
+    assert [status.activity for status in node.sent(NodeStatus)] == ["waiting"]
+    assert node.loop.held_rollouts == 0
 
 
 def test_without_a_connection_a_rollout_waits_for_the_next_welcome() -> None:

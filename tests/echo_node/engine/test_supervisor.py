@@ -21,8 +21,8 @@ from echo_node.core.events import (
     EngineReady,
     GroupFailed,
     LeaseCancelled,
-    RolloutFinished,
     RolloutsDrawn,
+    RolloutsFinished,
 )
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook
@@ -195,7 +195,7 @@ async def test_what_is_drawn_is_told_and_so_is_the_end_of_a_cancelled_lease(benc
 
 async def test_a_crash_is_told_with_its_reason(bench: Bench) -> None:
     await bench.start()
-    assert isinstance(await bench.sample(FINE), RolloutFinished)
+    assert isinstance(await bench.sample(FINE), RolloutsFinished)
     lost = await bench.sample(BUG)
     what = "The engine's process ended: exit status 1. (RuntimeError: a bug in the engine)"
     assert lost == EngineLost(what=what, cause="died", code="worker_died", width=64)
@@ -236,7 +236,7 @@ async def test_an_engine_that_is_suspended_stands_still_and_goes_on(bench: Bench
         await asyncio.to_thread(until_stopped, process)
     assert not asking.done()
     bench.engine.resume()
-    assert isinstance(await asking, RolloutFinished)
+    assert isinstance(await asking, RolloutsFinished)
 
 
 async def test_an_engine_that_is_ended_says_so_once_whatever_it_did(bench: Bench) -> None:
