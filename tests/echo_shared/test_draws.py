@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from echo_shared.draws import (
     LEAST_TAIL,
     MAX_SEED,
+    all_uniforms,
     derive_seed,
     distance,
     draw,
@@ -34,6 +35,11 @@ def distance_of(logits: list[float], token: int, u: float, temperature: float = 
 @given(SEEDS, st.integers(0, 2_000), st.integers(1, 60), st.integers(0, 60))
 def test_a_prefix_never_changes(seed: int, index: int, count: int, more: int) -> None:
     assert uniforms(seed, index, count + more)[:count].tolist() == uniforms(seed, index, count).tolist()
+
+
+@given(st.lists(st.tuples(SEEDS, st.integers(0, 2_000), st.integers(0, 20)), max_size=4))
+def test_those_of_several_follow_each_other(drawn: list[tuple[int, int, int]]) -> None:
+    assert all_uniforms(drawn).tolist() == [u for each in drawn for u in uniforms(*each).tolist()]
 
 
 @given(SEEDS, st.integers(0, 1_000))

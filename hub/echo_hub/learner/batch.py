@@ -24,7 +24,7 @@ from torch import Tensor
 
 from echo_hub.learner.packing import Rows
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_shared.draws import uniforms
+from echo_shared.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
 """Rows that are laid out together are at least this full; attention grows with the square of the length."""
@@ -176,17 +176,19 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
         weights_N=_of_each([rollout.weight for rollout in rollouts], drawn),
         rollouts_N=torch.from_numpy(np.repeat(np.arange(len(rollouts)), drawn)),
         num_rollouts=len(rollouts),
-        uniforms_N=torch.from_numpy(np.concatenate([_uniforms(rollout) for rollout in rollouts]).astype(np.float32)),
+        uniforms_N=torch.from_numpy(_uniforms(rollouts, drawn).astype(np.float32)),
         turns_N=torch.from_numpy(np.concatenate([_turns(rollout) for rollout in rollouts])),
         numbers=tuple(rollout.number for rollout in rollouts),
         groups=tuple(family.group.number for family in families for _ in family.rollouts),
     )
 
 
-def _uniforms(rollout: WeightedRollout) -> NDArray[np.float64]:
-    if not len(rollout.draws):
-        return np.full(int(rollout.loss_mask.sum()), np.nan)
-    return np.concatenate([uniforms(seed, index, count) for seed, index, count in rollout.draws.tolist()])
+def _uniforms(rollouts: Sequence[WeightedRollout], drawn: Sequence[int]) -> NDArray[np.float64]:
+    """Of all their tokens, `drawn` of each, one after the other."""
+    known = np.repeat([len(rollout.draws) > 0 for rollout in rollouts], drawn)
+    found = np.full(len(known), np.nan)
+    found[known] = all_uniforms(tuple(draw) for rollout in rollouts for draw in rollout.draws.tolist())
+    return found
 
 
 def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
