@@ -1,8 +1,9 @@
-"""Imports that take long, without the collector."""
+"""Imports that take long: without the collector, and without what nobody has a use for."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,3 +18,9 @@ def uncollected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def do_without(*modules: str) -> None:
+    """For a program that has no use for them: from here on they are not there to its imports, installed or not."""
+    for name in modules:
+        sys.modules[name] = None  # type: ignore[assignment]  # What the import system takes for that.

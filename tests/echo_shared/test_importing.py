@@ -30,3 +30,21 @@ def test_what_is_loaded_is_passed_over_however_loading_ends(last_line: str, said
     program = PROGRAM.replace("{last_line}", last_line)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == (said, "", 0)
+
+
+WITHOUT = """
+import importlib.util
+
+from echo_shared.importing import do_without
+
+assert importlib.util.find_spec("wave")
+do_without("wave", "there_is_no_such_module")
+assert importlib.util.find_spec("wave") is None
+import wave
+"""
+
+
+def test_what_is_done_without_is_not_there() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of wave halted"), done.stderr

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import torch
+import transformers.modeling_layers  # noqa: F401 - What every model loads: here, with the other libraries.
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 

@@ -40,7 +40,7 @@ from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, EchoError
 from echo_shared.heartbeat import Heartbeat
-from echo_shared.importing import uncollected
+from echo_shared.importing import do_without, uncollected
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
 
@@ -53,6 +53,9 @@ where its owner's program makes the next one take some times as long."""
 
 SCORES_WAIT_S: Final = 5.0
 """So long completions wait to be scored before the running batch is let end for their sake."""
+USELESS: Final = {"torch": ("scipy",)}
+"""What a backend's library loads for what no engine does: Transformers SciPy's optimizers, for finding objects in
+pictures."""
 
 _logger = logging.getLogger(__name__)
 
@@ -267,6 +270,7 @@ def serve(pipe: ParentPipe) -> None:
     pipe.begin()
     base_dir, settings = Path(frame["base_dir"]), caged.settings
     with Heartbeat(pipe, frame["beat_s"]) as heartbeat:
+        do_without(*USELESS.get(frame["backend"], ()))
         with uncollected():
             engine = registry.make_engine(frame["backend"])
         width = engine.open(base_dir, Path(frame["derived_dir"]), settings)

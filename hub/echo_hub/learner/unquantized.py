@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from echo_shared.importing import uncollected
+from echo_shared.importing import do_without, uncollected
 
 BLOCKED: Final = ("bitsandbytes", "scipy")
 
@@ -25,8 +25,7 @@ def command(module: str) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    for name in BLOCKED:
-        sys.modules[name] = None  # type: ignore[assignment]  # To the import system it is not there.
+    do_without(*BLOCKED)
     del sys.argv[0]
     with uncollected():
         importlib.import_module(sys.argv[0])
