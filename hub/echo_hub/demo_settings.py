@@ -41,6 +41,7 @@ _SMALL: Final[Settings] = {
 
 _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
     DemoTask.ARITHMETIC: {
+        "task": {"scorer_processes": 1},
         "training": {"steps": 60},
         "sampling": {"max_tokens": 6},
         "evaluation": {"problems": 512},
