@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ ROOT: Final = Path("/sys/fs/cgroup")
 FREE: Final = 0.85
 """Of what the group takes, what it is left."""
 ROOM_BYTES: Final = 2**20
+MOST_ROOM_BYTES: Final = 2**29
 
 
 class MemoryGroup:
@@ -31,13 +33,18 @@ class MemoryGroup:
         return (sys.executable, "-c", f"{enter}; os.execvp(sys.argv[1], sys.argv[1:])")
 
     def squeeze(self) -> None:
-        """Less than is in use, or, where the kernel refuses what it cannot take back, no more: who asks for more then
-        is ended by it."""
-        used = int(self._usage.read_text())
-        try:
-            self._limit.write_text(str(int(used * FREE)))
-        except OSError:
-            self._limit.write_text(str(used + ROOM_BYTES))
+        """Less than is in use, or, where the kernel refuses what it cannot take back, hardly more: who asks for more
+        then is ended by it. Raises OSError."""
+        share, room = FREE, 0
+        while True:
+            used = int(self._usage.read_text())
+            try:
+                self._limit.write_text(str(int(used * share) + room))
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY or room >= MOST_ROOM_BYTES:
+                    raise
+            share, room = 1.0, 2 * room or ROOM_BYTES  # What is in use may have grown since it was read.
 
     def release(self) -> None:
         self._limit.write_text(self._unlimited)

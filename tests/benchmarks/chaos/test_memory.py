@@ -28,3 +28,25 @@ def test_too_little_memory(is_squeezed: bool) -> None:
         group.release()
         assert (process.returncode == -signal.SIGKILL) == is_squeezed
         assert (said == "more\n") == (not is_squeezed)
+
+
+GROWS = "x = []; print('taken', flush=True)\nfor _ in range(2**10): x.append(bytearray(2**20))\ninput()"
+
+
+def test_what_grows_meanwhile_is_squeezed_too() -> None:
+    if why := lacking():
+        pytest.skip(why)
+    with memory_group() as group:
+        growing = [
+            subprocess.Popen(
+                [*group.command, sys.executable, "-c", GROWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(3)
+        ]
+        for process in growing:
+            assert process.stdout is not None and process.stdout.readline() == "taken\n"
+        group.squeeze()
+        for process in growing:
+            process.communicate("\n", timeout=60)
+        group.release()
+        assert -signal.SIGKILL in {process.returncode for process in growing}
