@@ -44,7 +44,8 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "ECHO_NODE_HOME": str(home), "OMP_NUM_THREADS": "1"},
+            # What a command that is ended at once leaves in the system's place for such things is left in the test's.
+            env={**os.environ, "ECHO_NODE_HOME": str(home), "TMPDIR": str(home.parent), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         self._moment = moment
