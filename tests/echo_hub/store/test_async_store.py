@@ -131,10 +131,9 @@ async def test_a_step_that_cannot_be_counted_is_told_of(
             await store.apply([], 2.0)
 
 
-async def test_a_large_step_is_counted_once_a_full_disk_has_room(
-    small_disk: SmallDisk, records: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
+@asynccontextmanager
+async def waiting_for_room(small_disk: SmallDisk, records: Any) -> AsyncIterator[AsyncStore]:
+    """It has counted a part of a step of twenty rollouts; then its disk was full."""
     waits = threading.Event()
     async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         store.store.apply(records.large_step(1, num_groups=10), 1.0)
@@ -144,6 +143,14 @@ async def test_a_large_step_is_counted_once_a_full_disk_has_room(
         await store.apply([], 2.0)
         assert await asyncio.to_thread(waits.wait, 60)
         assert store.store.accounting().trained < 20 and store.store.accounting().balanced
+        yield store
+
+
+async def test_a_large_step_is_counted_once_a_full_disk_has_room(
+    small_disk: SmallDisk, records: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
+    async with waiting_for_room(small_disk, records) as store:
         small_disk.empty()
         await store.counted()
         assert store.store.accounting().trained == 20 and store.store.accounting().balanced
@@ -153,14 +160,8 @@ async def test_who_closes_it_leaves_to_the_next_start_what_a_full_disk_does_not_
     small_disk: SmallDisk, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
-    waits = threading.Event()
-    async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
-        store.store.apply(records.large_step(1, num_groups=10), 1.0)
-        with store.store.engine.connect() as connection:
-            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
-        small_disk.fill()
-        await store.apply([], 2.0)
-        assert await asyncio.to_thread(waits.wait, 60)
+    async with waiting_for_room(small_disk, records):
+        pass
     small_disk.empty()
     again = Store.open(f"sqlite:///{small_disk.directory / 'echo.db'}")
     assert again.accounting().trained == 20 and again.accounting().balanced
