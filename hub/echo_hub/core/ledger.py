@@ -280,7 +280,7 @@ class Ledger:
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         if slot.turns:  # They can be read no more: nobody can be sent such a lease again.
-            self._withdraw_turn(slot)
+            self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
         for turn in turns:
@@ -303,7 +303,7 @@ class Ledger:
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        self._withdraw_turn(slot)
+        self.revoke(slot.leased, DropReason.EXPIRED)
         group.is_plain, self._episodes_go_on = False, True
         slot.turns, slot.winner = (*slot.turns, rollout), None
         slot.failed_on, slot.num_returns, slot.begun = (), 0, None
@@ -313,7 +313,7 @@ class Ledger:
         """received → dropped: the scorer failed on it. Its turn wants a lease with another seed; whoever still draws it
         with the one before would give the same completion."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
-        self._withdraw_turn(slot)
+        self.revoke(slot.leased, DropReason.EXPIRED)
         slot.failed_draws += (slot.turn,)
         self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
@@ -452,13 +452,6 @@ class Ledger:
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)
-
-    def _withdraw_turn(self, slot: Slot) -> None:
-        """What is still leased of its turn in progress."""
-        if slot.turn:
-            self.revoke(slot.leased, DropReason.EXPIRED)
-        else:  # Other indices of a first turn's lease may still be wanted.
-            self.drop(slot.leased, DropReason.EXPIRED)
 
     def _forget(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
