@@ -18,7 +18,13 @@ PACKAGES = {
     "echo_node": ROOT / "edge_client" / "echo_node",
     "echo_shared": ROOT / "shared" / "echo_shared",
 }
-ROOMS = ("echo_hub.core.nodes", "echo_hub.core.spread", "echo_hub.core.trust.evidence", "echo_node.config")
+ROOMS = (
+    "echo_hub.core.nodes",
+    "echo_hub.core.spread",
+    "echo_hub.core.trust.evidence",
+    "echo_hub.core.trust.likelihood",
+    "echo_node.config",
+)
 """Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
 WIRING = ("echo_hub", "echo_node", "echo_node.commands")
 """The root modules of both sides, and what a command does, import any room of their side; no room imports them."""
@@ -29,8 +35,9 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.tasks": set(),
     "echo_hub.core.nodes": set(),
     "echo_hub.core.spread": set(),
-    "echo_hub.core.trust.evidence": set(),
-    "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence"},
+    "echo_hub.core.trust.likelihood": set(),
+    "echo_hub.core.trust.evidence": {"echo_hub.core.trust.likelihood"},
+    "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence", "echo_hub.core.trust.likelihood"},
     "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
     "echo_hub.judges": {"echo_hub.config", "echo_hub.run"},
     "echo_hub.cluster": {"echo_hub.config", "echo_hub.learner"},
@@ -132,6 +139,8 @@ TORCH_ALLOWED = (
     "echo_hub.judges.worker",  # A process of its own, of a reward model.
     "echo_hub.learner",
     "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
+    "echo_hub.verify.measuring",  # Of that process, as the next.
+    "echo_hub.verify.emulation",
     "echo_node.backends.torch_",
     "echo_node.backends.vllm_",
     "echo_shared.torch_",

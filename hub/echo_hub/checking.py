@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from echo_hub.cluster.model_processes import process_of
 from echo_hub.config.sections import HubConfig
@@ -17,6 +18,9 @@ from echo_hub.verify.by_nodes import NodeChecks
 from echo_hub.verify.verifier import Verifier, program, verifier_settings
 from echo_hub.verify.verifying import Verifying
 from echo_shared.messages import FromHub
+
+PROMPTS: Final = 256
+"""Of the run's first problems, by which the rounding of engines is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,7 @@ class Checking:
             kept=kept,
             patience=max(1, kept_steps(config.learner) // config.training.publish_every - 1),
             load=load,
+            prompts=lambda: [opened.problems.prompt_ids(number) for number in range(PROMPTS)],
         )
         return cls(
             verifying=Verifying(verifier, report=report),

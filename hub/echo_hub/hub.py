@@ -26,6 +26,7 @@ from echo_hub.core.effects import (
     HandOver,
     HastenChecks,
     LookUpReceipt,
+    MeasureNumerics,
     PrepareGroup,
     PublishVersion,
     RevokeLease,
@@ -419,6 +420,8 @@ class Hub:
                 self._scorer.submit(action.rollout_id, action.first_turn)
             case CheckRollout():
                 self._checking.verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
+            case MeasureNumerics():
+                self._checking.verifying.measure(action.rounding, action.policy_version)
             case HastenChecks():
                 self._checking.verifying.hasten()
             case SendCheck():

@@ -12,6 +12,7 @@ from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
 from echo_hub.core.leasing import turn_seed
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.core.trust.evidence import Evidence
 from echo_hub.episodes import load_drawn
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -82,16 +83,21 @@ async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path)
     async def cannot(name: str, why: str) -> None:
         raise AssertionError(f"{name}: {why}")
 
+    async def measured(rounding: str, evidence: Evidence | None, seconds: float) -> None:
+        raise AssertionError(f"Nobody has asked for {rounding}.")
+
     async def load(rollout_ids):  # type: ignore[no-untyped-def]
         return await load_drawn(store, problems, run_seed=config.run.seed, rollout_ids=rollout_ids)
 
     settings = LearnerSettings.of_run(config, base_dir=base, stop_ids=codec.stop_ids)
     chosen = verifier_settings(config, settings)
     process = ProcessBeside(program(chosen), chosen, logs=tmp_path)
-    verifier = Verifier(process, chosen, directory=RunDirectory(tmp_path), kept=1, patience=1, load=load)
+    verifier = Verifier(
+        process, chosen, directory=RunDirectory(tmp_path), kept=1, patience=1, load=load, prompts=lambda: []
+    )
     for name in expected:
         verifier.submit(name, is_urgent=True)
-    task = asyncio.create_task(verifier.run(report, cannot))
+    task = asyncio.create_task(verifier.run(report, cannot, measured))
     try:
         async with asyncio.timeout(120):
             await done.wait()

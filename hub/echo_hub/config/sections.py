@@ -16,7 +16,7 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.operation_sections import AlertsConfig, LogConfig, MetricsConfig
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
-from echo_hub.config.section import Section
+from echo_hub.config.section import Precision, Section
 from echo_hub.config.serving_sections import DisseminationConfig, KeepingConfig, ServerConfig, StoreConfig
 from echo_hub.config.task_sections import ChosenSet, EvaluationConfig, SamplingConfig, TaskConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
@@ -89,6 +89,10 @@ class TrustConfig(Section):
     verifier_device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice.
     With trust.verifier = "ray" it is one of those that the actor sees: see ray.verifier_gpus."""
+    verifier_precision: Precision = "auto"
+    """What it computes in: auto, float32 or bfloat16; auto is float32 on a CPU, and on a GPU whose memory holds the
+    base in float32 four times, else bfloat16. Its rounding is measured and taken into account; in float32 it finds
+    forged tokens sooner."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03

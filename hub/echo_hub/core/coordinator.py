@@ -38,6 +38,7 @@ from echo_hub.core.events import (
     NodePardoned,
     NodeReported,
     NodeVouchedFor,
+    NumericsMeasured,
     OperatorAsked,
     RolloutArrived,
     RolloutChecked,
@@ -368,6 +369,9 @@ class Coordinator:
     def _rollout_checked(self, event: RolloutChecked, now: float) -> None:
         self._go_on(self._trust.checked(event, now), now)
 
+    def _numerics_measured(self, event: NumericsMeasured, _now: float) -> None:
+        self._trust.measured(event)
+
     def _check_returned(self, event: CheckReturned, now: float) -> None:
         self._go_on(self._trust.returned(event, now), now)
 
@@ -449,6 +453,7 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     RolloutContinued: Coordinator._continued,
     RolloutRejected: Coordinator._rejected,
     RolloutChecked: Coordinator._rollout_checked,
+    NumericsMeasured: Coordinator._numerics_measured,
     CheckReturned: Coordinator._check_returned,
     CheckAbandoned: Coordinator._check_abandoned,
     NodePardoned: lambda core, event, now: core._trust.pardon(event.node_id, now),

@@ -348,6 +348,16 @@ class CheckRollout:
 
 
 @_effect
+class MeasureNumerics:
+    """Action: find how coarsely engines with this rounding draw by this version, then answer NumericsMeasured. It comes
+    before all checks that are asked for after it."""
+
+    rounding: str
+    """One of `echo_hub.core.trust.numerics.ROUNDINGS`' values."""
+    policy_version: int
+
+
+@_effect
 class HastenChecks:
     """Action: what is to be checked and waits for others is computed now, for some of it is held."""
 
@@ -455,6 +465,7 @@ Action = (
     | LookUpReceipt
     | ScoreRollout
     | CheckRollout
+    | MeasureNumerics
     | HastenChecks
     | SendCheck
     | HandOver

@@ -123,6 +123,16 @@ class RolloutChecked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsMeasured:
+    """The verifier has drawn tokens as an engine with this rounding would, and examined them. `evidence`: None where it
+    could not."""
+
+    rounding: str
+    policy_version: int
+    evidence: Evidence | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReturned:
     """A node that was asked to by SendCheck has computed the rollout again; `finding` is None where it cannot tell."""
 
@@ -246,6 +256,7 @@ Event = (
     | RolloutContinued
     | RolloutRejected
     | RolloutChecked
+    | NumericsMeasured
     | CheckReturned
     | CheckAbandoned
     | NodePardoned

@@ -131,33 +131,37 @@ def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: T
 
 
 @torch.no_grad()
-def distances(
-    hidden_NH: Tensor,
-    head: nn.Linear,
-    ids_N: Tensor,
-    u_N: Tensor,
-    greedy_N: Tensor | None = None,
-    *,
-    temperature: float,
+def intervals(
+    hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, greedy_N: Tensor | None = None, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """`torch_draws.distance` of `ids_N` under softmax(head(hidden) / temperature): [N] and [N], float64; but of greedy
-    choices `torch_draws.shortfall`.
+    """`torch_draws.interval` of `ids_N` under softmax(head(hidden) / temperature): [N] and [N], float64; of greedy
+    choices `torch_draws.shortfall` in place of the interval's beginning.
 
-    `u_N` is float64, on the device of `hidden_NH`, or on the CPU where that has no float64.
+    Computed on the device of `hidden_NH`, or on the CPU where that has no float64.
     """
+    found = []
+    for part, logits in logits_in_chunks(hidden_NH, head):
+        ids = exact(ids_N[part])
+        temperatures = torch.full(ids.shape, temperature, dtype=torch.float64, device=ids.device)
+        below, true = torch_draws.interval(logits, ids, temperatures)
+        if greedy_N is not None:
+            below = torch.where(exact(greedy_N[part]), torch_draws.shortfall(logits, ids, temperatures), below)
+        found.append((below, true))
+    below_N, logprobs_N = zip(*found, strict=True)
+    return torch.cat(below_N), torch.cat(logprobs_N)
+
+
+def logits_in_chunks(hidden_NH: Tensor, head: nn.Linear) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of `hidden_NH`, and their logits in float32, which are overwritten by the next ones."""
     chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // head.weight.shape[0])
     buffer = _buffer(hidden_NH, head.weight, chunk)
-    found = []
-    for part in _parts(len(ids_N), chunk):
-        logits = _logits(hidden_NH[part], head.weight, head.bias, out=buffer)
-        u, ids = u_N[part], ids_N[part].to(u_N.device)
-        temperatures = torch.full_like(u, temperature)
-        away, true = torch_draws.distance(logits, ids, u, temperatures)
-        if greedy_N is not None:
-            away = torch.where(greedy_N[part], torch_draws.shortfall(logits, ids, temperatures), away)
-        found.append((away, true))
-    outside, logprobs = zip(*found, strict=True)
-    return torch.cat(outside), torch.cat(logprobs)
+    for part in _parts(len(hidden_NH), chunk):
+        yield part, _logits(hidden_NH[part], head.weight, head.bias, out=buffer)
+
+
+def exact(values: Tensor) -> Tensor:
+    """`values` where float64 can be computed: on their device, or on the CPU."""
+    return values.cpu() if values.device.type == "mps" else values
 
 
 def _parts(count: int, chunk: int) -> Iterator[slice]:

@@ -32,7 +32,7 @@ from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import gated_mlp, lora, packing
 from echo_hub.learner.batch import MicroBatch
-from echo_hub.learner.logprobs import Screened, distances, screened_logprobs, selected_logprobs
+from echo_hub.learner.logprobs import Screened, intervals, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
@@ -82,7 +82,7 @@ class Policy:
         Raises LearnerError when the base cannot be loaded or is of a kind that cannot be trained here; at every rank
         when it is so at one.
         """
-        device = ranks.agree(lambda: _device(settings.learner.device))
+        device = ranks.agree(lambda: resolve_device(settings.learner.device))
         dtype = _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
         if device.type == "cpu" and dtype is torch.bfloat16 and not multiplies(device, dtype):
             log.warning(
@@ -138,7 +138,7 @@ class Policy:
         """The learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
         with self.autocast():
             return selected_logprobs(
-                self._predicting_states(batch), self._head, batch.target_ids_N, temperature=self._temperature
+                self._predicting_states(batch), self.head, batch.target_ids_N, temperature=self._temperature
             )
 
     def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
@@ -146,7 +146,7 @@ class Policy:
         with self.autocast():
             return screened_logprobs(
                 self._predicting_states(batch),
-                self._head,
+                self.head,
                 batch.target_ids_N,
                 batch.uniforms_N,
                 temperature=self._temperature,
@@ -154,29 +154,37 @@ class Policy:
             )
 
     @torch.no_grad()
-    def distances(
+    def intervals(
         self,
         batch: MicroBatch,
-        u_N: Tensor,
         *,
         greedy_N: Tensor | None = None,
         adapters: Sequence[tuple[Mapping[str, Tensor], int]],
     ) -> tuple[Tensor, Tensor]:
-        """How far each token is from what was to be drawn, and its true log-probability, float64 [N] and [N]: see
-        `logprobs.distances`. `adapters`: by weights of `read_adapter` or `published`, and how many positions T are
+        """Where each token's interval begins, and its true log-probability, float64 [N] and [N]: see
+        `logprobs.intervals`. `adapters`: by weights of `read_adapter` or `published`, and how many positions T are
         computed by each, one after the other; several only if `takes_several`."""
         if len(adapters) == 1:
             self.set_adapter(adapters[0][0])
             adapters = ()
         with self.autocast(), lora.computing_by(self._layers, adapters):
-            return distances(
-                self._predicting_states(batch),
-                self._head,
-                batch.target_ids_N,
-                u_N,
-                greedy_N,
-                temperature=self._temperature,
+            return intervals(
+                self._predicting_states(batch), self.head, batch.target_ids_N, greedy_N, temperature=self._temperature
             )
+
+    @torch.no_grad()
+    def states(self, batch: MicroBatch) -> Tensor:
+        """The last hidden states [N, H] at the positions that predict a drawn token, by the adapter that is set."""
+        with self.autocast():
+            return self._predicting_states(batch)
+
+    @property
+    def base_storages(self) -> frozenset[int]:
+        """Addresses of the storages of the base's weights."""
+        own = {id(parameter) for parameter in self.parameters.values()}
+        return frozenset(
+            parameter.untyped_storage().data_ptr() for parameter in self.model.parameters() if id(parameter) not in own
+        )
 
     def takes_several(self, batch: MicroBatch) -> bool:
         """Whether one pass can compute it by several adapters: its positions have to stay in their order, and all
@@ -189,7 +197,8 @@ class Policy:
         return int(self._body.config.vocab_size)
 
     @property
-    def _head(self) -> Any:
+    def head(self) -> Any:
+        """The output layer."""
         base: Any = self.model.get_base_model()
         return base.get_output_embeddings()
 
@@ -341,7 +350,8 @@ def _dtype(precision: Precision, *, auto: torch.dtype) -> torch.dtype:
     return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
-def _device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
+    """The device of a setting such as learner.device. Raises LearnerError where there is no CUDA device to be had."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

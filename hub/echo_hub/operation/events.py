@@ -49,6 +49,7 @@ class EventKind(StrEnum):
     LEARNER_DIED = "learner_died"
     SCORER_DIED = "scorer_died"
     VERIFIER_DIED = "verifier_died"
+    NOT_MEASURED = "not_measured"
     EVALUATOR_DIED = "evaluator_died"
     VERSION_EVALUATED = "version_evaluated"
     DISK_FULL = "disk_full"

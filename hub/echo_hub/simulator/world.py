@@ -36,6 +36,7 @@ from echo_hub.core.effects import (
     HandOver,
     HastenChecks,
     LookUpReceipt,
+    MeasureNumerics,
     PrepareGroup,
     PublishVersion,
     RevokeLease,
@@ -280,6 +281,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     VersionRecorded: World._ignore,
     CheckRollout: World._ignore,  # Nobody is checked here: trust is off in the simulator's settings.
     HastenChecks: World._ignore,
+    MeasureNumerics: World._ignore,
     SendCheck: World._ignore,
     CheckingCredited: World._ignore,
     CheckRecorded: World._ignore,

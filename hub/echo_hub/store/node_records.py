@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.store.browsing import newest_of_node
 from echo_hub.store.reports import read_leaderboard
+from echo_hub.store.standings import STORED
 from echo_hub.store.tables import nodes, tallies, trust, trust_log
 from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
 
@@ -64,7 +65,7 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
     """None where there is none, or of other questions than today's."""
-    if not stored or set(stored) != set(NO_EVIDENCE.__slots__):
+    if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]
     if (len(draws), len(claims)) != (len(NO_EVIDENCE.draws), len(NO_EVIDENCE.claims)) or not sum(draws):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
@@ -15,6 +15,9 @@ from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.bulk import among
 from echo_hub.store.tables import trust, trust_log
+
+STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
+"""Of `Evidence`."""
 
 
 def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None:
@@ -64,7 +67,7 @@ def read_standings(connection: Connection) -> tuple[StandingRow, ...]:
             numerics=NumericsClass(*row.numerics),
             num_verified=row.num_verified,
             # A test of other sums than today's begins anew.
-            sums=tuple(row.sums) if len(row.sums) == len(NOTHING) else NOTHING,
+            sums=tuple(row.sums) if _is_todays(row.shown) and len(row.sums) == len(NOTHING) else NOTHING,
             proof=row.proof,
             shown=_evidence(row.shown),
             num_checked=row.num_checked,
@@ -93,13 +96,17 @@ def _columns(row: StandingRow) -> dict[str, Any]:
 
 
 def _as_json(evidence: Evidence) -> dict[str, Any]:
-    return {**asdict(evidence), "draws": list(evidence.draws), "claims": list(evidence.claims)}
+    """Without its curves, which are much, and soon learned again."""
+    return {name: list(value) if isinstance(value := getattr(evidence, name), tuple) else value for name in STORED}
 
 
 def _evidence(stored: dict[str, Any]) -> Evidence:
-    """Of other questions than today's, nothing is taken."""
-    if set(stored) != set(Evidence.__slots__):
+    """What is not of today's questions is not taken."""
+    if not _is_todays(stored):
         return NO_EVIDENCE
-    evidence = Evidence(**{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})
-    same = (len(evidence.draws), len(evidence.claims)) == (len(DRAW_EDGES) + 1, len(CLAIM_EDGES) + 1)
-    return evidence if same else NO_EVIDENCE
+    return replace(NO_EVIDENCE, **{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})
+
+
+def _is_todays(stored: dict[str, Any]) -> bool:
+    counts = len(DRAW_EDGES) + 1, len(CLAIM_EDGES) + 1
+    return set(stored) == set(STORED) and (len(stored["draws"]), len(stored["claims"])) == counts

@@ -15,7 +15,7 @@ import numpy as np
 
 from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
-from echo_hub.core.trust.evidence import Evidence, log_odds
+from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.pairs import Finding
 from echo_hub.verify.drawn import DrawnRollout
 from echo_hub.verify.verifier import Load
@@ -26,8 +26,6 @@ from echo_shared.version_spans import Spans, grown
 
 MOST_OUT: Final = 64
 """Rollouts of which a node's answer is waited for, at most; of more, the oldest ones' answers are not heard."""
-_LOG_RATIOS: Final = (-1e3, 20.0)
-"""Of a token's found and claimed probability: the divergence stays a number, whatever is claimed or found."""
 
 Report = Callable[[CheckReturned | CheckAbandoned], Awaitable[None]]
 
@@ -98,7 +96,9 @@ class NodeChecks:
         found = await self._load([result.rollout_id]) if len(result.below) else {}
         drawn = found.get(result.rollout_id)
         is_whole = isinstance(drawn, DrawnRollout) and len(drawn.completion_ids) == len(result.below)
-        finding = finding_of(drawn, result) if is_whole and isinstance(drawn, DrawnRollout) else None
+        finding = None
+        if is_whole and isinstance(drawn, DrawnRollout):
+            finding = await asyncio.to_thread(finding_of, drawn, result)
         await self._report(CheckReturned(node_id=node_id, rollout_id=result.rollout_id, finding=finding))
 
     def left(self, node_id: str) -> None:
@@ -108,16 +108,12 @@ class NodeChecks:
 def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
     """What a node's answer shows of each that drew a part of the rollout."""
     u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
-    logprobs = result.logprobs.astype(np.float64)
-    outside = draws.outside(result.below, result.logprobs, u)
-    differences = log_odds(logprobs) - log_odds(drawn.behavior_logprobs)
-    ratios = (logprobs - drawn.behavior_logprobs).clip(*_LOG_RATIOS)
-    divergence = np.expm1(ratios) - ratios
-    apart = draws.nats_outside(result.below, result.logprobs, u)
-    shown = Evidence.of_spans(apart, differences, divergence, [span.num_tokens for span in drawn.spans])
+    below, logprobs = result.below.astype(np.float64).clip(0.0, 1.0), result.logprobs.astype(np.float64).clip(max=0.0)
+    counts = [span.num_tokens for span in drawn.spans]
+    shown = Evidence.of_spans(below, logprobs, u, drawn.behavior_logprobs, counts)
     return Finding(
         spans=tuple(zip((span.node_id for span in drawn.spans), shown, strict=True)),
-        outside=outside,
+        below=below,
         logprobs=logprobs,
         num_tokens=len(drawn.prompt_ids) + len(drawn.completion_ids),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,31 +56,17 @@ def unpack(frame: Frame) -> DrawnRollout:
     return DrawnRollout(**{**frame, "spans": spans})
 
 
-def pack_evidence(spans: Iterable[NodeEvidence]) -> list[Frame]:
-    return [
-        {
-            "node_id": node_id,
-            "draws": shown.draws,
-            "claims": shown.claims,
-            "mismatch_kl": shown.mismatch_kl,
-            "bias": shown.bias,
-            "squares": shown.squares,
-        }
-        for node_id, shown in spans
-    ]
+def pack_evidence(evidence: Evidence) -> Frame:
+    return {name: getattr(evidence, name) for name in Evidence.__slots__}
 
 
-def unpack_evidence(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
+def unpack_evidence(frame: Frame) -> Evidence:
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in frame.items()}
+    return Evidence(**values)
+
+
+def unpack_spans(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
+    """Of an answer of the verifier's process."""
     return tuple(
-        (
-            frame["node_id"],
-            Evidence(
-                draws=tuple(frame["draws"]),
-                claims=tuple(frame["claims"]),
-                mismatch_kl=frame["mismatch_kl"],
-                bias=frame["bias"],
-                squares=frame["squares"],
-            ),
-        )
-        for frame in frames
+        (frame["node_id"], unpack_evidence({name: frame[name] for name in Evidence.__slots__})) for frame in frames
     )

@@ -26,13 +26,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from echo_hub.cluster.link import ChildLost, ClusterUnusable
 from echo_hub.cluster.model_processes import ModelProcess, Program
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner import unquantized
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
-from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence, unpack_spans
 from echo_shared.backoff import Restarts, backoff_s
 from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, LearnerError
@@ -63,8 +67,12 @@ REST_S: Final = 300.0
 """After so many deaths in a row, or where the process cannot work at all."""
 Report = Callable[[str, tuple[NodeEvidence, ...], float], Awaitable[None]]
 """(rollout id, what each span shows of whoever drew it, processor or device seconds that it took)"""
+Measured = Callable[[str, int, Evidence | None, float], Awaitable[None]]
+"""(rounding, policy version, what an honest engine with it shows, seconds); None where that cannot be told."""
 Cannot = Callable[[str, str], Awaitable[None]]
 """(rollout id, why it cannot be checked)"""
+Prompts = Callable[[], list[NDArray[np.int32]]]
+"""Some of the run's prompts as token ids."""
 Load = Callable[[Sequence[str]], Awaitable[Mapping[str, DrawnRollout | str]]]
 """Committed rollouts by their ids, or why one cannot be checked; those that are not kept any more are left out."""
 
@@ -81,8 +89,8 @@ def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker"
 
 
 def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSettings:
-    """Those of a learner alone in its process, with the verifier's device and threads, and all bits of the base, as
-    the nodes have it."""
+    """Those of a learner alone in its process, with the verifier's device, threads and precision, and all bits of the
+    base, as the nodes have it."""
     alone = learner.learner.model_copy(
         update={
             "device": config.trust.verifier_device,
@@ -91,6 +99,7 @@ def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSet
             "hosts": 1,
             "address": "",
             "base_bits": 0,
+            "precision": config.trust.verifier_precision,
             "gradient_checkpointing": False,
         }
     )
@@ -129,6 +138,7 @@ class Verifier:
         kept: int,
         patience: int,
         load: Load,
+        prompts: Prompts,
     ) -> None:
         self._process = process
         self._settings = settings
@@ -137,6 +147,9 @@ class Verifier:
         self._patience = patience
         self._num_published = 0
         self._load = load
+        self._prompts = prompts
+        self._to_measure: dict[str, int] = {}
+        """Roundings, each with the policy version by which it is to be measured."""
         self._urgent: deque[str] = deque()
         self._patient: deque[_Patient] = deque()
         self._some = asyncio.Event()  # Something waits,
@@ -175,6 +188,12 @@ class Verifier:
         if is_urgent or self._num_waiting >= min(ENOUGH, self._most_together):
             self._now.set()
 
+    def measure(self, rounding: str, policy_version: int) -> None:
+        """Has a rounding measured by this version, before anything that is not in hand yet is checked."""
+        self._to_measure[rounding] = policy_version
+        self._some.set()
+        self._now.set()
+
     def published(self) -> None:
         """Another version is."""
         self._num_published += 1
@@ -194,22 +213,23 @@ class Verifier:
     def _most_together(self) -> int:
         return max(1, min(TOGETHER, TOKENS_TOGETHER // self._settings.max_tokens))
 
-    async def run(self, report: Report, cannot: Cannot) -> None:
-        """Checks for ever; each rollout is answered by a call of one of the two."""
+    async def run(self, report: Report, cannot: Cannot, measured: Measured) -> None:
+        """Checks for ever; each rollout is answered by a call of one of the first two, each measurement by the last."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refuse(cannot))
             if self._process is not None:
-                tasks.create_task(self._check(self._process, report, cannot))
+                tasks.create_task(self._check(self._process, report, cannot, measured))
 
     async def _refuse(self, cannot: Cannot) -> None:
         while True:
             await cannot(*await self._refused.get())
 
-    async def _check(self, process: ModelProcess, report: Report, cannot: Cannot) -> None:
+    async def _check(self, process: ModelProcess, report: Report, cannot: Cannot, measured: Measured) -> None:
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
         try:
             while True:
                 try:
+                    await self._measure(process, measured, restarts)
                     await self._ask(process, report, cannot, restarts)
                     await self._take(cannot)
                 except ChildLost as error:
@@ -223,27 +243,31 @@ class Verifier:
                     extra = {"event": "verifier_died", "data": {"deaths": restarts.deaths}}
                     log.warning("the verifier died (%d in a row): %s", restarts.deaths, error, extra=extra)
                     if wait_s is None:
-                        await self._rest(process, error, cannot)
+                        await self._rest(process, error, cannot, measured)
                         restarts.succeeded()
                     else:
                         await self._take_back(process, error, cannot)
                         await asyncio.sleep(wait_s)
                 except LearnerError as error:
-                    await self._rest(process, error, cannot)
+                    await self._rest(process, error, cannot, measured)
         finally:
             await process.stop()
 
     async def _take(self, cannot: Cannot) -> None:
         """Puts in hand what is next: one that was in hand when a process died, or all that waits, once that is due."""
-        while not self._in_hand:
+        while not self._in_hand and not self._to_measure:
             if self._again:
                 jobs = [self._again.popleft()]
             else:
                 await self._some.wait()
+                if self._to_measure:
+                    return
                 if not self._now.is_set():
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(self._patient[0].due_at):
                             await self._now.wait()
+                if self._to_measure:
+                    return
                 jobs = await self._loaded(self._taken(self._most_together), cannot)
             self._in_hand = {job.drawn.rollout_id: job for job in jobs}
 
@@ -269,6 +293,33 @@ class Verifier:
                 jobs.append(_Job(drawn=drawn))
         return jobs
 
+    async def _measure(self, process: ModelProcess, measured: Measured, restarts: Restarts) -> None:
+        """Measures what is to be measured. Raises as `_ask`; what was not answered is then asked for again."""
+        while self._to_measure:
+            if not process.is_ready:
+                await process.start({"kept": self._kept})
+            version = min(self._to_measure.values())
+            roundings = [name for name, wanted in self._to_measure.items() if wanted == version]
+            adapters = {version: self._directory.adapter(version)} if version else {}
+            prompts = await asyncio.to_thread(self._prompts)
+            await process.send({"roundings": roundings, "version": version, "prompts": prompts}, adapters)
+            for _ in roundings:
+                answer = await process.receive()
+                restarts.succeeded()
+                self._losses = 0
+                rounding = answer["rounding"]
+                if self._to_measure.get(rounding) == version:
+                    del self._to_measure[rounding]
+                if "cannot" in answer:
+                    log.warning("cannot measure %s: %s", rounding, answer["cannot"], extra={"event": "not_measured"})
+                    await measured(rounding, version, None, 0.0)
+                else:
+                    await measured(rounding, version, unpack_evidence(answer["evidence"]), answer["seconds"])
+        if not self._num_waiting:
+            self._some.clear()
+        if not self._urgent and self._num_waiting < min(ENOUGH, self._most_together):
+            self._now.clear()
+
     async def _ask(self, process: ModelProcess, report: Report, cannot: Cannot, restarts: Restarts) -> None:
         """Has all that is in hand checked, by a process that is started where there is none. Raises ChildExited and
         ChildLost, or LearnerError when the process cannot work at all."""
@@ -289,7 +340,7 @@ class Verifier:
             if "cannot" in answer:
                 await cannot(rollout_id, answer["cannot"])
             else:
-                await report(rollout_id, unpack_evidence(answer["spans"]), answer["seconds"])
+                await report(rollout_id, unpack_spans(answer["spans"]), answer["seconds"])
 
     async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, cannot: Cannot) -> None:
         """What a process had in hand when it died, or was lost, is asked for again."""
@@ -306,11 +357,17 @@ class Verifier:
             else:
                 await cannot(job.drawn.rollout_id, f"The verifier dies of it. {error}")
 
-    async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot) -> None:
+    async def _give_up_measuring(self, measured: Measured) -> None:
+        while self._to_measure:
+            rounding, version = self._to_measure.popitem()
+            await measured(rounding, version, None, 0.0)
+
+    async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot, measured: Measured) -> None:
         """Answers all that waits, and all that comes for a while."""
         log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
         why = f"No verifier can be kept at work. {error}"
         await process.stop()
+        await self._give_up_measuring(measured)
         jobs: Iterable[_Job] = (*self._in_hand.values(), *self._again)
         self._in_hand = {}
         self._again.clear()
@@ -322,6 +379,7 @@ class Verifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(ends_at):
                     await self._some.wait()
+                await self._give_up_measuring(measured)
                 for rollout_id in self._taken(MOST_WAITING):
                     await cannot(rollout_id, why)
             if clock() >= ends_at:

@@ -7,6 +7,8 @@ for whoever drew it.
 
 What it is given comes from strangers: a rollout that cannot have been drawn is answered with a reason, and never
 reaches the device. The process is of low priority; it gives the device's memory back whenever it has nothing to do.
+
+Asked to, it measures how coarsely engines of a kind round (`measuring`).
 """
 
 from __future__ import annotations
@@ -27,29 +29,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from echo_hub.core.trust.evidence import Evidence, log_odds
+from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
-from echo_hub.learner.objectives.base import k3
-from echo_hub.learner.policy import Policy
+from echo_hub.learner.policy import Policy, resolve_device
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
+from echo_hub.verify.measuring import contexts, measured
 from echo_shared import draws
 from echo_shared.answering import serve
 from echo_shared.child import Frame, ParentPipe
-from echo_shared.errors import LearnerError
+from echo_shared.errors import BackendError, LearnerError
 
 log = logging.getLogger(__name__)
 
 NICENESS: Final = 10
 """On POSIX; a tenth of what the learner gets where both want the same processor."""
-_LEAST_LOG_RATIO: Final = -1e3
-"""Of a token's true and claimed probability: where the true one is 0, the divergence stays a number."""
-
+FLOAT32_SHARE: Final = 0.25
+"""Of a GPU's memory: a base that takes no more in float32 is computed in that. Any other is computed in the learner's
+precision, whose rounding then is part of what is measured of every class."""
 
 _Found = NDArray[np.float64]
-"""[3, N]: of each token, how far it is from what would have been drawn, true less claimed log-odds in nats, and the
-estimate of the divergence."""
+"""[2, N]: of each token, where its interval begins, in cumulative probability, and its true log-probability in nats; of
+a greedy choice, by how many nats it is less likely than the most likely token in place of the former."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,7 +60,7 @@ class _Case:
 
     drawn: DrawnRollout
     missing: int
-    found_3T: NDArray[np.float64]
+    found_2T: NDArray[np.float64]
     """See `_Found`."""
     seconds: float = 0.0
     cannot: str = ""
@@ -88,6 +90,8 @@ class Examiner:
         self._kept = kept
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
+        self._contexts: tuple[int, list[WeightedGroup]] | None = None
+        """A version and its completions, behind which roundings are measured."""
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
@@ -95,7 +99,29 @@ class Examiner:
         """Loads the base. Raises LearnerError when it cannot."""
         settings = LearnerSettings.model_validate(frame["settings"])
         torch.set_num_threads(max(1, settings.learner.threads))
+        if settings.learner.precision == "auto" and is_float32_affordable(settings):
+            learner = settings.learner.model_copy(update={"precision": "float32"})
+            settings = settings.model_copy(update={"learner": learner})
         return cls(Policy.load(settings), settings, kept=frame["kept"])
+
+    def measure(
+        self, rounding: str, version: int, place: Callable[[int], Path], prompts: Sequence[NDArray[np.int32]]
+    ) -> Frame:
+        """What an honest engine with this rounding shows, by this version, behind completions of `prompts`."""
+        began = self._clock()
+        try:
+            adapter = self._adapter(version, place)
+            if self._contexts is None or self._contexts[0] != version:
+                self._policy.set_adapter(adapter)
+                self._contexts = version, contexts(self._policy, self._settings, prompts, seed=version)
+            evidence = measured(
+                self._policy, self._settings, rounding, self._contexts[1], adapter=adapter, seed=version
+            )
+        except (LearnerError, BackendError, torch.OutOfMemoryError) as error:
+            return {"rounding": rounding, "cannot": str(error)}
+        if not evidence.is_finite:
+            return {"rounding": rounding, "cannot": "The policy's logits are no numbers here."}
+        return {"rounding": rounding, "evidence": pack_evidence(evidence), "seconds": self._clock() - began}
 
     def examine(self, rollouts: Sequence[DrawnRollout], place: Callable[[int], Path]) -> Iterator[Frame]:
         """Yields one answer for each rollout, as soon as all of it is computed, the oldest versions first. `place`: the
@@ -180,25 +206,26 @@ class Examiner:
     def _found(
         self, batch: MicroBatch, pieces: Sequence[_Piece], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
     ) -> _Found:
-        device = self._policy.device
-        u_N = torch.from_numpy(_uniforms(pieces))
-        if device.type != "mps":  # It has no float64.
-            u_N = u_N.to(device)
-        greedy_N = _greedy(pieces)
+        moved, greedy_N = batch.to(self._policy.device), _greedy(pieces)
         if greedy_N is not None:
-            greedy_N = greedy_N.to(u_N.device)
-        outside_N, logprobs_N = self._policy.distances(batch.to(device), u_N, greedy_N=greedy_N, adapters=adapters)
-        claims_N = batch.behavior_logprobs_N.to(logprobs_N)
-        divergence_N = k3((logprobs_N - claims_N).clamp(min=_LEAST_LOG_RATIO))
-        outside, true, claimed, divergence = torch.stack([outside_N, logprobs_N, claims_N, divergence_N]).numpy(
-            force=True
-        )
-        return np.stack([outside, log_odds(true) - log_odds(claimed), divergence])
+            greedy_N = greedy_N.to(self._policy.device)
+        below_N, logprobs_N = self._policy.intervals(moved, greedy_N=greedy_N, adapters=adapters)
+        return np.stack([below_N.numpy(force=True), logprobs_N.numpy(force=True)])
+
+
+def is_float32_affordable(settings: LearnerSettings) -> bool:
+    """Whether the base takes little enough memory in float32: always on a CPU."""
+    device = resolve_device(settings.learner.device)
+    if device.type != "cuda":
+        return True
+    held = sum(path.stat().st_size for path in settings.base_dir.glob("*.safetensors"))
+    _, total = torch.cuda.mem_get_info(device)
+    return 2 * held <= FLOAT32_SHARE * total  # Files are of 16 bits a weight as a rule, and of 32 at most.
 
 
 def _pieces(drawn: DrawnRollout) -> list[_Piece]:
     count = len(drawn.completion_ids)
-    case = _Case(drawn=drawn, missing=count, found_3T=np.empty((3, count)))
+    case = _Case(drawn=drawn, missing=count, found_2T=np.empty((2, count)))
     pieces = []
     start = 0
     for version, spans in groupby(drawn.spans, key=lambda span: span.policy_version):
@@ -246,14 +273,9 @@ def _weighted(piece: _Piece) -> WeightedRollout:
     )
 
 
-def _uniforms(pieces: Sequence[_Piece]) -> NDArray[np.float64]:
-    """Of all their tokens, one after the other."""
-    found = []
-    for seed, members in groupby(pieces, key=lambda piece: piece.case.drawn.seed):
-        of_seed = list(members)
-        u = draws.group_uniforms(seed, [one.case.drawn.index for one in of_seed], max(one.stop for one in of_seed))
-        found += [row[one.start : one.stop] for row, one in zip(u, of_seed, strict=True)]
-    return np.concatenate(found)
+def _uniforms(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
+    """What all their tokens were drawn with, one after the other."""
+    return draws.all_uniforms((one.seed, one.index, len(one.completion_ids)) for one in drawn)
 
 
 def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
@@ -271,14 +293,14 @@ def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
         piece.case.seconds += seconds * own / sum(tokens)
 
 
-def _taken(pieces: Sequence[_Piece], found_3N: _Found) -> list[Frame]:
+def _taken(pieces: Sequence[_Piece], found_2N: _Found) -> list[Frame]:
     """Puts what was computed into its places; the answers of those rollouts that are complete by it."""
     end = 0
     complete = []
     for piece in pieces:
         case, count = piece.case, piece.stop - piece.start
         begin, end = end, end + count
-        case.found_3T[:, piece.start : piece.stop] = found_3N[:, begin:end]
+        case.found_2T[:, piece.start : piece.stop] = found_2N[:, begin:end]
         case.missing -= count
         if case.missing == 0 and not case.cannot:
             complete.append(case)
@@ -297,20 +319,27 @@ def _answers(cases: Sequence[_Case]) -> list[Frame]:
     answers: list[Frame] = []
     told = []
     for case in cases:
-        if np.isnan(case.found_3T).any():
+        if np.isnan(case.found_2T).any():
             answers.append({"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are no numbers here."})
         else:
             told.append(case)
     if not told:
         return answers
-    outside_N, differences_N, divergence_N = np.concatenate([case.found_3T for case in told], axis=1)
-    counts = [span.num_tokens for case in told for span in case.drawn.spans]
-    shown = iter(Evidence.of_spans(outside_N, differences_N, divergence_N, counts))
+    drawn = [case.drawn for case in told]
+    below_N, logprobs_N = np.concatenate([case.found_2T for case in told], axis=1)
+    shown = iter(
+        Evidence.of_spans(
+            below_N,
+            logprobs_N,
+            _uniforms(drawn),
+            np.concatenate([one.behavior_logprobs for one in drawn]),
+            [span.num_tokens for one in drawn for span in one.spans],
+            greedy_N=np.repeat([one.is_greedy for one in drawn], [len(one.completion_ids) for one in drawn]),
+        )
+    )
     for case in told:
-        found = [(span.node_id, next(shown)) for span in case.drawn.spans]
-        if case.drawn.is_greedy:
-            found = [(node_id, evidence.without_claims) for node_id, evidence in found]
-        answers.append({"rollout_id": case.drawn.rollout_id, "spans": pack_evidence(found), "seconds": case.seconds})
+        spans = [{"node_id": span.node_id, **pack_evidence(next(shown))} for span in case.drawn.spans]
+        answers.append({"rollout_id": case.drawn.rollout_id, "spans": spans, "seconds": case.seconds})
     return answers
 
 
@@ -320,7 +349,9 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
 
     def answers(request: Frame) -> Iterator[Frame]:
         adapters = {version: Path(path) for version, path in request["adapters"].items()}
-        yield from examiner.examine([unpack(frame) for frame in request["rollouts"]], adapters.__getitem__)
+        for rounding in request.get("roundings", ()):
+            yield examiner.measure(rounding, request["version"], adapters.__getitem__, request["prompts"])
+        yield from examiner.examine([unpack(frame) for frame in request.get("rollouts", ())], adapters.__getitem__)
 
     return answers
 

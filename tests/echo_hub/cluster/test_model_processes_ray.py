@@ -20,7 +20,7 @@ from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import Verifier, program
 from tests.echo_hub.verify.conftest import VERSIONS, Versions, _one_thread, base_dir, versions
-from tests.echo_hub.verify.test_verifier import Told, working
+from tests.echo_hub.verify.test_verifier import Told, prompts, working
 from tests.ray_cluster import RayCluster, kill, until
 
 __all__ = ["_one_thread", "base_dir", "versions"]
@@ -49,7 +49,9 @@ def verifier(versions: Versions, rollouts: Sequence[DrawnRollout], logs: Path, l
         return {rollout_id: there[rollout_id] for rollout_id in rollout_ids}
 
     process = process_of(program(versions.settings), versions.settings, logs=logs, cluster=link, kept=1)
-    return Verifier(process, versions.settings, directory=versions.directory, kept=1, patience=3, load=load)
+    return Verifier(
+        process, versions.settings, directory=versions.directory, kept=1, patience=3, load=load, prompts=prompts
+    )
 
 
 async def checked(checker: Verifier, told: Told, rollouts: Sequence[DrawnRollout], then: Callable[[], object]) -> None:

@@ -61,6 +61,7 @@ from echo_hub.core.effects import (
     HandOver,
     HastenChecks,
     LookUpReceipt,
+    MeasureNumerics,
     PrepareGroup,
     PublishVersion,
     RevokeLease,
@@ -98,6 +99,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodePardoned,
     NodeReported,
+    NumericsMeasured,
     OperatorAsked,
     RolloutArrived,
     RolloutChecked,
@@ -116,7 +118,6 @@ from echo_hub.core.operating import restored
 from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen
-from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.pairs import Finding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
@@ -132,6 +133,7 @@ from echo_shared.messages import (
     StandbyReason,
     rollout_id,
 )
+from tests.echo_hub.core.trust.simulated import evidence
 
 
 def payload(group_id: int, index: int, turn: int) -> RolloutPayload:
@@ -163,9 +165,9 @@ PICK = st.integers(0, 2**16)
 FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 USEFUL = ("trained", "evaluated")
 FINDINGS = {
-    "honest": Evidence(draws=(40, 0, 0, 0, 0, 0), claims=(40, 0, 0, 0, 0, 0)),
-    "odd": Evidence(draws=(3, 0, 0, 0, 0, 2), claims=(5, 0, 0, 0, 0, 0)),
-    "forged": Evidence(draws=(0, 0, 0, 0, 0, 40), claims=(0, 0, 0, 0, 0, 40)),
+    "honest": evidence(40),
+    "odd": evidence(3, forged=2),
+    "forged": evidence(forged=40, error=5.0),
 }
 """What the verifier may find."""
 
@@ -179,8 +181,8 @@ def finding(found: str, drawers: Sequence[str]) -> Finding:
         )
         for number, node_id in enumerate(drawers)
     )
-    outside = np.full(40, {"honest": 0.0, "odd": 0.05, "forged": 0.5}[found])
-    return Finding(spans=spans, outside=outside, logprobs=-1.0 - 10 * outside, num_tokens=50)
+    below = np.full(40, {"honest": 0.0, "odd": 0.05, "forged": 0.5}[found])
+    return Finding(spans=spans, below=below, logprobs=-1.0 - 10 * below, num_tokens=50)
 
 
 @dataclass
@@ -344,6 +346,7 @@ class World(RuleBasedStateMachine):
         self.preparing: list[int] = []
         self.scoring: list[str] = []
         self.checking: list[str] = []
+        self.measuring: list[MeasureNumerics] = []
         self.asked: list[SendCheck] = []
         self.publishing: list[int] = []
         self.jobs, self.num_computed = [], 0
@@ -629,6 +632,8 @@ class World(RuleBasedStateMachine):
                 assert self.nodes[action.node_id].connected and action.node_id not in row.drawers
                 assert self.standings.get(action.node_id) in (None, StandingState.NEW, StandingState.PROVEN)
                 self.asked.append(action)
+            case MeasureNumerics():
+                self.measuring.append(action)
             case HastenChecks():
                 assert self.checking
             case TellStandby(reason=StandbyReason.QUARANTINED):
@@ -785,6 +790,14 @@ class World(RuleBasedStateMachine):
             said = None if found == "abandoned" else finding(found, row.drawers)
             self.num_opinions += said is not None
             self._turn(CheckReturned(node_id=asked.node_id, rollout_id=asked.rollout_id, finding=said))
+        while self.measuring:
+            asked_for = self.measuring.pop()
+            measured = None if found == "abandoned" else FINDINGS["honest"]
+            self._turn(
+                NumericsMeasured(
+                    rounding=asked_for.rounding, policy_version=asked_for.policy_version, evidence=measured
+                )
+            )
         for _ in range(min(count, len(self.checking))):
             if not self.checking:
                 break
@@ -795,8 +808,8 @@ class World(RuleBasedStateMachine):
                 self._turn(CheckAbandoned(rollout_id=name))
             else:
                 drawers = (*row.drawn_by, row.node_id)
-                evidence = [FINDINGS[found], *[FINDINGS["honest"]] * (len(drawers) - 1)]
-                self._turn(RolloutChecked(rollout_id=name, spans=tuple(zip(drawers, evidence, strict=True))))
+                shown = [FINDINGS[found], *[FINDINGS["honest"]] * (len(drawers) - 1)]
+                self._turn(RolloutChecked(rollout_id=name, spans=tuple(zip(drawers, shown, strict=True))))
 
     @rule(node_id=st.sampled_from("abc"), found=st.sampled_from(["honest", "odd", "forged", "abandoned"]))
     def node_is_checked(self, node_id: str, found: str) -> None:

@@ -119,7 +119,7 @@ async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Sto
         decision=Decision.QUARANTINED,
         reason="Not drawn as leased.",
         rollout_id="1-0",
-        evidence=Evidence.of([3.0] * 17, [0.0] * 17),
+        evidence=Evidence.of([0.0] * 17, [-1.0] * 17, [0.99] * 17, [-1.0] * 17),
         decided_at=5.0,
     )
     checked = CheckRecorded(rollout_id="1-0", checked=Checked.FAILED)

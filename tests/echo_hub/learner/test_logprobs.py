@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_hub.learner import logprobs
-from echo_hub.learner.logprobs import distances, screened_logprobs, selected_logprobs
+from echo_hub.learner.logprobs import intervals, screened_logprobs, selected_logprobs
 from echo_shared import draws
 
 N, H, V = 23, 8, 50
@@ -242,14 +242,37 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk_elements", [1, V * 7, 10_000])
-def test_distances_are_those_of_the_whole_softmax(
+def test_intervals_are_those_of_the_whole_softmax(
     monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool
 ) -> None:
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
-    head = make_head(bias=bias)
-    u = torch.rand(N, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    outside, found = distances(HIDDEN, head, IDS, u, temperature=0.7)
-    expected = draws.distance(head(HIDDEN).numpy(), IDS.numpy(), u.numpy(), 0.7)
-    torch.testing.assert_close(outside, torch.from_numpy(expected[0]), atol=1e-12, rtol=1e-12)
+    head, ids = make_head(bias=bias), IDS.clone()
+    ids[:2] = torch.tensor([0, V - 1])  # The first and the last id of the vocabulary.
+    below, found = intervals(HIDDEN, head, ids, temperature=0.7)
+    expected = draws.interval(head(HIDDEN).numpy(), ids.numpy(), 0.7)
+    torch.testing.assert_close(below, torch.from_numpy(expected[0]), atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(found, torch.from_numpy(expected[1]), atol=1e-12, rtol=1e-12)
-    assert (outside > 0).any() and (outside == 0).any()
+    assert below[0] == 0.0 and float(below[1] + found[1].exp()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, V * 7])
+def test_of_greedy_choices_the_shortfall_is_told(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
+    """By how many nats the most likely id is likelier, at this temperature, in place of the interval's beginning."""
+    monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
+    head, greedy = make_head(), torch.arange(N) % 2 == 0
+    below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)
+    scaled = head(HIDDEN) / 0.7
+    short = scaled.amax(dim=1) - scaled[torch.arange(N), IDS]
+    plain, logs = intervals(HIDDEN, head, IDS, temperature=0.7)
+    torch.testing.assert_close(below, torch.where(greedy, short, plain), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found, logs)
+    best, _ = intervals(HIDDEN, head, scaled.argmax(dim=1), torch.ones(N, dtype=torch.bool), temperature=0.7)
+    assert not best.any()
+
+
+def test_intervals_of_a_bfloat16_head_are_not_rounded() -> None:
+    head, hidden = make_head(torch.bfloat16), (40 * HIDDEN).bfloat16()
+    below, found = intervals(hidden, head, IDS, temperature=1.0)
+    expected = draws.interval((hidden.double() @ head.weight.double().T).numpy(), IDS.numpy(), 1.0)
+    torch.testing.assert_close(below, torch.from_numpy(expected[0]), atol=2e-5, rtol=0)
+    torch.testing.assert_close(found, torch.from_numpy(expected[1]), atol=2e-5, rtol=1e-6)

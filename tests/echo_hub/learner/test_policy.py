@@ -25,7 +25,6 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.weighting import WeightedGroup, weigh
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter
-from echo_shared.draws import LEAST_TAIL
 from echo_shared.errors import LearnerError
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
@@ -125,15 +124,17 @@ def test_logprobs_are_those_of_each_sequence_alone(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_the_distances_of_draws_come_with_the_log_probabilities(
+def test_the_intervals_of_draws_come_with_the_log_probabilities(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings, packed: bool
 ) -> None:
     policy = policy if packed else unpacked(policy)
     for batch in build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=64):
-        u_N = torch.rand(len(batch.target_ids_N), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        outside_N, logprobs_N = policy.distances(batch, u_N, adapters=[(policy.published(), len(batch.input_ids_T))])
+        below_N, logprobs_N = policy.intervals(batch, adapters=[(policy.published(), len(batch.input_ids_T))])
         torch.testing.assert_close(logprobs_N.float(), policy.logprobs(batch).detach(), atol=1e-5, rtol=1e-5)
-        assert (outside_N > 0).any() and (outside_N >= 0).all() and (outside_N <= 2 * np.log(1 / LEAST_TAIL)).all()
+        with torch.no_grad():
+            probabilities_NV = (policy.head(policy.states(batch)).double() / settings.temperature).softmax(dim=-1)
+        before_NV = torch.arange(probabilities_NV.shape[1]) < batch.target_ids_N[:, None]
+        torch.testing.assert_close(below_N, (probabilities_NV * before_NV).sum(dim=1), atol=1e-6, rtol=0)
 
 
 def test_packed_or_not_the_gradient_is_the_same(

@@ -12,7 +12,7 @@ from echo_hub.store.store import Store
 from echo_shared.messages import Checked, DropReason
 from echo_shared.node_books import NodeOutcome
 
-EVIDENCE = Evidence.of([3.0, 0.0, 0.01], [0.0, 0.3, -0.1], 0.6)
+EVIDENCE = Evidence(draws=(1, 1, 0, 0, 0, 1), claims=(1, 0, 1, 1, 0, 0), mismatch_kl=0.6, bias=0.2)
 
 
 def see(store: Store, node_id: str) -> None:

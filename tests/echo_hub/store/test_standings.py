@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from sqlalchemy import select, update
 
 from echo_hub.core.effects import CheckRecorded, RolloutsDropped, StandingRecorded, TrustDecided
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.judging import NOTHING
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.store import Store
@@ -19,15 +22,19 @@ ROW = StandingRow(
     state=StandingState.PROVEN,
     numerics=NumericsClass("torch", "bf16", "cuda"),
     num_verified=7,
-    sums=(0.5, 0.0, 1.25, 0.0, 0.0, 2.0, 0.25, 0.0, 0.125),
+    sums=(0.5, 0.0, 1.25, *NOTHING[3:]),
     proof=-8.5,
-    shown=Evidence.of([0.0, 0.3], [0.0, -2.0], 0.125),
+    shown=Evidence.of([0.0, 0.3], [-0.5, -2.0], [0.25, 0.9], [-0.5, -1.0]),
     num_checked=9,
     num_failed=1,
     checked_at=12.5,
     reason="why",
     since=3.0,
 )
+STORED_ROW = replace(
+    ROW, shown=replace(ROW.shown, draw_curves=NO_EVIDENCE.draw_curves, claim_curves=NO_EVIDENCE.claim_curves)
+)
+"""Curves are not stored."""
 
 
 def decided(decision: Decision, **values: Any) -> TrustDecided:
@@ -39,16 +46,46 @@ def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> 
     store.apply([StandingRecorded(row=StandingRow(node_id="a")), StandingRecorded(row=quarantined)], now=1.0)
     assert store.snapshot().standings == (StandingRow(node_id="a"), quarantined)
     store.apply([StandingRecorded(row=StandingRow(node_id="a", num_verified=1)), StandingRecorded(row=ROW)], now=2.0)
-    assert store.snapshot().standings == (ROW, quarantined)
+    assert store.snapshot().standings == (STORED_ROW, quarantined)
 
 
-def test_of_evidence_that_answers_other_questions_nothing_is_taken(store: Store) -> None:
+OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl": 0.5, "bias": 0.1, "squares": 0.2}
+"""Evidence as hubs stored it whose tests had other sums."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stored: OLD,
+        lambda stored: {name: value for name, value in stored.items() if name != "bias"},
+        lambda stored: {**stored, "draws": stored["draws"][:-1]},
+        lambda stored: {**stored, "claims": [*stored["claims"], 0]},
+        lambda stored: {},
+    ],
+)
+def test_of_evidence_that_answers_other_questions_nothing_is_taken(
+    store: Store, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Nor of its sums, which are of another test."""
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         stored = dict(connection.scalars(select(trust.c.shown)).one())
-        del stored["squares"]
-        connection.execute(update(trust).values(shown=stored))
-    assert store.snapshot().standings == (replace(ROW, shown=NO_EVIDENCE),)
+        connection.execute(update(trust).values(shown=change(stored)))
+    assert store.snapshot().standings == (replace(ROW, shown=NO_EVIDENCE, sums=NOTHING),)
+
+
+def test_sums_of_another_test_begin_anew(store: Store) -> None:
+    store.apply([StandingRecorded(row=ROW)], now=1.0)
+    with store.engine.begin() as connection:
+        connection.execute(update(trust).values(sums=[0.5] * (len(NOTHING) + 1)))
+    assert store.snapshot().standings == (replace(STORED_ROW, sums=NOTHING),)
+
+
+def test_evidence_that_comes_back_adds_up(store: Store) -> None:
+    store.apply([StandingRecorded(row=ROW)], now=1.0)
+    (found,) = store.snapshot().standings
+    assert found == STORED_ROW and hash(found) == hash(STORED_ROW)
+    assert found.shown + ROW.shown - found.shown == ROW.shown
 
 
 def test_a_pardon_is_wanted_until_it_is_decided(store: Store) -> None:
@@ -63,7 +100,7 @@ def test_a_pardon_is_wanted_until_it_is_decided(store: Store) -> None:
 
 
 def test_every_decision_stays_in_the_log_with_its_evidence(store: Store) -> None:
-    evidence = Evidence.of([3.0], [0.0])
+    evidence = Evidence.of([0.0], [-1.0], [0.99], [-1.0])
     store.apply([decided(Decision.QUARANTINED, rollout_id="1-0", evidence=evidence)], now=1.0)
     store.apply([decided(Decision.PARDONED), decided(Decision.QUARANTINED, decided_at=9.0)], now=1.0)
     with store.engine.connect() as connection:
@@ -73,12 +110,11 @@ def test_every_decision_stays_in_the_log_with_its_evidence(store: Store) -> None
         ("pardoned", 5.0),
         ("quarantined", 9.0),
     ]
-    assert rows[0].evidence == {
+    assert {name: rows[0].evidence[name] for name in ("draws", "claims", "mismatch_kl", "bias")} == {
         "draws": [0, 0, 0, 0, 0, 1],
         "claims": [1, 0, 0, 0, 0, 0],
         "mismatch_kl": 0.0,
         "bias": 0.0,
-        "squares": 0.0,
     }
     assert (rows[0].rollout_id, rows[1].evidence) == ("1-0", None)
 

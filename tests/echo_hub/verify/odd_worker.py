@@ -1,4 +1,6 @@
-"""A verifier process that answers at once, but dies of some rollouts, by what their ids say, or cannot begin."""
+"""A verifier process that answers at once, but dies of some rollouts and roundings, by their names, or cannot begin.
+
+A rounding that is `deadly` ends one process, one that is `fatal` ends each."""
 
 from __future__ import annotations
 
@@ -9,6 +11,11 @@ from pathlib import Path
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.verify.drawn import pack_evidence, unpack
 from echo_shared.child import ParentPipe
+
+
+def clean(count: int) -> Evidence:
+    """Of tokens that were drawn honestly."""
+    return Evidence.of([0.0] * count, [-0.5] * count, [0.25] * count, [-0.5] * count)
 
 
 def serve(pipe: ParentPipe) -> int:
@@ -24,14 +31,24 @@ def serve(pipe: ParentPipe) -> int:
         return 3
     pipe.send({"ready": True})
     while (request := pipe.receive()) is not None:
+        roundings, rollouts = request.get("roundings", ()), request.get("rollouts", ())
         with (run_dir / "requests").open("a") as requests:
-            requests.write(f"{len(request['rollouts'])}\n")
-        for frame in request["rollouts"]:
+            asked = f"{','.join(roundings)}@{request['version']}" if roundings else str(len(rollouts))
+            requests.write(f"{asked}\n")
+        for rounding in roundings:
+            if rounding == "fatal" or (rounding == "deadly" and not (run_dir / "died").exists()):
+                (run_dir / "died").touch()
+                os._exit(9)
+            if rounding == "too large":
+                pipe.send({"rounding": rounding, "cannot": "There is not enough memory for it."})
+            else:
+                pipe.send({"rounding": rounding, "evidence": pack_evidence(clean(3)), "seconds": 0.25})
+        for frame in rollouts:
             drawn = unpack(frame)
             if drawn.rollout_id.startswith("deadly"):
                 os._exit(9)
-            shown = Evidence.of([0.0] * len(drawn.completion_ids), [0.0] * len(drawn.completion_ids))
-            pipe.send({"rollout_id": drawn.rollout_id, "spans": pack_evidence((("a", shown),)), "seconds": 0.5})
+            spans = [{"node_id": "a", **pack_evidence(clean(len(drawn.completion_ids)))}]
+            pipe.send({"rollout_id": drawn.rollout_id, "spans": spans, "seconds": 0.5})
     return 0
 
 

@@ -13,7 +13,10 @@ import pytest
 from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
 from echo_hub.core.payload import Span
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.evidence import NO_EVIDENCE
+from echo_hub.core.trust.judging import weigh
+from echo_hub.core.trust.numerics import DEFAULTS
+from echo_hub.core.trust.pairs import apart
 from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared import draws
@@ -47,7 +50,8 @@ def test_each_who_drew_is_shown_what_is_his() -> None:
     and what is claimed of it is a nat off, its odds from ln(.607 / .393) to ln(.223 / .777). In log-odds the second's
     end is .12 below its u, and the third's beginning 2.1 above."""
     found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
-    assert found.outside == pytest.approx([0.0, 0.7241355726 - 0.7, 0.3 - 0.0502540394], abs=1e-6)
+    assert found.below == pytest.approx([0.4, 0.7 - np.exp(-0.5), 0.3], abs=1e-6)
+    assert found.logprobs == pytest.approx([-0.5, -0.5, -0.5])
     (x, first), (y, second), (also_y, third) = found.spans
     assert (x, y, also_y) == ("x", "y", "y") and found.num_tokens == 5
     assert (first.draws, first.claims) == ((1, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 0))
@@ -56,11 +60,29 @@ def test_each_who_drew_is_shown_what_is_his() -> None:
     assert third.mismatch_kl == pytest.approx(np.e - 2)
 
 
-def test_whatever_is_said_the_evidence_is_of_numbers() -> None:
+LOWEST, HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo(np.float32).max))
+
+
+@pytest.mark.parametrize(
+    ("below", "logprobs"),
+    [
+        ([1.0, 0.0, 0.5], [0.0, -1e4, -1e4]),
+        ([1.0, 1.0, 1.0], [LOWEST, LOWEST, LOWEST]),
+        ([0.0, 0.0, 0.0], [0.0, 1e-30, 5.0]),
+        ([0.5, 0.5, 0.5], [HIGHEST, 710.0, 1e3]),
+    ],
+)
+def test_whatever_is_said_the_evidence_is_of_numbers(below: list[float], logprobs: list[float]) -> None:
+    """Of all that a message can hold: finite numbers, shares between 0 and 1."""
     wild = replace(DRAWN, behavior_logprobs=np.array([-1e30, 0.0, -5.0], np.float32))
-    found = finding_of(wild, result([1.0, 0.0, 0.5], [0.0, -1e4, -1e4]))
-    assert all(np.isfinite(evidence.mismatch_kl) for _, evidence in found.spans)
-    assert sum((evidence for _, evidence in found.spans), Evidence.of([], [])).num_tokens == 3
+    found = finding_of(wild, result(below, logprobs))
+    total = sum((evidence for _, evidence in found.spans), NO_EVIDENCE)
+    assert np.isfinite(total.draws_CS).all() and np.isfinite(total.claims_CS).all()
+    assert np.isfinite([total.mismatch_kl, total.bias]).all() and total.num_tokens == 3
+    other = apart(found, finding_of(DRAWN, result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5])))
+    assert np.isfinite(other.claims_CS).all() and other.num_claims == 6
+    for honest in DEFAULTS.values():
+        assert all(np.isfinite(weigh(evidence, honest)).all() for evidence in (total, other))
 
 
 class World:
@@ -136,7 +158,8 @@ async def test_an_answer_of_another_length_tells_nothing(world: World, count: in
 async def test_what_cannot_be_checked_by_anybody_is_said_at_once(world: World, found: Any) -> None:
     world.found = {} if found is None else {"1-0": found}
     world.checks.submit(SendCheck(node_id="a", rollout_id="1-0", deadline_s=9.0))
-    assert await world.reported.get() == CheckAbandoned(rollout_id="1-0")
+    async with asyncio.timeout(5.0):
+        assert await world.reported.get() == CheckAbandoned(rollout_id="1-0")
     assert world.sent.empty()
 
 

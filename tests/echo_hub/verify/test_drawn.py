@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from echo_hub.core.payload import Span
-from echo_hub.core.trust.evidence import Evidence
-from echo_hub.verify.drawn import DrawnRollout, pack, pack_evidence, unpack, unpack_evidence
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.verify.drawn import DrawnRollout, pack, pack_evidence, unpack, unpack_evidence, unpack_spans
 from echo_shared.child import HEADER_BYTES, pack_frame, unpack_frame
 
 
@@ -28,6 +28,12 @@ def test_a_rollout_comes_through_a_frame_as_it_was() -> None:
 
 
 def test_evidence_comes_through_a_frame_as_it_was() -> None:
-    spans = (("a", Evidence.of([0.0, 0.3], [0.0, -7.0], 1.5)), ("b", Evidence.of([], [])))
-    found = unpack_evidence(unpack_frame(pack_frame({"spans": pack_evidence(spans)})[HEADER_BYTES:])["spans"])
-    assert found == spans
+    shown = Evidence.of([0.0, 0.3], [-0.5, -2.0], [0.25, 0.9], [-0.5, -7.0])
+    found = unpack_evidence(unpack_frame(pack_frame(pack_evidence(shown))[HEADER_BYTES:]))
+    assert found == shown and hash(found) == hash(shown)
+
+
+def test_spans_come_through_a_frame_as_they_were() -> None:
+    spans = (("a", Evidence.of([0.0], [-0.5], [0.25], [-0.5])), ("b", NO_EVIDENCE))
+    frames = [{"node_id": node_id, **pack_evidence(shown)} for node_id, shown in spans]
+    assert unpack_spans(unpack_frame(pack_frame({"spans": frames})[HEADER_BYTES:])["spans"]) == spans

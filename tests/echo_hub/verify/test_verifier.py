@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from numpy.typing import NDArray
 
 from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
@@ -25,6 +26,7 @@ from echo_hub.verify import verifier
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, program, verifier_settings
 from tests.echo_hub.verify.conftest import VERSIONS, Versions
+from tests.echo_hub.verify.odd_worker import clean
 
 ODD = "tests.echo_hub.verify.odd_worker"
 
@@ -34,6 +36,9 @@ class Told:
     """What a verifier has said of rollouts."""
 
     of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
+    measurements: list[tuple[str, Evidence | None]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """Rollouts and roundings, as they were told."""
     seconds: float = 0.0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -44,10 +49,18 @@ class Told:
     async def cannot(self, rollout_id: str, why: str) -> None:
         await self._note(rollout_id, why)
 
+    async def measured(self, rounding: str, _version: int, evidence: Evidence | None, seconds: float) -> None:
+        self.seconds += seconds
+        async with self.news:
+            self.measurements.append((rounding, evidence))
+            self.order.append(rounding)
+            self.news.notify_all()
+
     async def _note(self, rollout_id: str, what: tuple[NodeEvidence, ...] | str) -> None:
         assert rollout_id not in self.of, "told twice"
         async with self.news:
             self.of[rollout_id] = what
+            self.order.append(rollout_id)
             self.news.notify_all()
 
     async def all_of(self, rollout_ids: Sequence[str]) -> None:
@@ -62,7 +75,7 @@ class Told:
 @asynccontextmanager
 async def working(checker: Verifier) -> AsyncIterator[Told]:
     told = Told()
-    task = asyncio.create_task(checker.run(told.report, told.cannot))
+    task = asyncio.create_task(checker.run(told.report, told.cannot, told.measured))
     try:
         yield told
     finally:
@@ -95,7 +108,12 @@ def made(
         kept=2,
         patience=3,
         load=load,
+        prompts=prompts,
     )
+
+
+def prompts() -> list[NDArray[np.int32]]:
+    return [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
 def beside(settings: LearnerSettings, run_dir: Path, module: str) -> ProcessBeside:
@@ -148,13 +166,13 @@ async def test_a_real_process_tells_honest_rollouts_from_others(versions: Versio
             assert psutil.Process(checker.pid).nice() >= 10, "it yields to the learner"
     assert told.of["77-0"] == NOT_KEPT
     assert "Version 9" in str(told.of["99-0"])
-    for group, clean in ((honest, True), (others, False)):
+    for group, is_honest in ((honest, True), (others, False)):
         for one in group:
             spans = told.of[one.rollout_id]
             assert not isinstance(spans, str)
             ((node_id, shown),) = spans
             assert node_id == "a" and isinstance(shown, Evidence)
-            assert (shown.draws[0] == shown.num_tokens == len(one.completion_ids)) == clean
+            assert (shown.draws[0] == shown.num_tokens == len(one.completion_ids)) == is_honest
     assert told.seconds > 0
 
 
@@ -278,9 +296,133 @@ async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monk
     assert list(told.of) == ["3-0", "4-0", "0-0", "1-0", "2-0"]
 
 
+# --- measuring
+
+
+async def test_a_measurement_comes_before_later_checks(versions: Versions, tmp_path: Path) -> None:
+    """Before what was asked for earlier, too, if that is not in hand yet."""
+    ids = [f"{number}-0" for number in range(3)]
+    checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
+    checker.submit(ids[0], is_urgent=False)
+    checker.measure("q8_0", 0)
+    checker.submit(ids[1], is_urgent=True)
+    checker.measure("f32", 0)
+    async with working(checker) as told:
+        await told.all_of(ids[:2])
+        assert told.order[:2] == ["q8_0", "f32"] and told.measurements == [("q8_0", clean(3)), ("f32", clean(3))]
+        checker.measure("bf16", 2)
+        checker.submit(ids[2], is_urgent=True)
+        await told.all_of(ids)
+    assert told.order[-2:] == ["bf16", ids[2]]
+    assert (tmp_path / "requests").read_text().split() == ["q8_0,f32@0", "2", "bf16@2", "1"]
+    assert told.seconds == 3 * 0.25 + 3 * 0.5
+
+
+async def test_a_measurement_waits_for_nothing(versions: Versions, tmp_path: Path) -> None:
+    checker = made(versions, tmp_path, [], module=ODD)
+    async with working(checker) as told:
+        checker.measure("f32", 0)
+        await told.reached(lambda: len(told.measurements) == 1)
+
+
+async def test_a_measurement_hastens_no_check(
+    versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for company waits on."""
+    monkeypatch.setattr(verifier, "COMPANY_S", 1e6)
+    checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
+    async with working(checker) as told:
+        checker.submit("1-0", is_urgent=False)
+        checker.measure("q8_0", 0)
+        await told.reached(lambda: len(told.measurements) == 1)
+        await asyncio.sleep(0.2)
+        assert not told.of, "nobody waits for it"
+        checker.hasten()
+        await told.all_of(["1-0"])
+
+
+async def test_a_rounding_is_measured_by_the_newest_version(versions: Versions, tmp_path: Path) -> None:
+    """And versions one after the other, the oldest first."""
+    checker = made(versions, tmp_path, [], module=ODD)
+    checker.measure("q8_0", 1)
+    checker.measure("f32", 4)
+    checker.measure("q8_0", 3)
+    async with working(checker) as told:
+        await told.reached(lambda: len(told.measurements) == 2)
+    assert (tmp_path / "requests").read_text().split() == ["q8_0@3", "f32@4"]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_process_that_dies_while_measuring_is_asked_again(versions: Versions, tmp_path: Path) -> None:
+    checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
+    checker.measure("f32", 0)
+    checker.measure("deadly", 0)
+    checker.measure("q8_0", 0)
+    checker.submit("1-0", is_urgent=True)
+    async with working(checker) as told:
+        await told.all_of(["1-0"])
+    assert sorted(name for name, shown in told.measurements if shown is not None) == ["deadly", "f32", "q8_0"]
+    assert told.order[-1] == "1-0" and (tmp_path / "starts").read_text() == "xx"
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_rounding_that_ends_every_process_is_given_up(versions: Versions, tmp_path: Path) -> None:
+    """And what is checked afterwards is checked."""
+    checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
+    checker.measure("fatal", 0)
+    async with working(checker) as told:
+        await told.reached(lambda: told.measurements)
+        while not isinstance(told.of.get("1-0"), tuple):
+            told.of.pop("1-0", None)
+            checker.submit("1-0", is_urgent=True)
+            await told.all_of(["1-0"])
+    assert told.measurements == [("fatal", None)]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("trouble", ["no_base", "dies_at_once"])
+async def test_where_no_process_can_work_nothing_is_measured(versions: Versions, tmp_path: Path, trouble: str) -> None:
+    """Nor is it while the verifier rests; nobody waits for it."""
+    (tmp_path / trouble).touch()
+    checker = made(versions, tmp_path, [], module=ODD)
+    checker.measure("f32", 0)
+    checker.measure("q8_0", 0)
+    async with working(checker) as told:
+        await told.reached(lambda: len(told.measurements) == 2)
+        checker.measure("bf16", 0)
+        await told.reached(lambda: len(told.measurements) == 3)
+    assert sorted(told.measurements) == [("bf16", None), ("f32", None), ("q8_0", None)]
+
+
+async def test_what_cannot_be_measured_is_said_and_the_rest_is(versions: Versions, tmp_path: Path) -> None:
+    checker = made(versions, tmp_path, [], module=ODD)
+    checker.measure("too large", 0)
+    checker.measure("q8_0", 0)
+    async with working(checker) as told:
+        await told.reached(lambda: len(told.measurements) == 2)
+    assert told.measurements == [("too large", None), ("q8_0", clean(3))]
+
+
+async def test_a_real_process_measures(versions: Versions) -> None:
+    """By a version that there is, and by one that is gone; then it checks."""
+    (honest, *_) = versions.drawn(2, 3)
+    checker = made(versions, versions.directory.root, [honest])
+    for rounding, version in (("f32", 2), ("q4_0", 2), ("q8_0", 9)):
+        checker.measure(rounding, version)
+    checker.submit(honest.rollout_id, is_urgent=True)
+    async with working(checker) as told:
+        await told.all_of([honest.rollout_id])
+    measured = dict(told.measurements)
+    assert set(measured) == {"f32", "q4_0", "q8_0"} and measured["q8_0"] is None
+    exact, coarse = measured["f32"], measured["q4_0"]
+    assert exact is not None and coarse is not None and exact.num_tokens == coarse.num_tokens > 100
+    assert int(exact.draws_CS[0].argmax()) < int(coarse.draws_CS[0].argmax())
+    assert told.seconds > 0 and not isinstance(told.of[honest.rollout_id], str)
+
+
 async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, load=None)  # type: ignore[arg-type]
+    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, load=None, prompts=prompts)  # type: ignore[arg-type]
     async with working(checker) as told:
         checker.submit("1-0", is_urgent=True)
         await told.all_of(["1-0"])
@@ -289,7 +431,8 @@ async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path:
 
 def test_its_settings_are_a_lone_learners_with_the_whole_base(versions: Versions) -> None:
     many = LearnerConfig(processes=2, device="cuda", base_bits=4, threads=8, gradient_checkpointing=True)
-    config = HubConfig(trust=TrustConfig(verifier_device="cpu", verifier_threads=2))
+    trust = TrustConfig(verifier_device="cpu", verifier_threads=2, verifier_precision="float32")
+    config = HubConfig(trust=trust)
     found = verifier_settings(config, versions.settings.model_copy(update={"learner": many})).learner
     assert (found.device, found.threads, found.processes, found.base_bits) == ("cpu", 2, 1, 0)
-    assert (found.gradient_checkpointing, found.precision) == (False, "auto")
+    assert (found.gradient_checkpointing, found.precision) == (False, "float32")

@@ -11,16 +11,17 @@ import torch
 from numpy.typing import NDArray
 
 from echo_hub.core.payload import Span
-from echo_hub.core.trust.evidence import Evidence, log_odds
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.learner.policy import Policy
 from echo_hub.run.directory import RunDirectory
-from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
 from echo_hub.verify.worker import Examiner
 from echo_shared import draws
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import Prefix
 from echo_shared.torch_draws import most_likely
 from echo_shared.torch_sampler import sample_groups
+from tests.echo_hub.core.trust.simulated import greedy as greedy_evidence
 from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, as_drawn
 
 Made = Callable[..., Examiner]
@@ -40,7 +41,7 @@ def answers(
     """What it says of each, once."""
     found = list(examiner.examine(rollouts, directory.adapter))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
-    return {frame["rollout_id"]: frame.get("cannot") or unpack_evidence(frame["spans"]) for frame in found}
+    return {frame["rollout_id"]: frame.get("cannot") or unpack_spans(frame["spans"]) for frame in found}
 
 
 def is_clean(shown: Evidence) -> bool:
@@ -56,10 +57,9 @@ def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray
 
 
 def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Distances and log-probabilities [T], from all logits of the one sequence."""
-    u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
+    """Where intervals begin and log-probabilities [T], from all logits of the one sequence."""
     logits_TV = all_logits(versions, drawn, version)
-    return draws.distance(logits_TV, drawn.completion_ids, u, temperature=versions.settings.temperature)
+    return draws.interval(logits_TV, drawn.completion_ids, temperature=versions.settings.temperature)
 
 
 def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
@@ -82,11 +82,14 @@ def test_what_it_shows_is_what_the_definition_says(versions: Versions, made: Mad
     ]
     for rollout_id, spans in answers(made(), rollouts, versions.directory).items():
         (drawn,) = [one for one in rollouts if one.rollout_id == rollout_id]
-        outside, logprobs = by_hand(versions, drawn, 2)
-        expected = Evidence.of(outside, log_odds(logprobs) - log_odds(drawn.behavior_logprobs))
+        below, logprobs = by_hand(versions, drawn, 2)
+        u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
+        expected = Evidence.of(below, logprobs, u, drawn.behavior_logprobs)
         ((_, shown),) = spans
         assert isinstance(shown, Evidence)
         assert (shown.draws, shown.claims) == (expected.draws, expected.claims)
+        np.testing.assert_allclose(shown.draws_CS, expected.draws_CS, atol=0.02)
+        np.testing.assert_allclose(shown.claims_CS, expected.claims_CS, atol=0.02)
         difference = logprobs - drawn.behavior_logprobs
         assert shown.mismatch_kl == pytest.approx((np.expm1(difference) - difference).sum(), rel=1e-3)
 
@@ -132,7 +135,7 @@ def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -
         for one in versions.drawn(1, *range(20 * version, 20 * version + 10))
     ]
     found = answers(made(), rollouts, versions.directory)
-    total = Evidence.of([], [])
+    total = NO_EVIDENCE
     for spans in found.values():
         ((_, shown),) = spans
         assert isinstance(shown, Evidence)
@@ -158,7 +161,7 @@ def test_a_greedy_choice_shows_nothing_beside_others_that_were_drawn(versions: V
         ((_, shown),) = found[one.rollout_id]
         assert isinstance(shown, Evidence) and shown.draws[0] == shown.num_tokens == len(one.completion_ids)
         assert shown.num_claims == (0 if one.is_greedy else shown.num_tokens)
-        assert not one.is_greedy or shown == shown.without_claims
+        assert shown.claims_CS.any() != one.is_greedy
 
 
 def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, made: Made) -> None:
@@ -166,13 +169,14 @@ def test_any_other_choice_shows_how_much_less_likely_it_is(versions: Versions, m
         replace(one, spans=(replace(one.spans[0], policy_version=2),)) for one in greedy(versions, 1, *range(12))
     ]
     found = answers(made(), rollouts, versions.directory)
-    total = Evidence.of([], [])
+    total = NO_EVIDENCE
     for one in rollouts:
         scaled_TV = all_logits(versions, one, 2) / versions.settings.temperature
         own = scaled_TV[np.arange(len(one.completion_ids)), one.completion_ids]
-        expected = Evidence.of(scaled_TV.max(axis=-1) - own, np.zeros(len(own)))
+        expected = greedy_evidence(scaled_TV.max(axis=-1) - own)
         ((_, shown),) = found[one.rollout_id]
-        assert isinstance(shown, Evidence) and shown.draws == expected.draws
+        assert isinstance(shown, Evidence) and (shown.draws, shown.claims) == (expected.draws, expected.claims)
+        np.testing.assert_allclose(shown.draws_CS, expected.draws_CS, atol=0.02)
         total += shown
     assert total.draws[0] > 0 and sum(total.draws[2:]) > 0
 
@@ -244,10 +248,10 @@ class Crowded(Policy):
 
     too_long = 1_000
 
-    def distances(self, batch: Any, u_N: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def intervals(self, batch: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if batch.num_rollouts > 1 or len(batch.input_ids_T) >= self.too_long:
             raise torch.OutOfMemoryError("no memory left")
-        return super().distances(batch, u_N, **options)
+        return super().intervals(batch, **options)
 
 
 def test_without_memory_for_many_they_are_taken_one_by_one(versions: Versions) -> None:
@@ -277,10 +281,10 @@ def test_several_versions_take_one_pass_and_a_prompt_that_they_share_is_computed
     passes: list[list[int]] = []
 
     class Counted(Policy):
-        def distances(self, batch: Any, u_N: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def intervals(self, batch: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
             passes.append([count for _, count in options["adapters"]])
             assert sum(passes[-1]) == len(batch.input_ids_T)
-            return super().distances(batch, u_N, **options)
+            return super().intervals(batch, **options)
 
     settings = versions.settings.model_copy(
         update={"learner": versions.settings.learner.model_copy(update={"micro_batch_tokens": 10_000})}
@@ -303,12 +307,62 @@ def test_several_versions_take_one_pass_and_a_prompt_that_they_share_is_computed
 
 def test_a_model_that_gives_no_numbers_judges_nobody(versions: Versions) -> None:
     class Broken(Policy):
-        def distances(self, batch: Any, u_N: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            outside_N, logprobs_N = super().distances(batch, u_N, **options)
-            return outside_N * np.nan, logprobs_N
+        def intervals(self, batch: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            below_N, logprobs_N = super().intervals(batch, **options)
+            return below_N * np.nan, logprobs_N
 
     examiner = Examiner(Broken.load(versions.settings), versions.settings, kept=2)
     assert set(map(type, answers(examiner, versions.drawn(1, 0), versions.directory).values())) == {str}
+
+
+PROMPTS = [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
+
+
+def test_a_rounding_is_measured_by_a_version(versions: Versions, made: Made) -> None:
+    """Its answer is the evidence of an honest engine: of this version, not of the one that was computed last."""
+    examiner = made()
+    list(examiner.examine(versions.drawn(3, 0), versions.directory.adapter))
+    frame = examiner.measure("f32", 1, versions.directory.adapter, PROMPTS)
+    shown = unpack_evidence(frame["evidence"])
+    assert frame["rounding"] == "f32" and frame["seconds"] > 0
+    assert shown.num_tokens > 200 and sum(shown.draws[2:]) == sum(shown.claims[2:]) == 0
+
+
+def test_what_is_checked_after_a_measurement_is_as_before(versions: Versions, made: Made) -> None:
+    """A measurement sets an adapter; the next rollouts name others, or none."""
+    examiner, rollouts = made(), [*versions.drawn(0, 1), *versions.drawn(2, 2)]
+    before = answers(examiner, rollouts, versions.directory)
+    examiner.measure("q4_0", 3, versions.directory.adapter, PROMPTS)
+    assert answers(examiner, rollouts, versions.directory) == before
+
+
+def test_a_version_that_is_gone_cannot_be_measured(versions: Versions, made: Made) -> None:
+    frame = made().measure("f32", 9, versions.directory.adapter, PROMPTS)
+    assert frame["rounding"] == "f32" and "cannot be read" in frame["cannot"] and "evidence" not in frame
+
+
+def test_without_prompts_nothing_can_be_measured(versions: Versions, made: Made) -> None:
+    assert "cannot" in made().measure("f32", 0, versions.directory.adapter, [])
+
+
+def test_a_model_that_gives_no_numbers_measures_nothing(versions: Versions, made: Made) -> None:
+    """Evidence of no numbers would make the first scale the most likely one, and honest nodes forgers."""
+    examiner = made()
+    frame = examiner.measure("f32", 0, versions.directory.adapter, PROMPTS)
+    assert "evidence" in frame
+    states = examiner._policy.states
+    examiner._policy.states = lambda batch: states(batch) * torch.nan  # type: ignore[method-assign]
+    assert "cannot" in examiner.measure("q8_0", 0, versions.directory.adapter, PROMPTS)
+
+
+def test_on_a_cpu_auto_is_float32(versions: Versions) -> None:
+    learner = versions.settings.learner.model_copy(update={"precision": "auto"})
+    settings = versions.settings.model_copy(update={"learner": learner})
+    examiner = Examiner.open({"settings": settings.model_dump(mode="json"), "kept": 1})
+    assert examiner._settings.learner.precision == "float32"
+    chosen = settings.model_copy(update={"learner": learner.model_copy(update={"precision": "bfloat16"})})
+    examiner = Examiner.open({"settings": chosen.model_dump(mode="json"), "kept": 1})
+    assert examiner._policy.head.weight.dtype is torch.bfloat16
 
 
 def test_a_base_that_is_not_there_is_told(versions: Versions, tmp_path: Path) -> None:

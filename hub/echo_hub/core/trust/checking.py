@@ -32,8 +32,8 @@ from echo_hub.core.effects import SendCheck
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import added, weigh
-from echo_hub.core.trust.numerics import Honest, NumericsClass, prior
-from echo_hub.core.trust.pairs import Finding, apart, between, together
+from echo_hub.core.trust.numerics import Honest, NumericsClass
+from echo_hub.core.trust.pairs import Finding, contradiction
 from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, StandingState
 
@@ -105,8 +105,8 @@ class _Case:
 
 
 class Checking:
-    """Told of nodes, of what is to be checked and of answers. `standing_of`: what is thought of a node; `doubt`: the
-    sum from which on a node is suspect."""
+    """Told of nodes, of what is to be checked and of answers. `standing_of`: what is thought of a node; `honest`: how
+    coarsely honest nodes of a class round; `doubt`: the nats from which on a node is suspect."""
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class Checking:
         alarm: float,
         doubt: float,
         standing_of: Callable[[str], Standing],
+        honest: Callable[[NumericsClass], Honest],
         out: Outbox,
     ) -> None:
         self._secret = secret
@@ -123,6 +124,7 @@ class Checking:
         self._alarm = alarm
         self._doubt = doubt
         self._standing_of = standing_of
+        self._honest = honest
         self._out = out
         self._checkers: dict[str, _Checker] = {}
         """Those that are connected."""
@@ -383,14 +385,14 @@ class Checking:
         return Outcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)
 
     def _spans(self, opinion: _Opinion) -> tuple[Span, ...]:
-        found_by = prior(opinion.numerics)
+        found_by = self._honest(opinion.numerics)
         return tuple(
-            (node_id, evidence, together(prior(self._standing_of(node_id).numerics), found_by))
+            (node_id, evidence, self._honest(self._standing_of(node_id).numerics).together(found_by))
             for node_id, evidence in opinion.finding.spans
         )
 
     def _weight(self, case: _Case, opinion: _Opinion) -> float:
-        """The highest sum that any node that drew some of it would come to."""
+        """The most that would then speak against any node that drew some of it, nats."""
         return max(
             max(added(self._standing_of(node_id).sums, weigh(evidence, honest)))
             for node_id, evidence, honest in self._spans(opinion)
@@ -400,8 +402,8 @@ class Checking:
         return self._weight(case, opinion) > self._doubt
 
     def _agree(self, one: _Opinion, other: _Opinion) -> bool:
-        honest = between(prior(one.numerics), prior(other.numerics))
-        return max(weigh(apart(one.finding, other.finding), honest)) < self._alarm
+        honest = self._honest(one.numerics).together(self._honest(other.numerics))
+        return contradiction(one.finding, other.finding, honest) < self._alarm
 
 
 def _may_check(standing: Standing) -> bool:

@@ -1,21 +1,15 @@
-"""What re-computing one node's tokens shows of its honesty: how often it missed the draw, and by how much the truth.
+"""Evidence: what re-computing a node's tokens shows of its honesty, as sums over tokens.
 
-Two questions are asked of each token that a node drew, under the policy version that it names:
+Two questions are asked of each token, under the policy version that the node names:
 
-    draw    how far does u[t] lie outside the claimed token's interval of the cumulative distribution, in nats of
-            log-odds? An honest node with the very same numerics is never outside; rounding puts it just outside now and
-            then
-    claim   by how much are its claimed log-odds off, ln(p / (1 - p))? Rounding moves logits, and so the log-odds of
-            likely tokens as much as those of unlikely ones, to both sides alike. Another temperature multiplies them;
-            whoever claims all his tokens more likely than they were errs to one side
+    draw    where does the token's uniform u[t] lie, relative to the token's interval of the cumulative distribution?
+    claim   how far are the claimed log-odds ln(p / (1 - p)) from the true ones?
 
-Probabilities hide both. Log-probabilities do the second: of a token of 99 %, whatever is claimed is off by a hundredth
-at most, unless it is outright invented. And where a token of 97 % is not what was drawn, u lies in the rest, a few
-hundredths away at most, as far as rounding moves the edge of one of 50 %; in log-odds it lies a nat away on average
-wherever the edge is, and rounding of four bits moves hardly any edge by half a nat.
+Rounding moves logits, and so the log-odds of likely tokens as much as those of unlikely ones. Log-probabilities would
+hide that: of a token of 99 %, any claim is off by a hundredth at most, unless it is invented.
 
-The answers are counted in classes, so that evidence of several rollouts adds up and every kind of numerics can learn
-its own honest shares (`DESIGN.md` section 6).
+`Evidence` keeps the log-likelihoods of `likelihood` at every scale of rounding, for the decision, and counts of tokens
+by how far off they were, for people and for the learner's comparison of nodes. All of it adds up over rollouts.
 """
 
 from __future__ import annotations
@@ -27,35 +21,55 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from echo_hub.core.trust.likelihood import (
+    CLAIM_CURVES,
+    DRAW_CURVES,
+    NUM_SCALES,
+    claim_curves,
+    draw_curves,
+    greedy_curves,
+)
+from echo_shared.draws import nats_outside
+
 DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
-"""A token counts in the first class whose edge is not below its distance, nats of log-odds; the last class has no
-edge."""
+"""Upper edges of the classes of draws, in nats of log-odds outside the interval; the last class has no edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
-"""Likewise, cumulative probability: of draws that are held against another policy than drew them, or of what two nodes
-found of the same ones. Of a token that lies far outside, the log-odds differ by all that rounding moves an edge."""
+"""Upper edges of the same classes in cumulative probability, for draws that are compared with another policy than drew
+them: the learner's, which is some steps newer."""
 CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
-"""Likewise."""
+"""Upper edges of the classes of claims, in nats of log-odds."""
 CLAIM_CUT: Final = 0.5
-"""Of each token's signed difference no more than so many nats count, of either sign, so that few large ones do not hide
-many small ones, nor make them up."""
+"""Nats. Larger differences count as so many in `Evidence.bias`, so that few large ones do not hide many small ones."""
 SURE: Final = 1e-3
-"""All probabilities within so much of 1 have the same log-odds: what is left to 1 is rounding there."""
+"""Probabilities within this distance of 1 have the same log-odds: what is left to 1 is rounding there."""
+_LEAST_LOG_RATIO: Final = -1e3
+"""Lower bound of ln(true / claimed), so that the divergence stays a number where the true probability is 0."""
+_MOST_LOG_RATIO: Final = 20.0
+_TOGETHER: Final = 4_096
+"""Tokens whose curves are computed at once: 7 MB."""
+
+Curves = bytes
+"""Sums over tokens of the curves of `likelihood`, row by row, as float64: a hub keeps them of every node."""
+_NO_DRAWS: Final[Curves] = np.zeros(DRAW_CURVES * NUM_SCALES).tobytes()
+_NO_CLAIMS: Final[Curves] = np.zeros(CLAIM_CURVES * NUM_SCALES).tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Counts of tokens that one node drew for one rollout, or for several, by class."""
+    """Sums over tokens that one node drew, for one rollout or for several."""
 
     draws: tuple[int, ...]
-    """len(DRAW_EDGES) + 1 counts; in comparisons, by PROBABILITY_EDGES."""
+    """Tokens by `DRAW_EDGES`, len(DRAW_EDGES) + 1 counts; of the learner's comparison, by `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
-    """len(CLAIM_EDGES) + 1 counts."""
+    """Tokens by `CLAIM_EDGES`, likewise. Greedy choices are not counted."""
     mismatch_kl: float = 0.0
-    """Sum over the tokens of the k3 estimate of KL(behaviour ‖ truth), nats."""
+    """Sum of the k3 estimates of KL(behaviour ‖ truth), nats."""
     bias: float = 0.0
-    """Sum over the tokens of the true less the claimed log-odds, each cut at `CLAIM_CUT`, nats."""
-    squares: float = 0.0
-    """Sum of the squares of these, nats**2."""
+    """Sum of true less claimed log-odds, each cut at `CLAIM_CUT`, nats."""
+    draw_curves: Curves = _NO_DRAWS
+    """[DRAW_CURVES, NUM_SCALES], nats. All 0 in the learner's comparison."""
+    claim_curves: Curves = _NO_CLAIMS
+    """[CLAIM_CURVES, NUM_SCALES], nats."""
 
     @property
     def num_tokens(self) -> int:
@@ -63,90 +77,163 @@ class Evidence:
 
     @property
     def num_claims(self) -> int:
-        """Of a greedy choice none counts."""
         return sum(self.claims)
 
     @property
-    def without_claims(self) -> Evidence:
-        """What the draws alone show."""
-        return Evidence(draws=self.draws, claims=NO_EVIDENCE.claims)
+    def draws_CS(self) -> NDArray[np.float64]:
+        """`draw_curves` as an array."""
+        return np.frombuffer(self.draw_curves).reshape(DRAW_CURVES, NUM_SCALES)
 
-    @classmethod
-    def of(
-        cls,
-        distances: ArrayLike,
-        differences: ArrayLike,
-        mismatch_kl: float = 0.0,
-        *,
-        edges: tuple[float, ...] = DRAW_EDGES,
-    ) -> Evidence:
-        """Of one span: see `of_spans`."""
-        distances_N, differences_N = np.asarray(distances, np.float64), np.asarray(differences, np.float64)
-        none_N = np.zeros_like(distances_N)
-        (found,) = cls.of_spans(distances_N, differences_N, none_N, [len(distances_N)], edges=edges)
-        return replace(found, mismatch_kl=mismatch_kl)
+    @property
+    def claims_CS(self) -> NDArray[np.float64]:
+        """`claim_curves` as an array."""
+        return np.frombuffer(self.claim_curves).reshape(CLAIM_CURVES, NUM_SCALES)
 
     @classmethod
     def of_spans(
         cls,
-        distances_N: NDArray[np.float64],
-        differences_N: NDArray[np.float64],
-        divergence_N: NDArray[np.float64],
+        below_N: NDArray[np.float64],
+        logprobs_N: NDArray[np.float64],
+        uniforms_N: NDArray[np.float64],
+        claims_N: NDArray[np.floating],
         num_tokens: Sequence[int],
         *,
-        edges: tuple[float, ...] = DRAW_EDGES,
+        greedy_N: NDArray[np.bool_] | None = None,
     ) -> list[Evidence]:
-        """Of spans one behind the other, of so many tokens each: how far each draw lies outside, by how many nats its
-        true log-odds are above what is claimed, and the estimate of the divergence; no NaN."""
-        count = len(num_tokens)
-        spans_N = np.repeat(np.arange(count), num_tokens)
-        cut_N = differences_N.clip(-CLAIM_CUT, CLAIM_CUT)
+        """Evidence of each of several spans that lie one behind the other.
+
+        Args: `below_N` [N] where each token's interval begins, in cumulative probability, or, of greedy choices, by how
+        many nats it is less likely than the most likely one; `logprobs_N` [N] its true log-probability and `claims_N`
+        [N] the claimed one, nats; `uniforms_N` [N] what it was drawn with; `num_tokens` of each span; `greedy_N` [N]
+        True for greedy choices, whose claims and uniforms are ignored. No NaN.
+        """
+        ends = np.cumsum(num_tokens)
+        starts = ends - np.asarray(num_tokens, np.int64)
+        outside_N = nats_outside(below_N, logprobs_N, uniforms_N)
+        differences_N = log_odds(logprobs_N) - log_odds(claims_N)
+        ratios_N = (logprobs_N - claims_N).clip(_LEAST_LOG_RATIO, _MOST_LOG_RATIO)
+        drawn_N = None if greedy_N is None or not greedy_N.any() else ~greedy_N
+        if drawn_N is not None:
+            outside_N = np.where(drawn_N, outside_N, below_N)
+            differences_N, ratios_N = np.where(drawn_N, differences_N, 0.0), np.where(drawn_N, ratios_N, 0.0)
+        draws_KC = np.zeros((len(ends), DRAW_CURVES * NUM_SCALES))
+        claims_KC = np.zeros((len(ends), CLAIM_CURVES * NUM_SCALES))
+        for start in range(0, len(below_N), _TOGETHER):
+            part = slice(start, start + _TOGETHER)
+            draws_CSN = draw_curves(below_N[part], logprobs_N[part], uniforms_N[part])
+            claims_CSN = claim_curves(differences_N[part])
+            if drawn_N is not None:
+                is_greedy = ~drawn_N[part]
+                draws_CSN[..., is_greedy] = greedy_curves(below_N[part][is_greedy])
+                claims_CSN[..., is_greedy] = 0.0
+            draws_KC += _summed(draws_CSN, starts - start, ends - start)
+            claims_KC += _summed(claims_CSN, starts - start, ends - start)
+        spans_N = np.repeat(np.arange(len(ends)), num_tokens)
+        sums = (np.expm1(ratios_N) - ratios_N, differences_N.clip(-CLAIM_CUT, CLAIM_CUT))
         fields = zip(
-            _counted(distances_N, edges, spans_N, count),
-            _counted(np.abs(differences_N), CLAIM_EDGES, spans_N, count),
-            *(np.bincount(spans_N, summed, count).tolist() for summed in (divergence_N, cut_N, cut_N * cut_N)),
+            _counted(outside_N, DRAW_EDGES, spans_N, len(ends)),
+            _counted(np.abs(differences_N), CLAIM_EDGES, spans_N, len(ends), weights_N=drawn_N),
+            *(np.bincount(spans_N, summed, len(ends)).tolist() for summed in sums),
+            draws_KC,
+            claims_KC,
             strict=True,
         )
         return [
-            cls(draws=tuple(draws), claims=tuple(claims), mismatch_kl=kl, bias=bias, squares=squares)
-            for draws, claims, kl, bias, squares in fields
+            cls(
+                draws=tuple(draws),
+                claims=tuple(claims),
+                mismatch_kl=kl,
+                bias=bias,
+                draw_curves=curves.tobytes(),
+                claim_curves=own.tobytes(),
+            )
+            for draws, claims, kl, bias, curves, own in fields
         ]
 
+    @classmethod
+    def of(cls, below: ArrayLike, logprobs: ArrayLike, uniforms: ArrayLike, claims: ArrayLike) -> Evidence:
+        """Evidence of one span of draws: see `of_spans`."""
+        arrays = [np.asarray(values, np.float64) for values in (below, logprobs, uniforms, claims)]
+        (found,) = cls.of_spans(arrays[0], arrays[1], arrays[2], arrays[3], [len(arrays[0])])
+        return found
+
+    @classmethod
+    def of_differences(cls, differences: ArrayLike) -> Evidence:
+        """Evidence of claims alone, by true less claimed log-odds in nats."""
+        found = np.asarray(differences, np.float64)
+        (claims,) = _counted(np.abs(found), CLAIM_EDGES, np.zeros(len(found), np.int64), 1)
+        curves = claim_curves(found).sum(axis=-1)
+        bias = float(found.clip(-CLAIM_CUT, CLAIM_CUT).sum())
+        return replace(NO_EVIDENCE, claims=tuple(claims), bias=bias, claim_curves=curves.tobytes())
+
     def __add__(self, other: Evidence) -> Evidence:
-        return Evidence(
-            draws=tuple(a + b for a, b in zip(self.draws, other.draws, strict=True)),
-            claims=tuple(a + b for a, b in zip(self.claims, other.claims, strict=True)),
-            mismatch_kl=self.mismatch_kl + other.mismatch_kl,
-            bias=self.bias + other.bias,
-            squares=self.squares + other.squares,
-        )
+        return self._combined(other, 1)
 
     def __sub__(self, other: Evidence) -> Evidence:
         """What is left without `other`, which is part of it."""
+        return self._combined(other, -1)
+
+    def _combined(self, other: Evidence, sign: int) -> Evidence:
         return Evidence(
-            draws=tuple(a - b for a, b in zip(self.draws, other.draws, strict=True)),
-            claims=tuple(a - b for a, b in zip(self.claims, other.claims, strict=True)),
-            mismatch_kl=self.mismatch_kl - other.mismatch_kl,
-            bias=self.bias - other.bias,
-            squares=self.squares - other.squares,
+            draws=tuple(a + sign * b for a, b in zip(self.draws, other.draws, strict=True)),
+            claims=tuple(a + sign * b for a, b in zip(self.claims, other.claims, strict=True)),
+            mismatch_kl=self.mismatch_kl + sign * other.mismatch_kl,
+            bias=self.bias + sign * other.bias,
+            draw_curves=(self.draws_CS + sign * other.draws_CS).tobytes(),
+            claim_curves=(self.claims_CS + sign * other.claims_CS).tobytes(),
+        )
+
+    @property
+    def counts(self) -> Evidence:
+        """Without its curves, which take most of its memory."""
+        return replace(self, draw_curves=_NO_DRAWS, claim_curves=_NO_CLAIMS)
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.draws_CS).all() and np.isfinite(self.claims_CS).all())
+
+    @property
+    def halved(self) -> Evidence:
+        """Of half as many tokens, rounded down."""
+        return Evidence(
+            draws=tuple(count // 2 for count in self.draws),
+            claims=tuple(count // 2 for count in self.claims),
+            mismatch_kl=self.mismatch_kl / 2,
+            bias=self.bias / 2,
+            draw_curves=(self.draws_CS / 2).tobytes(),
+            claim_curves=(self.claims_CS / 2).tobytes(),
         )
 
 
 def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
-    """ln(p / (1 - p)), nats: see `SURE`."""
+    """ln(p / (1 - p)), nats, bounded by `SURE`."""
     capped_N = np.minimum(logprobs_N.astype(np.float64), np.log1p(-SURE))
     return capped_N - np.log(-np.expm1(capped_N))
 
 
+def _summed(values_CSN: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[K, C * S] sums over those tokens of each of K spans that are among the N of `values_CSN`."""
+    count = values_CSN.shape[-1]
+    until_CSN = np.concatenate([np.zeros((*values_CSN.shape[:2], 1)), values_CSN.cumsum(axis=-1)], axis=-1)
+    sums_CSK = until_CSN[..., ends.clip(0, count)] - until_CSN[..., starts.clip(0, count)]
+    sums_KC: NDArray[np.float64] = sums_CSK.reshape(-1, len(starts)).T
+    return sums_KC
+
+
 def _counted(
-    values_N: NDArray[np.float64], edges: tuple[float, ...], spans_N: NDArray[np.intp], num_spans: int
+    values_N: NDArray[np.float64],
+    edges: tuple[float, ...],
+    spans_N: NDArray[np.int64],
+    num_spans: int,
+    *,
+    weights_N: NDArray[np.bool_] | None = None,
 ) -> list[list[int]]:
-    """Of each span, how many values are in each class."""
+    """Of each span, how many values are in each class; `weights_N`: False for those that are not counted."""
     classes = len(edges) + 1
-    places_N = spans_N * classes + np.searchsorted(edges, values_N)
+    places_N = (spans_N * classes + np.searchsorted(edges, values_N))[slice(None) if weights_N is None else weights_N]
     counts: list[list[int]] = np.bincount(places_N, minlength=num_spans * classes).reshape(-1, classes).tolist()
     return counts
 
 
-NO_EVIDENCE: Final = Evidence.of([], [])
-"""Of no tokens."""
+NO_EVIDENCE: Final = Evidence(draws=(0,) * (len(DRAW_EDGES) + 1), claims=(0,) * (len(CLAIM_EDGES) + 1))
+"""Evidence of no tokens."""

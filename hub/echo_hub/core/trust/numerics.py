@@ -1,48 +1,53 @@
-"""Classes of numerics, and what honest nodes of each show.
+"""Classes of numerics: how coarsely the nodes of each round, and how that is known.
 
-A class is what a node says of its engine: backend, precision, kind of device. It begins with a *prior*, the shares that
-honest engines of such precision were measured to show, and learns from its own nodes, as long as these are in good
-standing. Who claims a class that is not its own gains little: all that a claim changes are these shares, and what a
-class learns stays within `DRIFT` of its prior; so the widest that anybody can claim is what an honest engine of four
-bits shows.
+A class is what a node says of its engine: backend, precision, kind of device. Of each class the scale of its rounding
+(`likelihood`) is kept, for draws and for claims, as the most likely one of
 
-    shares = (PRIOR_TOKENS * prior + what its nodes have shown) / (PRIOR_TOKENS + their tokens)
+    measured    tokens that the verifier drew as an engine of that precision would, on the run's own base, and examined
+                like a node's. The verifier's own rounding is part of what it finds.
+    shown       tokens of the class's nodes in good standing, without those of the node that is judged
 
-which is the mean of a Dirichlet distribution. No prior has a share below `LEAST`: no single token convicts anybody.
+rounded up by one step. A class is never taken for finer than was measured, so exact engines that claim a coarse class
+convict no honest node. It is taken for no more than `LEARNED` steps coarser, unless several unlike nodes show it
+(`class_wide`). Where nothing was measured, `DEFAULTS` stand in its place.
 
-How much honest claims scatter is learned likewise, as the mean square of their errors. Its prior is the most that the
-prior's shares allow, as if every error lay at the upper edge of its class.
-
-    variance = (VARIANCE_TOKENS * most + the squares that its nodes have shown) / (VARIANCE_TOKENS + their tokens)
-
-It is never more than what the class's shares allow, nor less than `LEAST_VARIANCE` of its prior, whatever is shown.
+A node is convicted only if rounding of up to `TOLERANCE` steps more than its class's does not explain what it shows:
+its kernels may round more than the emulated ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from echo_hub.core.trust.evidence import CLAIM_CUT, CLAIM_EDGES, NO_EVIDENCE, Evidence
+import numpy as np
 
-Shares = tuple[float, ...]
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 
-PRIOR_TOKENS: Final = 4_000.0
-"""What the prior weighs."""
-DRIFT: Final = 4.0
-"""What a class learns of each answer but the best is at most so many times its prior, and at least such a part of it:
-exact engines that claim a coarse class do not have its honest nodes convicted."""
-LEAST: Final = 1e-5
-VARIANCE_TOKENS: Final = 1_000.0
-"""What the prior of the variance weighs. Where honest claims scatter half as much, that is more than three standard
-deviations of the mean of as many squares as a class shows before they are known to a few hundredths."""
-LEAST_VARIANCE: Final = 0.5
-"""Of the prior. The priors have twice the tails that honest engines show."""
+ROUNDED_UP: Final = 1
+"""Steps."""
+MOST_APART: Final = 4
+"""Steps by which an engine's draws may be coarser than its claims; measured are two at most."""
+BOTH_EDGES: Final = 1
+"""Steps by which claims are coarser than draws."""
+LEARNED: Final = 2
+"""Steps above what was measured that a class's nodes can teach it: twice the scale."""
+TOLERANCE: Final = 2
+TOLERANCE_UNMEASURED: Final = 4
+"""Where the scale is a default, four times the scale."""
+LEAST_TOKENS: Final = 200
+"""Tokens that tell a node's scale."""
+UNLIKE_NODES: Final = 3
+"""Nodes that share neither an address nor an invite, and that show a class's scale if they agree."""
+AGREEMENT: Final = 2
+"""Steps that their scales lie apart from the accused node's at most."""
+COARSEST: Final = at_least(1.0)
+"""No class is taken for coarser, whatever its nodes show."""
 MOST_CLASSES: Final = 256
-"""Names are the nodes' own: whoever comes with another one after these shares the last class."""
-_MOST_ERRORS: Final = (*(min(edge, CLAIM_CUT) for edge in CLAIM_EDGES), CLAIM_CUT)
+"""Names are the nodes' own: nodes with further ones share the last class."""
 
 
 class NumericsClass(NamedTuple):
@@ -56,94 +61,81 @@ class NumericsClass(NamedTuple):
     def __str__(self) -> str:
         return "/".join(part or "?" for part in self)
 
+    @property
+    def rounding(self) -> str:
+        """How an engine of this precision rounds: one of `ROUNDINGS`."""
+        return ROUNDINGS.get(self.precision.lower(), COARSE_ROUNDING)
 
+
+COARSE_ROUNDING: Final = "q4_0"
+"""Of precisions that are not known, and of nodes that say none: four bits rounded to nearest."""
+ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("f32", "float32"), "f32"),
+        **dict.fromkeys(("f16", "float16"), "f16"),
+        **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+        **{name: name for name in ("q8_0", "q6_k", "q5_k_m", "q4_k_m")},
+    }
+)
+"""By precision."""
 NOT_SAID: Final = NumericsClass()
 OTHERS: Final = NumericsClass("others")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Honest:
-    """How honest tokens fall into the classes of both questions."""
+    """How coarsely honest nodes of a class round: places in `SCALES`."""
 
-    draws: Shares
-    claims: Shares
-    misses: Shares
-    """Draws by PROBABILITY_EDGES, of which nothing is learned: for comparisons of what two found of the same ones."""
-    dispersion: float = 1.0
-    """How much more the counts of draws vary than if tokens had nothing to do with each other: what speaks against a
-    node is divided by it. A tempered likelihood ratio alarms no oftener than the whole one (Jensen)."""
-    claims_dispersion: float = 1.0
-    """The same of claims. All rollouts of a group begin alike, and where an engine's rounding moves the odds of a token
-    by much, it does so in each of them."""
-    learned_variance: float | None = None
-    """None: nothing was learned."""
+    draws: int
+    claims: int
+    tolerance: int = TOLERANCE
+    """Steps above that an honest node may be."""
 
-    @property
-    def variance(self) -> float:
-        """The mean square of a claim's error, each cut at `CLAIM_CUT`, nats**2."""
-        return _most_variance(self.claims) if self.learned_variance is None else self.learned_variance
+    def together(self, other: Honest) -> Honest:
+        """For what a node of one class finds of a node of the other: neither is exact, so the scales add up."""
+        return Honest(
+            draws=at_least(float(SCALES[self.draws] + SCALES[other.draws])),
+            claims=at_least(float(SCALES[self.claims] + SCALES[other.claims])),
+            tolerance=max(self.tolerance, other.tolerance),
+        )
 
 
-_FULL: Final = Honest(
-    draws=(0.9985, 0.001, 0.0003, 1e-4, 5e-5, 5e-5),
-    misses=(0.9985, 0.001, 0.0003, 1e-4, 5e-5, 5e-5),
-    claims=(0.975, 0.02, 0.0036, 0.001, 0.0003, 0.0001),
-)
-_F16: Final = Honest(
-    draws=(0.9975, 0.0019, 4e-4, 1e-4, 5e-5, 5e-5),
-    misses=(0.998, 0.0012, 5e-4, 2e-4, 5e-5, 5e-5),
-    claims=(0.68, 0.30, 0.0175, 0.0015, 0.0007, 0.0003),
-)
-_EIGHT: Final = Honest(
-    draws=(0.9864, 0.0092, 0.0040, 0.0003, 7e-5, 3e-5),
-    misses=(0.991, 0.004, 0.0035, 0.0012, 0.0002, 0.0001),
-    claims=(0.26, 0.30, 0.392, 0.043, 0.004, 0.001),
-    claims_dispersion=4.0,
-)
-_BF16: Final = replace(_EIGHT, draws=(0.986, 0.0092, 0.004, 0.0006, 0.00015, 5e-5), dispersion=1.5)
-_FOUR: Final = Honest(
-    draws=(0.97763, 0.0094, 0.0101, 0.0023, 0.0005, 7e-5),
-    misses=(0.9822, 0.007, 0.006, 0.0035, 0.0012, 0.0001),
-    claims=(0.215, 0.205, 0.35, 0.195, 0.031, 0.004),
-    dispersion=1.5,
-    claims_dispersion=4.0,
-)
-COARSEST: Final = Honest(
-    draws=(0.961, 0.009, 0.018, 0.0084, 0.003, 0.0006),
-    misses=(0.9582, 0.011, 0.014, 0.010, 0.0065, 0.0003),
-    claims=(0.16, 0.115, 0.245, 0.31, 0.13, 0.04),
-    dispersion=1.5,
-    claims_dispersion=4.0,
-)
-PRIORS: Final[Mapping[str, Honest]] = MappingProxyType(
+def _default(draws: float, claims: float) -> Honest:
+    return Honest(draws=at_least(draws), claims=at_least(claims), tolerance=TOLERANCE_UNMEASURED)
+
+
+DEFAULTS: Final[Mapping[str, Honest]] = MappingProxyType(
     {
-        "f32": _FULL,
-        "float32": _FULL,
-        "f16": _F16,
-        "float16": _F16,
-        "bf16": _BF16,
-        "bfloat16": _BF16,
-        "q8_0": _EIGHT,
-        "q6_k": _FOUR,
-        "q5_k_m": _FOUR,
-        "q4_k_m": _FOUR,
+        **dict.fromkeys(("f32", "f16"), _default(0.0055, 0.0055)),
+        "bf16": _default(0.0625, 0.088),
+        "q8_0": _default(0.125, 0.177),
+        **dict.fromkeys(("q6_k", "q5_k_m", "q4_k_m"), _default(0.354, 0.5)),
+        COARSE_ROUNDING: _default(0.5, 0.7),
     }
 )
-"""By precision, with about twice the tails that the built-in model showed on the engines here, in the worst of three
-runs: draws of 7,000 rollouts after 12 steps and 4,000 after 100, claims of 4,000 after 12 and as many after 150. Any
-other, and none, counts as the coarsest, four bits rounded to nearest: whoever lies may claim that one anyway."""
+"""At temperature 1, by rounding, where nothing was measured: as real engines show on a model of 135 M parameters with
+49,152 tokens, rounded up."""
 
 
-def prior(numerics: NumericsClass) -> Honest:
-    """What honest nodes of the class show, before any of them was seen."""
-    return PRIORS.get(numerics.precision.lower(), COARSEST)
+def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
+    """What is assumed of a class of which nothing is known. Scales grow as 1 / `temperature`."""
+    known = DEFAULTS[numerics.rounding]
+    hotter = 1.0 / temperature
+    return Honest(
+        draws=at_least(float(SCALES[known.draws]) * hotter),
+        claims=at_least(float(SCALES[known.claims]) * hotter),
+        tolerance=known.tolerance,
+    )
 
 
 class Numerics:
-    """What the nodes in good standing have shown, class by class."""
+    """What is known of each class. `temperature` of all leases."""
 
-    def __init__(self) -> None:
+    def __init__(self, temperature: float = 1.0) -> None:
+        self._temperature = temperature
         self._shown: dict[NumericsClass, Evidence] = {}
+        self._measured: dict[str, Evidence] = {}
+        self._class_wide: dict[NumericsClass, Honest] = {}
 
     def known(self, numerics: NumericsClass) -> NumericsClass:
         """The class, or the one that it shares."""
@@ -154,46 +146,101 @@ class Numerics:
         self._shown.setdefault(numerics, NO_EVIDENCE)
         return numerics
 
+    def measured(self, rounding: str, evidence: Evidence) -> None:
+        """Take what the verifier has drawn with this rounding and examined, in place of what it found before; but not
+        what says too little, or is no number."""
+        if evidence.num_tokens >= LEAST_TOKENS and evidence.is_finite:
+            self._measured[rounding] = evidence
+
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
         """A node in good standing has shown this."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """It is in good standing no more: all that was learned of it."""
+        """The node is in good standing no more: forget all that was learned of it."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE) -> Honest:
-        """What honest nodes of the class show, to the best of knowledge. `without`: what it has learned of one of them,
-        who is to be judged: nobody is measured by himself."""
-        before, shown = prior(numerics), self._shown.get(numerics, NO_EVIDENCE) - without
-        claims = _posterior(before.claims, shown.claims)
+        """How coarsely honest nodes of the class round, to the best of knowledge. `without`: what was learned of the
+        node that is to be judged."""
+        measured = self._measured.get(numerics.rounding)
+        least = default(numerics, self._temperature)
+        if measured is not None:
+            draws, claims = _most_likely(measured)
+            least = Honest(draws=_rounded_up(draws), claims=_rounded_up(claims))
+        shown = self._shown.get(numerics, NO_EVIDENCE) - without
+        if shown.num_tokens >= LEAST_TOKENS:
+            draws, claims = _most_likely(shown)
+            least = Honest(
+                draws=max(least.draws, min(_rounded_up(draws), least.draws + LEARNED)),
+                claims=max(least.claims, min(_rounded_up(claims), least.claims + LEARNED)),
+                tolerance=least.tolerance,
+            )
+        agreed = self._class_wide.get(numerics)
+        if agreed is None:
+            return least
         return Honest(
-            draws=_posterior(before.draws, shown.draws),
-            misses=before.misses,
-            claims=claims,
-            dispersion=before.dispersion,
-            claims_dispersion=before.claims_dispersion,
-            learned_variance=_posterior_variance(before.variance, shown, most=_most_variance(claims)),
+            draws=max(least.draws, agreed.draws),
+            claims=max(least.claims, agreed.claims),
+            tolerance=least.tolerance,
+        )
+
+    def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
+        """Have unlike nodes that agree set the class's scale.
+
+        `shown`: what unlike nodes of the class have shown lately, the accused one first. Returns the places of those
+        that round as coarsely as the first one, if these are `UNLIKE_NODES` and half of all. Empty: they do not agree,
+        or forged tokens explain what one of them shows better than coarser rounding does.
+        """
+        before = self.honest(numerics)
+        scales = [_most_likely(one) for one in shown]
+        alike = tuple(
+            place
+            for place, (draws, claims) in enumerate(scales)
+            if abs(draws - scales[0][0]) <= AGREEMENT and abs(claims - scales[0][1]) <= AGREEMENT
+        )
+        agreed = Honest(
+            draws=min(max(scales[place][0] for place in alike) + ROUNDED_UP, COARSEST),
+            claims=min(max(scales[place][1] for place in alike) + ROUNDED_UP, COARSEST + 1),
+            tolerance=before.tolerance,
+        )
+        if max(scales[place][0] for place in alike) > COARSEST:
+            return ()
+        is_coarser = agreed.draws > before.draws or agreed.claims > before.claims
+        is_agreed = len(alike) >= UNLIKE_NODES and 2 * len(alike) >= len(shown)
+        if not (is_coarser and is_agreed) or any(_looks_forged(shown[place], before, agreed) for place in alike):
+            return ()
+        self._class_wide[numerics] = agreed
+        return alike
+
+    @property
+    def coarser_than_measured(self) -> tuple[tuple[NumericsClass, float, float], ...]:
+        """Classes that are coarser than was measured or assumed, as several unlike nodes show: with the scales of their
+        draws and claims, nats."""
+        return tuple(
+            (numerics, float(SCALES[agreed.draws]), float(SCALES[agreed.claims]))
+            for numerics, agreed in self._class_wide.items()
         )
 
 
-def _most_variance(claims: Shares) -> float:
-    """The mean square of errors that fall so, if each is as large as its class allows."""
-    return sum(share * most**2 for share, most in zip(claims, _MOST_ERRORS, strict=True))
+def _most_likely(shown: Evidence) -> tuple[int, int]:
+    """The places of the scales of draws and of claims. Few draws miss their interval, and claims of a likely token are
+    off by as much as both edges of its interval together: the scale of draws is no smaller than that allows."""
+    claims = int(np.argmax(shown.claims_CS[0]))
+    return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
 
 
-def _posterior_variance(before: float, shown: Evidence, *, most: float) -> float:
-    learned = (VARIANCE_TOKENS * before + shown.squares) / (VARIANCE_TOKENS + shown.num_tokens)
-    return max(min(learned, most), LEAST_VARIANCE * before)
+def _rounded_up(place: int) -> int:
+    return min(place + ROUNDED_UP, NUM_SCALES - 1)
 
 
-def _posterior(before: Shares, shown: tuple[int, ...]) -> Shares:
-    total = PRIOR_TOKENS + sum(shown)
-    tail = tuple(
-        min(max((PRIOR_TOKENS * share + count) / total, share / DRIFT), DRIFT * share)
-        for share, count in zip(before[1:], shown[1:], strict=True)
-    )
-    # Capped shares of a coarse class may come to more than there is.
-    most = 0.99 / sum(tail) if sum(tail) > 0.99 else 1.0
-    tail = tuple(share * most for share in tail)
-    return (1.0 - sum(tail), *tail)
+def _looks_forged(shown: Evidence, before: Honest, agreed: Honest) -> bool:
+    """Whether forged tokens, a share or all of them, at the class's old scale are likelier than honest ones at the new
+    one; or draws are much coarser than claims, as no engine's are."""
+    draws_CS, claims_CS = shown.draws_CS, shown.claims_CS
+    draws, claims = _most_likely(shown)
+    if draws_CS[0, agreed.draws] <= 0.0 or draws > claims + MOST_APART:
+        return True
+    forged_draws = (draws_CS[1:] + draws_CS[0])[:, before.draws].max()
+    forged_claims = (claims_CS[1:4] + claims_CS[0])[:, before.claims].max()
+    return bool(forged_draws > draws_CS[0, agreed.draws] or forged_claims > claims_CS[0, agreed.claims])

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import WEIGHTS
+from echo_hub.core.trust.judging import Alternative, against
 from echo_hub.core.trust.standing import Standing
 
 BY_OPERATOR: Final = "By the operator."
 CHANGED: Final = "Its engine is another than before."
 OUTVOTED: Final = "As a checker it has contradicted two others, who agree with each other."
 DISPROVED: Final = "Who has found that it draws as leased is contradicted by two others."
+CLASS_WIDE: Final = "Unlike nodes of {numerics} all round more than expected: numerics of that engine, not forgery."
 DOUBTFUL: Final = "A checker finds that it was not drawn as leased, and no second one could say whether that is so."
+
+_WRONG: Final[Mapping[Alternative, str]] = {
+    Alternative.DRAWS_FORGED: "Its tokens do not follow from the lease's seed and the named version",
+    Alternative.CLAIMS_INVENTED: "Its log-probabilities are not those of the named version",
+    Alternative.CLAIMS_TOO_LOW: "Its log-probabilities are all too low",
+    Alternative.CLAIMS_TOO_HIGH: "Its log-probabilities are all too high",
+    Alternative.COARSER_THAN_SAID: "Its engine computes in fewer bits than it says",
+}
 
 
 def not_drawn(evidence: Evidence, policy_version: int) -> str:
@@ -23,19 +33,11 @@ def not_drawn(evidence: Evidence, policy_version: int) -> str:
     )
 
 
-def what_is_wrong(standing: Standing, evidence: Evidence) -> str:
-    """The newest evidence, and what the test says of all of it."""
-    sums = standing.sums
-    by_draws = max(sums[: len(WEIGHTS)]) >= max(sums[len(WEIGHTS) :])
-    what = "Its tokens are not drawn as leased" if by_draws else "Its log-probabilities are not its policy's"
-    if max(sums) in sums[-2:]:
-        what += f", but all too {'low' if sums[-2] > sums[-1] else 'high'}"
-    outside, apart = sum(evidence.draws[3:]), sum(evidence.claims[3:])
-    checked, tokens = _counted(standing.num_checked, "checked rollout"), _counted(evidence.num_tokens, "token")
-    return (
-        f"{what}: {max(sums):.1f} nats against it after {checked}; of the last one's {tokens} {outside} lie far "
-        f"outside the draw, and {apart} claims are far off."
-    )
+def what_is_wrong(standing: Standing) -> str:
+    """What the test says of all checks together."""
+    nats, alternative = against(standing.sums)
+    checked = _counted(standing.num_checked, "checked rollout")
+    return f"{_WRONG[alternative]}: {nats:.1f} nats of evidence, {checked}."
 
 
 def why_not(standing: Standing | None, *, is_trusted: bool) -> str:

@@ -13,9 +13,15 @@ from typing import Final
 import numpy as np
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import DISHONEST_CLAIMS, DISHONEST_DRAWS, WEIGHTS
-from echo_hub.core.trust.numerics import LEAST
+from echo_hub.core.trust.likelihood import WEIGHTS
 
+DISHONEST_DRAWS: Final = (0.0, 0.02, 0.05, 0.10, 0.25, 0.58)
+"""Shares of tokens by class of `Evidence.draws` where they were not drawn by their u: where it lies has nothing to do
+with their interval."""
+DISHONEST_CLAIMS: Final = (0.0, 0.01, 0.03, 0.08, 0.18, 0.70)
+"""Likewise by class of `Evidence.claims`, of invented log-probabilities."""
+LEAST: Final = 1e-5
+"""Smallest share that others' tokens are taken to have in any class: no single token makes a node stand out."""
 SMOOTHING: Final = 1.0
 """Tokens that count in each class beside those that were seen (Laplace)."""
 

@@ -22,5 +22,7 @@ class TrustSettings:
     """A node's first rollouts, so many at least, are all checked, before anybody trains on them."""
     false_alarm: float = 1e-6
     """An honest node is convicted no oftener than once in the reciprocal of this, in checked rollouts."""
+    temperature: float = 1.0
+    """Of all leases."""
     miss: float = 1e-3
     """A node that forges a fifth of its tokens passes for honest no oftener than this."""

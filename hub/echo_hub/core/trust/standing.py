@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, Sums
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
+
+WINDOW: Final = 2_048
+"""Tokens."""
 
 
 class StandingState(StrEnum):
@@ -51,11 +55,11 @@ class StandingRow:
     num_verified: int = 0
     """In a row, up to now; long ones count for several (`rate.worth`)."""
     sums: Sums = NOTHING
-    """What speaks against it: see `judging`."""
+    """What speaks against it, nats: see `judging`."""
     proof: float = 0.0
     """What speaks for it, at most 0."""
     shown: Evidence = NO_EVIDENCE
-    """What its class has learned of it."""
+    """What its checks have shown since it stands so, without curves."""
     num_checked: int = 0
     num_failed: int = 0
     checked_at: float | None = None
@@ -86,6 +90,10 @@ class Standing:
     """Of its rollouts that are checked."""
     hints_from: int = 0
     """After so many checks the learner's hints are heeded."""
+    taught: Evidence = NO_EVIDENCE
+    """What its class has learned of it since the hub's start."""
+    recent: Evidence = NO_EVIDENCE
+    """What it has shown lately, whatever its verdicts were: of twice `WINDOW` tokens half are forgotten. Not stored."""
     kin: frozenset[str] = frozenset()
     """What nodes of one owner have in common: an address, the invite by which they came."""
 
@@ -111,6 +119,12 @@ class Standing:
     @property
     def is_quarantined(self) -> bool:
         return self.state is StandingState.QUARANTINED
+
+    def show(self, evidence: Evidence) -> None:
+        """A check of it has found this."""
+        self.recent += evidence
+        if self.recent.num_tokens >= 2 * WINDOW:
+            self.recent = self.recent.halved
 
     def begin_again(self, state: StandingState, reason: str, now: float) -> None:
         """All that it has shown so far counts no more."""

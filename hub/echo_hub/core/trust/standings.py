@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-from echo_hub.core.trust.numerics import NOT_SAID, Numerics
+from echo_hub.core.trust.numerics import NOT_SAID, Numerics, NumericsClass
 from echo_hub.core.trust.standing import Standing, StandingRow
 
 REMEMBERED: Final = 65_536
@@ -37,6 +37,10 @@ class Standings:
 
     def get(self, node_id: str) -> Standing | None:
         return self._standings.get(node_id)
+
+    def of_class(self, numerics: NumericsClass) -> list[Standing]:
+        """Those of all nodes of a class. O(nodes), for what seldom happens."""
+        return [standing for standing in self._standings.values() if standing.numerics == numerics]
 
     def of(self, node_id: str) -> Standing:
         """That of a node that is not known begins here."""

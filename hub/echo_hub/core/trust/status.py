@@ -34,3 +34,5 @@ class TrustStatus:
     """The nodes whose claims are farthest from what the learner finds, the farthest first."""
     suspended: tuple[str, ...] = ()
     """What so many nodes of a class fail on that none is condemned for it."""
+    coarser: tuple[str, ...] = ()
+    """Classes of numerics whose nodes all round more than was measured here, with their scales."""

@@ -7,8 +7,12 @@
 Each verdict weighs on the node that drew the tokens, whoever brought them (`judging`). While more weighs on a node than
 on honest ones but seldom, it is *watched*. From half of what convicts on it is *suspect*: it begins anew, and what of
 its work no step has consumed is checked too. A convicted node is quarantined: it gets no work, and what of its work is
-not consumed is dropped; it stays so until the operator pardons it. Nobody is condemned for what all nodes show
-(`common_faults`).
+not consumed is dropped; it stays so until the operator pardons it. No node is condemned for what all nodes show on one
+version or problem (`common_faults`), nor for rounding more than expected where several unlike nodes of its class do
+(`numerics`).
+
+How coarsely a class of numerics rounds is measured on the run's own base before a rollout of it is checked, and again
+as the policy changes.
 
 The verifier is never waited for longer than it says: a check that it abandons counts as none.
 
@@ -28,12 +32,13 @@ from echo_hub.core.effects import (
     CheckingCredited,
     CheckRecorded,
     LookUpReceipt,
+    MeasureNumerics,
     StandingRecorded,
     TellOperator,
     TellStandby,
     TrustDecided,
 )
-from echo_hub.core.events import CheckAbandoned, CheckReturned, NodeVouchedFor, RolloutChecked
+from echo_hub.core.events import CheckAbandoned, CheckReturned, NodeVouchedFor, NumericsMeasured, RolloutChecked
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.ready import Nodes
@@ -42,13 +47,14 @@ from echo_hub.core.trust.checking import Checking, Outcome
 from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_hub.core.trust.judging import NOTHING, Sums, added, alarm, proof_added, weigh
+from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, proof_added, weigh
 from echo_hub.core.trust.mismatch import Mismatch
-from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass, prior
+from echo_hub.core.trust.numerics import LEAST_TOKENS, Honest, Numerics, NumericsClass
 from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
 from echo_hub.core.trust.reasons import (
     BY_OPERATOR,
     CHANGED,
+    CLASS_WIDE,
     DISPROVED,
     DOUBTFUL,
     OUTVOTED,
@@ -68,6 +74,11 @@ DOUBT: Final = 0.5
 """A node whose sums have come so far towards a conviction is suspect."""
 WATCHED: Final = 0.1
 """A node whose sums have come so far is watched, until they are smaller again."""
+MEASURED_AGAIN: Final = 4
+"""The rounding of a class is measured again after one version more than a fourth of all: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
+PROVEN_ANYWAY: Final = 8
+"""Times `first_checked`: verified in a row, a node counts as proven even if its draws say little, as those of a policy
+that is sure of every token do. A forger could change little there."""
 
 
 class Trust:
@@ -79,7 +90,9 @@ class Trust:
         self._nodes = nodes
         self._out = out
         self._forgetting = Forgetting(ledger)
-        self._numerics = Numerics()
+        self._numerics = Numerics(settings.temperature)
+        self._measured_from: dict[str, int] = {}
+        """By rounding: the policy version from which on it is to be measured again."""
         self._faults = CommonFaults()
         self._standings = Standings(self._numerics)
         self._checking = Checking(
@@ -88,6 +101,7 @@ class Trust:
             alarm=alarm(settings.false_alarm),
             doubt=DOUBT * alarm(settings.false_alarm),
             standing_of=self._standings.of,
+            honest=self._numerics.honest,
             out=out,
         )
         """Of use with `by_nodes` alone."""
@@ -124,6 +138,10 @@ class Trust:
             checked_tokens=self._checking.num_tokens,
             mismatch=self._mismatch.largest,
             suspended=tuple(f"{numerics} on {kind} {number}" for numerics, kind, number in self._faults.all_suspended),
+            coarser=tuple(
+                f"{numerics} (draws {draws:.2g}, claims {claims:.2g} nats)"
+                for numerics, draws, claims in self._numerics.coarser_than_measured
+            ),
         )
 
     # --- what happens
@@ -134,7 +152,6 @@ class Trust:
             standing = self._standings.restore(row)
             if standing.is_proven:
                 standing.share = self._share(standing)
-                self._numerics.learn(standing.numerics, standing.shown)
             elif standing.is_quarantined:
                 self._num_quarantined += 1
                 self._nodes.quarantine(standing.node_id)
@@ -177,9 +194,11 @@ class Trust:
         if not self._settings.enabled or not self._under_check.can_check(rollout):
             return
         standing = self._standings.of(rollout.node_id)
+        self._measure(standing.numerics, rollout.policy_version)
         share, is_blocking = standing.share, not standing.is_proven or self._is_watched(standing)
         for node_id in rollout.drawn_by:
             other = self._standings.of(node_id)
+            self._measure(other.numerics, rollout.policy_version)
             share = max(share, other.share)
             is_blocking = is_blocking or not other.is_proven or self._is_watched(other)
         if share >= 1.0 or is_drawn(self._settings.secret, rollout.rollout_id, share):
@@ -188,6 +207,22 @@ class Trust:
     def holds(self, scored: Held) -> bool:
         """Whether what the scorer says has to wait for a verdict, which will return it."""
         return self._under_check.holds(scored)
+
+    def _measure(self, numerics: NumericsClass, policy_version: int) -> None:
+        """Have the verifier measure the rounding of the class, before it is given this version's rollouts: at once, and
+        again whenever the policy is a quarter older. Nodes that check each other stay with the defaults."""
+        if self._settings.by_nodes or policy_version < self._measured_from.get(numerics.rounding, 0):
+            return
+        self._measured_from[numerics.rounding] = policy_version + 1 + policy_version // MEASURED_AGAIN
+        self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
+
+    def measured(self, event: NumericsMeasured) -> None:
+        """What the verifier has found of a rounding; where it could not measure it, what was known before stays, and it
+        is asked again with the next version."""
+        if event.evidence is not None:
+            self._numerics.measured(event.rounding, event.evidence)
+        else:
+            self._measured_from[event.rounding] = event.policy_version + 1
 
     def abandoned(self, event: CheckAbandoned) -> Held | None:
         """Nobody can say. Returns what was held."""
@@ -254,14 +289,14 @@ class Trust:
 
     def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
         """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
-        Only nodes of like precision are compared."""
+        Only nodes that round alike are compared."""
         evidence = tuple(evidence)
         self._mismatch.add(evidence)
         if not self._settings.enabled:
             return
-        alike: dict[Honest, list[tuple[str, Evidence]]] = {}
+        alike: dict[str, list[tuple[str, Evidence]]] = {}
         for node_id, shown in evidence:
-            alike.setdefault(prior(self._standings.of(node_id).numerics), []).append((node_id, shown))
+            alike.setdefault(self._standings.of(node_id).numerics.rounding, []).append((node_id, shown))
         for among in alike.values():
             for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
                 reason = f"The learner finds its rollouts unlike others' ({weight:.1f} nats)."
@@ -325,10 +360,11 @@ class Trust:
         Greedy choices are outside more seldom and farther than draws: their class learns nothing of them."""
         learns = honest is None and evidence.num_claims > 0
         if honest is None:
-            learned = self._numerics.honest(standing.numerics, without=standing.shown)
-            honest = learned if learns else prior(standing.numerics)
-        weighed = weigh(evidence, honest)
-        sums = added(standing.sums, weighed)
+            honest = self._numerics.honest(standing.numerics, without=standing.taught)
+        sums = added(standing.sums, weigh(evidence, honest))
+        nats, alternative = against(sums)
+        if nats >= self._alarm and is_explained(standing.recent + evidence, honest, alternative, self._alarm):
+            sums = NOTHING
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
         self._failed[str(standing.numerics)] += failed  # Zero as well: every class that was checked is in both.
@@ -341,33 +377,37 @@ class Trust:
         for cause in _causes(standing, check):
             self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
         standing.sums = sums
+        standing.show(evidence)
         if not failed:
-            self._believe(standing, evidence, weighed, now, learns=learns)
+            self._believe(standing, evidence, honest, now, learns=learns)
             self._out.record(StandingRecorded(row=standing.row))
         return failed
 
-    def _believe(self, standing: Standing, evidence: Evidence, weighed: Sums, now: float, *, learns: bool) -> None:
+    def _believe(self, standing: Standing, evidence: Evidence, honest: Honest, now: float, *, learns: bool) -> None:
         if max(standing.sums) > DOUBT * self._alarm:
             if standing.is_proven or standing.num_verified:
-                self._begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing, evidence), now)
+                self._begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing), now)
                 self._under_check.begin_all(standing.node_id)
             return
         standing.num_verified += worth(evidence.num_tokens)
-        standing.proof = proof_added(standing.proof, weighed)
+        standing.proof = proof_added(standing.proof, evidence, honest)
         if not standing.is_proven:
-            if standing.num_verified < self._settings.first_checked or standing.proof > self._proof:
+            first = self._settings.first_checked
+            is_shown = standing.proof <= self._proof or standing.num_verified >= PROVEN_ANYWAY * first
+            if standing.num_verified < first or not is_shown:
                 return
             standing.state, standing.reason, standing.since = StandingState.PROVEN, "", now
             self._checking.changed(standing.node_id)
         standing.share = self._share(standing)
         if learns:
-            standing.shown = standing.shown + evidence
+            standing.shown += evidence.counts
+            standing.taught += evidence
             self._numerics.learn(standing.numerics, evidence)
 
     def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
         """What its class has learned of it is forgotten too."""
-        self._numerics.unlearn(standing.numerics, standing.shown)
-        standing.shown = NO_EVIDENCE
+        self._numerics.unlearn(standing.numerics, standing.taught)
+        standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
         self._checking.changed(standing.node_id)
 
@@ -388,26 +428,48 @@ class Trust:
     def _condemn(self, standing: Standing, evidence: Evidence, check: Check, rollout_id: str, now: float) -> None:
         if standing.is_quarantined:
             return
-        reason = what_is_wrong(standing, evidence)
+        reason = what_is_wrong(standing)
         causes = _causes(standing, check)
         common = self._faults.suspended(causes)
-        if common is None:
+        if common is not None:
+            self._spare(standing, f"It fails as others do, on {common[1]} {common[2]}.", now)
+            why = f"So many fail ({common[0]} on {common[1]} {common[2]}) that it may not be their fault."
+            self._release_all(
+                [one for one in self._faults.failed(common) if common in self._condemned_for.get(one, ())], why, now
+            )
+        elif alike := self._as_coarse(standing):
+            why = CLASS_WIDE.format(numerics=standing.numerics)
+            self._spare(standing, why, now)
+            self._release_all([one for one in alike if one in self._condemned_for], why, now)
+        else:
             self._condemned_for[standing.node_id] = causes
             self._quarantine(standing, reason, now)
             self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=evidence)
-            return
-        self._spare(standing, common, now)
-        for node_id in self._faults.failed(common):
+
+    def _as_coarse(self, standing: Standing) -> list[str]:
+        """The nodes of its class that round as coarsely as this one, itself included, if enough unlike ones do: from
+        then on the class is known to be coarser, and they have done nothing wrong. Else none."""
+        if self._settings.by_nodes:
+            return []  # What nodes find of each other is coarser than either.
+        unlike, kin = [standing], set(standing.kin)
+        for other in self._standings.of_class(standing.numerics):
+            if other is not standing and other.recent.num_tokens >= LEAST_TOKENS and not kin & other.kin:
+                unlike.append(other)
+                kin |= other.kin
+        alike = self._numerics.class_wide(standing.numerics, [one.recent for one in unlike])
+        return [unlike[place].node_id for place in alike]
+
+    def _release_all(self, node_ids: Iterable[str], why: str, now: float) -> None:
+        """Those of them that are quarantined."""
+        for node_id in node_ids:
             other = self._standings.of(node_id)
-            if other.is_quarantined and common in self._condemned_for.get(node_id, ()):
-                why = f"So many fail ({common[0]} on {common[1]} {common[2]}) that it may not be their fault."
+            if other.is_quarantined:
                 self._release(other, StandingState.SUSPECT, why, now)
                 self._decide(node_id, Decision.RELEASED, why, now)
 
-    def _spare(self, standing: Standing, common: Cause, now: float) -> None:
+    def _spare(self, standing: Standing, why: str, now: float) -> None:
         """What has failed counts for nothing; but it is asked again only after a while."""
         standing.sums = NOTHING
-        why = f"It fails as others do, on {common[1]} {common[2]}."
         self._begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
         self._out.record(StandingRecorded(row=standing.row))

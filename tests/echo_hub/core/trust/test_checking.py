@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,11 +34,12 @@ from echo_hub.core.trust import checking
 from echo_hub.core.trust.checking import Checking, Outcome
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import alarm
-from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.numerics import Numerics, NumericsClass
 from echo_hub.core.trust.pairs import Finding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, ReceiptState
+from tests.echo_hub.core.trust.simulated import HALF
 
 TORCH = NumericsClass("torch", "f32", "cpu")
 LLAMA = NumericsClass("llama_cpp", "f32", "cpu")
@@ -47,16 +47,18 @@ ALARM = alarm(1e-6)
 DEADLINE_S = 10.0
 
 
-def finding(node_id: str = "d", *, apart: float = 0.0, logprob: float = -0.5, tokens: int = 8) -> Finding:
-    """All tokens lie so far outside, ten times as many nats, and are claimed to be at -0.5 nats."""
-    outside, logprobs = np.full(tokens, apart), np.full(tokens, logprob)
-    evidence = Evidence.of(10 * outside, logprobs + 0.5)
-    return Finding(spans=((node_id, evidence),), outside=outside, logprobs=logprobs, num_tokens=tokens + 2)
+def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> Finding:
+    """What a checker says of tokens that `d` drew with u = .25 and claims to be 50 % likely; of the first `right` ones
+    it says the same."""
+    below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
+    below_T[:right], logprobs_T[:right] = 0.0, HALF
+    shown = Evidence.of(below_T, logprobs_T, np.full(tokens, 0.25), np.full(tokens, HALF))
+    return Finding(spans=(("d", shown),), below=below_T, logprobs=logprobs_T, num_tokens=tokens + 2)
 
 
 HONEST = finding()
-FORGED = finding(apart=0.4, logprob=-9.0)
-INVENTED = finding(apart=0.7, logprob=-3.0)
+FORGED = finding(0.6, -9.0)
+INVENTED = finding(0.9, -3.0)
 
 
 class Nodes:
@@ -72,6 +74,7 @@ class Nodes:
             alarm=ALARM,
             doubt=ALARM / 2,
             standing_of=self.standing,
+            honest=Numerics().honest,
             out=self.out,
         )
         self.connect("d", "there")
@@ -196,7 +199,7 @@ def test_one_acquittal_settles() -> None:
     nodes = Nodes("a", "b", "c")
     outcome = nodes.answer(nodes.want(), HONEST)
     assert outcome is not None and outcome.spans[0][:2] == HONEST.spans[0]
-    assert [tokens for _, tokens in outcome.agreed] == [10] and not outcome.outvoted
+    assert [tokens for _, tokens in outcome.agreed] == [18] and not outcome.outvoted
     assert nodes.asked() == []
 
 
@@ -205,9 +208,7 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
     first = nodes.want()
     assert nodes.answer(first, FORGED) is None
     ((second, _),) = nodes.asked()
-    milder = finding(apart=0.39999, logprob=-9.5)
-    milder.outside[0], milder.logprobs[0] = 0.0, -0.5
-    milder = replace(milder, spans=(("d", Evidence.of(10 * milder.outside, milder.logprobs + 0.5)),))
+    milder = finding(0.6, -9.0, right=1)
     outcome = nodes.answer(second, milder)
     assert outcome is not None and outcome.spans[0][1] == milder.spans[0][1]
     assert {node_id for node_id, _ in outcome.agreed} == {first, second} and not outcome.outvoted
@@ -234,14 +235,14 @@ def test_a_friend_who_acquits_is_outvoted_where_he_is_looked_at(lots: Callable[[
     lots(1.0)
     friend = nodes.want()
     outcome = nodes.answer(friend, HONEST)
-    assert outcome is not None and outcome.spans and outcome.agreed == ((friend, 10),)
+    assert outcome is not None and outcome.spans and outcome.agreed == ((friend, 18),)
     ((second, _),) = nodes.asked()
     assert nodes.answer(second, FORGED) is None
     ((third, _),) = nodes.asked()
     outcome = nodes.answer(third, FORGED)
     assert outcome is not None and outcome.is_known and not outcome.spans
     assert (outcome.outvoted, outcome.disproved) == ((friend,), ("d",))
-    assert outcome.agreed == ((second, 10), (third, 10)) and not nodes.checking._cases
+    assert outcome.agreed == ((second, 18), (third, 18)) and not nodes.checking._cases
 
 
 def test_a_liar_who_disputes_what_is_settled_is_outvoted(lots: Callable[[float], None]) -> None:
@@ -254,7 +255,7 @@ def test_a_liar_who_disputes_what_is_settled_is_outvoted(lots: Callable[[float],
     ((third, _),) = nodes.asked()
     outcome = nodes.answer(third, HONEST)
     assert outcome is not None and (outcome.outvoted, outcome.disproved) == ((liar,), ())
-    assert outcome.agreed == ((third, 10),), "the first was credited before"
+    assert outcome.agreed == ((third, 18),), "the first was credited before"
 
 
 def test_what_two_agree_on_finds_a_liar(lots: Callable[[float], None]) -> None:
@@ -284,12 +285,46 @@ def test_two_colluders_of_one_address_are_never_both_asked() -> None:
 
 def test_three_who_all_say_something_else_settle_nothing() -> None:
     nodes = Nodes("a", "b", "c", "e")
-    answers = [HONEST, INVENTED, finding(apart=0.05, logprob=-7.0)]
+    answers = [HONEST, INVENTED, finding(0.3, -7.0)]
     assert nodes.answer(nodes.want(), answers[1]) is None
     ((second, _),) = nodes.asked()
     assert nodes.answer(second, answers[0]) is None
     ((third, _),) = nodes.asked()
     assert nodes.answer(third, answers[2]) == Outcome(rollout_id="1-0", is_doubtful=True)
+
+
+Q4, Q8 = NumericsClass("llama_cpp", "q4_k_m", "cpu"), NumericsClass("llama_cpp", "q8_0", "cpu")
+
+
+@pytest.mark.parametrize("numerics", [Q8, Q4])
+def test_a_friend_of_few_bits_is_outvoted_as_well(lots: Callable[[float], None], numerics: NumericsClass) -> None:
+    """Who says that it has few bits may be farther off, but not by all: it acquits 64 tokens that were all forged."""
+    nodes = Nodes()
+    lots(1.0)
+    nodes.join("friend", state=StandingState.PROVEN, numerics=numerics)
+    assert nodes.want() == "friend"
+    outcome = nodes.answer("friend", finding(tokens=64))
+    assert outcome is not None and outcome.spans
+    for name in ("b", "c"):
+        nodes.join(name, state=StandingState.PROVEN, numerics=(TORCH, LLAMA)[name == "c"])
+    forged = finding(0.6, -9.0, tokens=64)
+    ((second, _),) = nodes.asked()
+    assert nodes.answer(second, forged) is None, "they do not agree"
+    ((third, _),) = nodes.asked()
+    outcome = nodes.answer(third, forged)
+    assert outcome is not None and (outcome.outvoted, outcome.disproved) == (("friend",), ("d",))
+
+
+@pytest.mark.parametrize("numerics", [Q8, Q4])
+def test_a_checker_of_few_bits_accuses_who_forges_all(numerics: NumericsClass) -> None:
+    """An honest one: of 200 tokens, each of which lies elsewhere."""
+    nodes = Nodes()
+    nodes.join("a", state=StandingState.PROVEN, numerics=numerics)
+    rng, tokens = np.random.default_rng(1), 200
+    below, logprobs = rng.random(tokens) * 0.5, np.full(tokens, HALF)
+    shown = Evidence.of(below, logprobs, rng.random(tokens), logprobs)
+    found = Finding(spans=(("d", shown),), below=below, logprobs=logprobs, num_tokens=tokens + 2)
+    assert nodes.answer(nodes.want(), found) is None, "a second one is asked"
 
 
 # --- who is lost
@@ -433,10 +468,10 @@ def test_a_new_nodes_reward_waits_for_the_word_of_another(world) -> None:
     assert not bench.of(ScoreRecorded)
     assert answer(bench, checker, lease, HONEST) == ""
     assert bench.of(ScoreRecorded) and bench.of(CheckRecorded)[0].checked is Checked.PASSED
-    assert bench.of(CheckingCredited) == [CheckingCredited(node_id=checker, num_tokens=10)]
+    assert bench.of(CheckingCredited) == [CheckingCredited(node_id=checker, num_tokens=18)]
     assert bench.of(StandingRecorded)[-1].row.num_verified == 1
     status = bench.coordinator.status().trust
-    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting) == (3, 1, 10, 0)
+    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting) == (3, 1, 18, 0)
 
 
 def test_two_unlike_nodes_convict_one(world) -> None:

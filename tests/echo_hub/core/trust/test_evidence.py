@@ -1,32 +1,115 @@
+"""What tokens show, by hand."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence, log_odds
+from echo_hub.core.trust.likelihood import claim_curves, draw_curves, greedy_curves
+from tests.echo_hub.core.trust.simulated import HALF, evidence, greedy, tokens
+
+
+def place(odds: float) -> float:
+    """The uniform with these log-odds."""
+    return float(1.0 / (1.0 + np.exp(-odds)))
+
+
+def assert_same(one: Evidence, other: Evidence) -> None:
+    assert (one.draws, one.claims) == (other.draws, other.claims)
+    np.testing.assert_allclose([one.mismatch_kl, one.bias], [other.mismatch_kl, other.bias], atol=1e-9)
+    np.testing.assert_allclose(one.draws_CS, other.draws_CS, atol=1e-7)
+    np.testing.assert_allclose(one.claims_CS, other.claims_CS, atol=1e-7)
+
+
+def test_draws_are_counted_by_how_far_outside_they_are() -> None:
+    """Beyond an interval [0, .5), whose upper edge has log-odds 0: so many nats."""
+    uniforms = [0.1, *(place(nats) for nats in (0.0005, 0.03, 0.1, 0.4, 0.9, 1.5))]
+    found = Evidence.of([0.0] * 7, [HALF] * 7, uniforms, [HALF] * 7)
+    assert found.draws == (2, 1, 1, 1, 1, 1)
+    assert found.claims == (7, 0, 0, 0, 0, 0)
+
+
+def test_claims_are_counted_by_how_far_off_they_are() -> None:
+    found = [evidence(1, error=error).claims for error in (0.005, -0.03, 0.1, -0.4, 0.9, -1.5)]
+    assert found == [tuple(int(place == number) for place in range(6)) for number in range(6)]
 
 
 def test_an_edge_belongs_to_the_class_below_it() -> None:
-    evidence = Evidence.of([0.0, 1e-3, 0.0011, 1.0, 1.1], [0.0, -0.001, 0.5, -1.0, -7.0])
-    assert evidence.draws == (2, 1, 0, 0, 1, 1)
-    assert evidence.claims == (2, 0, 0, 1, 1, 1)
-    assert evidence.num_tokens == 5
+    assert Evidence.of_differences([0.01, -0.05, 1.0, 1.0001]).claims == (1, 1, 0, 0, 1, 1)
+
+
+def test_the_curves_are_sums_over_tokens() -> None:
+    below, logprobs, uniforms = np.array([0.0, 0.2]), np.log([0.5, 0.3]), np.array([0.7, 0.3])
+    claims = np.log([0.6, 0.3])
+    found = Evidence.of(below, logprobs, uniforms, claims)
+    np.testing.assert_allclose(found.draws_CS, draw_curves(below, logprobs, uniforms).sum(axis=-1))
+    np.testing.assert_allclose(found.claims_CS, claim_curves(log_odds(logprobs) - log_odds(claims)).sum(axis=-1))
+
+
+def test_spans_one_behind_the_other_are_told_apart() -> None:
+    found = tokens(np.random.default_rng(1), 10, 0.1)
+    starts = (0, 3, 4, 10)
+    for one, start, stop in zip(Evidence.of_spans(*found, [3, 1, 6]), starts, starts[1:], strict=False):
+        assert_same(one, Evidence.of(*(values[start:stop] for values in found)))
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 1], [0, 3], [3, 0], [0, 0, 3]])
+def test_an_empty_span_shows_nothing(counts: list[int]) -> None:
+    found = tokens(np.random.default_rng(2), 3, 0.1)
+    shown = Evidence.of_spans(*found, counts)
+    for one, count in zip(shown, counts, strict=True):
+        assert one.num_tokens == count and (count or one == NO_EVIDENCE)
+    assert_same(sum(shown, NO_EVIDENCE), Evidence.of(*found))
+
+
+def test_no_tokens_are_no_evidence() -> None:
+    assert Evidence.of([], [], [], []) == NO_EVIDENCE == evidence()
+    assert Evidence.of_differences([]) == NO_EVIDENCE and NO_EVIDENCE.num_tokens == 0
+
+
+def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
+    """The most likely token, one that is .3 and one that is 2 nats less likely; their claims are of no account."""
+    found = greedy([0.0, 0.3, 2.0])
+    assert (found.draws, found.claims) == ((1, 0, 0, 1, 0, 1), (0,) * 6)
+    assert (found.num_tokens, found.num_claims, found.mismatch_kl, found.bias) == (3, 0, 0.0, 0.0)
+    np.testing.assert_allclose(found.draws_CS, greedy_curves(np.array([0.0, 0.3, 2.0])).sum(axis=-1))
+    assert not found.claims_CS.any()
+
+
+def test_greedy_and_drawn_tokens_go_together() -> None:
+    """A greedy rollout between two drawn ones changes nothing of what these show."""
+    drawn = tokens(np.random.default_rng(3), 4, 0.1)
+    below, logprobs, uniforms, claims = (np.insert(values, 2, [0.3, 0.0]) for values in drawn)
+    is_greedy = np.array([False, False, True, True, False, False])
+    first, chosen, last = Evidence.of_spans(below, logprobs, uniforms, claims, [2, 2, 2], greedy_N=is_greedy)
+    assert_same(first + last, Evidence.of(*drawn))
+    assert_same(chosen, greedy([0.3, 0.0]))
 
 
 def test_evidence_adds_up_and_can_be_taken_away_again() -> None:
-    one, other = Evidence.of([0.0], [0.3], 0.5), Evidence.of([3.0, 0.0], [0.0, 0.0], 0.25)
-    assert (one + other).draws == (2, 0, 0, 0, 0, 1) and (one + other).mismatch_kl == 0.75
-    assert (one + other) - other == one
+    one, other = evidence(3, forged=1), evidence(2, error=0.3)
+    assert (one + other).draws == (5, 0, 0, 0, 0, 1) and (one + other).claims == (4, 0, 0, 2, 0, 0)
+    assert_same((one + other) - other, one)
     assert one + NO_EVIDENCE == one
 
 
 def test_few_large_errors_weigh_no_more_than_the_cut() -> None:
-    """By hand: errors of 0.02, -0.05 and two beyond 0.5: 0.02 - 0.05 + 0.5 - 0.5, and 4e-4 + 25e-4 + 2 * 0.25."""
-    evidence = Evidence.of([0.0] * 4, [0.02, -0.05, 3.0, -7.0])
-    assert evidence.bias == pytest.approx(-0.03)
-    assert evidence.squares == pytest.approx(0.5029)
-    assert (evidence + evidence).squares == pytest.approx(1.0058)
-    assert (evidence + evidence - evidence).squares == pytest.approx(0.5029)
+    """By hand: errors of .02, -.05 and two beyond .5: .02 - .05 + .5 - .5."""
+    assert Evidence.of_differences([0.02, -0.05, 3.0, -7.0]).bias == pytest.approx(-0.03)
+
+
+def test_the_divergence_is_the_k3_estimate() -> None:
+    """By hand, true 50 % and claimed 25 %: ln(.5 / .25) = ln 2; 2 - 1 - ln 2 = .3069."""
+    found = Evidence.of([0.0], [HALF], [0.1], [np.log(0.25)])
+    assert found.mismatch_kl == pytest.approx(1.0 - np.log(2.0))
+
+
+def test_differences_alone_are_claims_alone() -> None:
+    found = Evidence.of_differences([0.3, -0.1])
+    assert (found.num_tokens, found.num_claims) == (0, 2)
+    np.testing.assert_allclose(found.claims_CS, claim_curves(np.array([0.3, -0.1])).sum(axis=-1))
+    assert not found.draws_CS.any()
 
 
 def test_log_odds() -> None:

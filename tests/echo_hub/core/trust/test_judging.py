@@ -1,200 +1,286 @@
+"""The sequential test: by hand, and on simulated engines that are honest, coarse or forge."""
+
 from __future__ import annotations
 
-from dataclasses import replace
-from math import e, exp, log
+from math import log
 
+import numpy as np
 import pytest
 
-from echo_hub.core.trust.evidence import CLAIM_CUT, Evidence
 from echo_hub.core.trust.judging import (
-    DISHONEST_CLAIMS,
-    DISHONEST_DRAWS,
+    CLAIMS_DISPERSION,
+    COARSER,
+    DRAWS_DISPERSION,
     NOTHING,
-    WEIGHTS,
+    Alternative,
     added,
+    against,
     alarm,
-    log_ratios,
+    is_explained,
     proof_added,
     weigh,
 )
-from echo_hub.core.trust.numerics import COARSEST, PRIORS, Numerics, NumericsClass, prior
-from echo_hub.core.trust.pairs import together
+from echo_hub.core.trust.likelihood import NUM_SCALES, OUTLIERS, SCALES, WEIGHTS
+from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass, default
+from tests.echo_hub.core.trust.simulated import engine, evidence, greedy, logits, rollouts, tokens_until
 
-F32 = PRIORS["f32"]
-COARSE = prior(NumericsClass())
-
-
-def drawn(*draws: int) -> Evidence:
-    return Evidence(draws=draws, claims=(sum(draws), 0, 0, 0, 0, 0))
-
-
-def test_a_token_weighs_the_ratio_of_the_two_hypotheses() -> None:
-    """By hand: w = 0.2, q0 = 5e-5, f = 0.58: ln(0.8 + 0.2 * 0.58 / 5e-5) = ln(2320.8) = 7.7496."""
-    ratios = log_ratios(F32.draws, DISHONEST_DRAWS, 0.2)
-    assert ratios[0] == pytest.approx(-0.22314, abs=1e-5)
-    assert ratios[5] == pytest.approx(7.7497, abs=1e-4)
+F32 = Honest(draws=1, claims=1, tolerance=2)
+COARSE = Honest(draws=14, claims=15, tolerance=2)
+ALARM = alarm(1e-6)
+NOISES = (0.003, 0.02, 0.1)
+"""Scales of logits' noise about those of f16, bf16 and q8_0."""
 
 
-def test_what_a_whole_group_shows_alike_convicts_nobody() -> None:
-    """Of each of a group of eight rollouts of five tokens the same one is off by more than a nat."""
-    one = Evidence(draws=(5, 0, 0, 0, 0, 0), claims=(2, 1, 1, 0, 0, 1))
-    for name in ("q8_0", "q4_k_m"):
-        sums = NOTHING
-        for _ in range(8):
-            sums = added(sums, weigh(one, PRIORS[name]))
-        assert 0.0 < max(sums) < alarm(1e-6)
+def measured(noise: float) -> Honest:
+    """What the hub takes a class for whose engines have this noise."""
+    numerics = Numerics()
+    numerics.measured("q8_0", engine(7, noise))
+    return numerics.honest(NumericsClass("x", "q8_0", "cpu"))
 
 
-def test_a_rollout_weighs_the_sum_of_its_tokens_for_each_sum() -> None:
-    weighed = weigh(drawn(3, 0, 0, 0, 0, 1), F32)
-    assert weighed[0] == pytest.approx(3 * log(0.8) + log(0.8 + 0.2 * 0.58 / 5e-5))
-    assert weighed[2] == pytest.approx(3 * log(0.998) + log(0.998 + 0.002 * 0.58 / 5e-5))
-    assert weighed[3] == pytest.approx(4 * log(0.8))
-    assert len(weighed) == len(NOTHING) == 2 * len(WEIGHTS) + 3
+# --- by hand
 
 
-def test_what_varies_more_than_its_tokens_weighs_less() -> None:
-    weighed = weigh(drawn(0, 0, 0, 0, 0, 2), COARSE)
-    assert weighed[0] == pytest.approx(2 * log(0.8 + 0.2 * 0.58 / 0.0006) / 1.5)
-
-
-@pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")
-@pytest.mark.parametrize("w", WEIGHTS)
-def test_under_honesty_what_a_token_weighs_has_mean_one(honest, w: float) -> None:
-    """e**weight, which is what bounds false alarms; less where it is tempered."""
-    for shares, dishonest in ((honest.draws, DISHONEST_DRAWS), (honest.claims, DISHONEST_CLAIMS)):
-        ratios = log_ratios(shares, dishonest, w)
-        dispersion = honest.dispersion if shares is honest.draws else honest.claims_dispersion
-        mean = sum(q * exp(ratio / dispersion) for q, ratio in zip(shares, ratios, strict=True))
-        assert mean == pytest.approx(1.0) if dispersion == 1.0 else mean < 1.0
-
-
-@pytest.mark.parametrize("honest", PRIORS.values(), ids=lambda honest: f"{honest.claims[0]}")
-def test_nor_is_a_class_convicted_of_being_coarse(honest) -> None:
-    ratios = log_ratios(honest.claims, COARSEST.claims, 1.0)
-    assert sum(q * exp(ratio) for q, ratio in zip(honest.claims, ratios, strict=True)) == pytest.approx(1.0)
-    assert sum(q * ratio for q, ratio in zip(honest.claims, ratios, strict=True)) < 0.0
-
-
-def by_shares(shares, tokens: int) -> Evidence:
-    """So many tokens whose claims fall as in this class, and whose draws are all right."""
-    claims = [round(share * tokens) for share in shares]
-    return Evidence(draws=(sum(claims), 0, 0, 0, 0, 0), claims=tuple(claims))
-
-
-def test_fewer_bits_than_a_node_says_convict_it() -> None:
-    """By hand, a token of q8_0 as float32: .26 ln(.16/.975) + .3 ln(.115/.02) + .392 ln(.245/.0036) + .043 ln(.31/.001)
-    + .004 ln(.13/.0003) + .001 ln(.04/.0001) = 1.986."""
-    assert weigh(by_shares(PRIORS["q8_0"].claims, 10_000), F32)[6] / 10_000 == pytest.approx(1.986, abs=1e-3)
-    for claimed in ("q8_0", "q4_k_m", "bf16"):
-        assert max(weigh(by_shares(PRIORS[claimed].claims, 20), F32)) > alarm(1e-6)
-
-
-def test_a_cache_of_half_precision_does_not_convict_who_says_float32() -> None:
-    """Nor where all others have shown no error at all."""
-    numerics, f32 = Numerics(), NumericsClass("llama_cpp", "f32", "cpu")
-    numerics.known(f32)
-    numerics.learn(f32, drawn(10**6, 0, 0, 0, 0, 0))
-    for honest in (F32, numerics.honest(f32)):
-        assert weigh(by_shares(PRIORS["f16"].claims, 10_000), honest)[6] < 0.0
-
-
-def test_where_nothing_is_coarser_there_is_nothing_to_look_for() -> None:
-    numerics, q8 = Numerics(), NumericsClass("llama_cpp", "q8_0", "cpu")
-    numerics.known(q8)
-    numerics.learn(q8, drawn(10**6, 0, 0, 0, 0, 0))  # Exact engines say that they are coarse.
-    for honest in (COARSE, together(F32, COARSE), together(PRIORS["q4_k_m"], PRIORS["q4_k_m"]), numerics.honest(q8)):
-        assert weigh(by_shares(COARSE.claims, 100), honest)[6] == 0.0
-
-
-def test_sums_never_fall_below_nothing() -> None:
-    assert added((0.0, 1.0, 5.0), (2.0, -3.0, -1.0)) == (2.0, 0.0, 4.0)
-
-
-def test_the_alarm_bounds_all_sums_together() -> None:
+def test_the_alarm_bounds_all_alternatives_together() -> None:
     """ln(9 / 1e-6) = 16.0127."""
+    assert len(NOTHING) == 9
     assert alarm(1e-6) == pytest.approx(16.0127, abs=1e-4)
 
 
-def test_a_bias_of_claims_weighs_what_is_beyond_chance() -> None:
-    """By hand, 8 bits: v = .26 * .01**2 + .3 * .05**2 + .392 * .2**2 + .048 * .5**2 = .02846; psi = .1387."""
-    honest = PRIORS["q8_0"]
-    variance = 0.26e-4 + 0.3 * 25e-4 + 0.392 * 0.04 + 0.048 * 0.25
-    psi = (e - 2) * variance * 4 + variance * 2
-    too_high = Evidence.of([0.0] * 10, [-0.25] * 10)
-    weighed = weigh(too_high, honest)
-    assert weighed[-2:] == pytest.approx(((-5.0 - 10 * psi) / 4, (5.0 - 10 * psi) / 4), rel=1e-3)
+def test_an_honest_token_speaks_for_its_node() -> None:
+    """Of 50 %, far from its edges: f = 2 (1 - 1e-4) + 1e-4; by hand ln(.8 + .2 / 1.9999) / 1.5 = -.07024."""
+    expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
+    assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
+    assert expected[0] == pytest.approx(-0.07024, abs=1e-5)
 
 
-@pytest.mark.parametrize("error", [CLAIM_CUT, 0.25, 0.05])
-@pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")
-def test_errors_to_both_sides_convict_nobody_on_average(honest, error: float) -> None:
-    """e**weight of errors as large as the class has them, and of the mean that true claims of its divergence have."""
-    bounds = (0.01, 0.05, 0.2, CLAIM_CUT, CLAIM_CUT, CLAIM_CUT)
-    variance = sum(share * min(bound, error) ** 2 for share, bound in zip(honest.claims, bounds, strict=True))
-    up = 0.5 - variance / 2 / (2 * error) / sum(honest.claims)
-    for sign in (-2, -1):
-        mean = 0.0
-        for share, bound in zip(honest.claims, bounds, strict=True):
-            size = min(bound, error)
-            for chance, difference in ((up, size), (1 - up, -size)):
-                mean += share * chance * exp(weigh(Evidence.of([0.0], [difference]), honest)[sign])
-        assert mean <= 1.0 + 1e-9
+def test_forged_tokens_add_up_for_each_share() -> None:
+    """Of three, and thirty honest ones: (3 * 7.6014 - 30 * .10536) / 1.5, and so on for shares of .02 and .002."""
+    expected = [3 * log(1 - w + w / OUTLIERS) + 30 * log(1 - w + w / 2) for w in WEIGHTS]
+    assert weigh(evidence(30, forged=3), F32)[:3] == pytest.approx(
+        [one / DRAWS_DISPERSION for one in expected], abs=1e-2
+    )
 
 
-@pytest.mark.parametrize("error", [CLAIM_CUT, 0.25, 0.05])
-@pytest.mark.parametrize("honest", [*PRIORS.values(), COARSE], ids=lambda honest: f"{honest.draws[0]}")
-@pytest.mark.parametrize("learned", [0.5, 0.75])
-def test_errors_as_large_as_the_class_has_shown_convict_nobody_on_average(honest, error: float, learned: float) -> None:
-    """A share of the tokens errs by as much as the learned mean square has room for, and the others not at all; the
-    mean of the errors is the one of true claims, to the worse side."""
-    honest = replace(honest, learned_variance=learned * honest.variance)
-    share = min(1.0, honest.variance / error**2)
-    mean = share * error**2 / 2
-    up = 0.5 + mean / (2 * error * share)
-    for sign, chance in ((-2, up), (-1, 1 - up)):
-        likely = ((share * chance, error), (share * (1 - chance), -error), (1 - share, 0.0))
-        weights = ((one, weigh(Evidence.of([0.0], [difference]), honest)[sign]) for one, difference in likely)
-        assert sum(one * exp(weight) for one, weight in weights) <= 1.0 + 1e-9
+def test_four_forged_tokens_convict_and_three_do_not() -> None:
+    """4 * 7.6014 / 1.5 = 20.3 nats, and 15.2."""
+    assert tokens_until(ALARM, F32, [evidence(forged=4)]) == (4, Alternative.DRAWS_FORGED)
+    assert tokens_until(ALARM, F32, [evidence(forged=3)]) is None
 
 
-def test_a_class_that_knows_its_scatter_convicts_sooner() -> None:
-    """By hand, four bits: v = .07203, psi = (e - 2) * .28814 + .14407 = .3510; of half of that, .1755. A token whose
-    claim is 0.25 too high weighs (.5 - .3510) / 4 = .0372, or (.5 - .1755) / 4 = .0811."""
-    coarse = PRIORS["q4_k_m"]
-    known = replace(coarse, learned_variance=coarse.variance / 2)
-    too_high = Evidence.of([0.0], [-0.25])
-    assert weigh(too_high, coarse)[-1] == pytest.approx(0.0372, abs=1e-4)
-    assert weigh(too_high, known)[-1] == pytest.approx(0.0811, abs=1e-4)
-    assert weigh(too_high, known)[:-2] == weigh(too_high, coarse)[:-2]
+def test_a_forged_end_behind_an_honest_beginning_convicts() -> None:
+    """4,000 honest tokens speak for the node only where many forged ones are looked for."""
+    weighed = weigh(evidence(4_000, forged=20), F32)
+    assert weighed[0] < 0.0 and max(weighed) > ALARM
 
 
-def test_three_forged_tokens_convict_and_two_do_not() -> None:
-    assert max(weigh(drawn(0, 0, 0, 0, 0, 3), F32)) > alarm(1e-6)
-    assert max(weigh(drawn(0, 0, 0, 0, 0, 2), F32)) < alarm(1e-6)
+def test_claims_weigh_an_eighth() -> None:
+    """By hand, scale 1: true less claimed is 2, t(2) = .06804; invented ones are t(1) / 2 = .19245 / 2 likely."""
+    honest = Honest(draws=16, claims=16)
+    invented = 0.1924501 / 2.0
+    likely = (1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented
+    expected = [log(1 - w + w * invented / likely) / 8.0 for w in WEIGHTS]
+    assert weigh(evidence(1, error=2.0), honest)[3:6] == pytest.approx(expected, rel=1e-5)
+    assert CLAIMS_DISPERSION == 8.0
 
 
-def test_a_forged_end_behind_a_long_honest_beginning_convicts() -> None:
-    """4,000 tokens that were drawn honestly speak for the node only in the sums that look for many forged ones."""
-    weighed = weigh(drawn(4_000, 0, 0, 0, 0, 12), F32)
-    assert weighed[0] < 0 and max(weighed) > alarm(1e-6)
+def test_claims_that_are_shifted_weigh_for_their_side() -> None:
+    honest = Honest(draws=8, claims=8)
+    too_low, too_high = weigh(evidence(10, error=0.3), honest)[6:8], weigh(evidence(10, error=-0.3), honest)[6:8]
+    assert too_low[0] > 0.0 > too_low[1] and too_high[1] > 0.0 > too_high[0]
+
+
+def test_a_claim_of_a_coarser_scale_weighs_for_that() -> None:
+    """Errors of eight scales: t(1) / 8 at the coarser scale, which is eight times as wide, t(8) at the class's:
+    ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557."""
+    honest = Honest(draws=8, claims=8)
+    error = 8 * float(SCALES[8])
+    coarse, own = log(1.5**-1.5 / 8), log(33.0**-1.5)
+    assert weigh(evidence(1, error=error), honest)[8] == pytest.approx((coarse - own) / CLAIMS_DISPERSION, abs=1e-2)
+
+
+def test_where_nothing_is_coarser_nothing_is_looked_for() -> None:
+    """No scale is eight times as coarse: COARSER steps above the class's are beyond the last one."""
+    honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
+    assert weigh(evidence(50, error=30.0), honest)[8] == 0.0
+
+
+def test_sums_never_fall_below_nothing() -> None:
+    sums = added(NOTHING, weigh(evidence(forged=3), F32))
+    assert min(sums) >= 0.0 and max(sums) > 15.0
+    assert added(sums, weigh(evidence(10_000), F32))[:3] == (0.0, 0.0, 0.0)
+    assert added((1.0, *NOTHING[1:]), (-3.0,) * 9) == NOTHING
 
 
 @pytest.mark.parametrize(
-    ("claimed", "honest", "tokens"), [(4, F32, 4), (5, F32, 3), (4, PRIORS["bf16"], 29), (5, COARSE, 44)]
+    ("row", "alternative"),
+    [
+        (0, Alternative.DRAWS_FORGED),
+        (2, Alternative.DRAWS_FORGED),
+        (3, Alternative.CLAIMS_INVENTED),
+        (5, Alternative.CLAIMS_INVENTED),
+        (6, Alternative.CLAIMS_TOO_LOW),
+        (7, Alternative.CLAIMS_TOO_HIGH),
+        (8, Alternative.COARSER_THAN_SAID),
+    ],
 )
-def test_invented_log_probabilities_convict(claimed: int, honest, tokens: int) -> None:
-    claims = tuple(tokens if place == claimed else 0 for place in range(6))
-    assert max(weigh(Evidence(draws=(tokens, 0, 0, 0, 0, 0), claims=claims), honest)) > alarm(1e-6)
+def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> None:
+    sums = [1.0] * 9
+    sums[row] = 3.0
+    assert against(tuple(sums)) == (3.0, alternative)
 
 
-def test_draws_alone_speak_for_a_node_and_only_up_to_now() -> None:
-    weighed = weigh(drawn(10, 0, 0, 0, 0, 0), F32)
-    assert proof_added(-3.0, weighed) == pytest.approx(-3.0 + 10 * log(0.8 + 0.2 * 0.0 / 0.9985))
-    assert proof_added(-3.0, weigh(drawn(0, 0, 0, 0, 0, 1), F32)) == 0.0
+def test_sixty_six_sure_tokens_prove_a_node() -> None:
+    """ln(1e-3) / -.10536 = 65.6."""
+    assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
+    assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)
 
 
-def test_the_smallest_miss_takes_thirty_one_honest_tokens() -> None:
-    """ln(1e-3) / ln(0.8) = 30.96."""
-    assert proof_added(0.0, weigh(drawn(30, 0, 0, 0, 0, 0), F32)) > log(1e-3)
-    assert proof_added(0.0, weigh(drawn(31, 0, 0, 0, 0, 0), F32)) < log(1e-3)
+def test_a_forged_token_takes_the_proof_away() -> None:
+    assert proof_added(-3.0, evidence(forged=1), F32) == 0.0
+    assert proof_added(-20.0, evidence(forged=1), F32) == pytest.approx(-20.0 + 7.6014, abs=1e-3)
+
+
+def test_no_tokens_weigh_nothing() -> None:
+    assert weigh(evidence(), F32) == (0.0,) * 9
+    assert added(NOTHING, weigh(evidence(), F32)) == NOTHING and proof_added(-1.0, evidence(), F32) == -1.0
+    assert is_explained(evidence(), F32, Alternative.DRAWS_FORGED, ALARM)
+
+
+@pytest.mark.parametrize("forged", [20, 40, 400])
+def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
+    """Alone, and behind honest ones that show how finely the node rounds."""
+    assert not is_explained(evidence(forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
+    assert not is_explained(evidence(1_000, forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
+
+
+@pytest.mark.parametrize(
+    "alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.CLAIMS_TOO_HIGH, Alternative.COARSER_THAN_SAID]
+)
+def test_rounding_explains_no_claims_to_one_side(alternative: Alternative) -> None:
+    """Nor an engine of far fewer bits than its class."""
+    assert not is_explained(engine(3, 0.1, 1_000), measured(0.1), alternative, ALARM)
+
+
+@pytest.mark.parametrize("alternative", [Alternative.DRAWS_FORGED, Alternative.CLAIMS_INVENTED])
+def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) -> None:
+    """Of twice the class's scale, and not of sixteen times."""
+    honest = measured(0.02)
+    assert is_explained(engine(3, 0.04), honest, alternative, ALARM)
+    assert not is_explained(engine(3, 0.32), honest, alternative, ALARM)
+
+
+# --- simulated engines
+
+
+@pytest.mark.parametrize("noise", [*NOISES, 0.4])
+@pytest.mark.parametrize("times", [0.7, 1.0])
+def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> None:
+    """Of each 300 rollouts of 20 tokens, drawn from 1,000; they round as coarsely as their class, or less."""
+    honest = measured(noise)
+    weighed_RA = np.array([weigh(one, honest) for one in rollouts(int(1_000 * noise * times), 1_000, noise * times)])
+    rng = np.random.default_rng(0)
+    sums_NA, highest = np.zeros((400, len(NOTHING))), 0.0
+    for _ in range(300):
+        sums_NA = np.maximum(sums_NA + weighed_RA[rng.integers(0, 1_000, 400)], 0.0)
+        highest = max(highest, sums_NA.max())
+    assert highest < ALARM
+
+
+@pytest.mark.parametrize("noise", [*NOISES, 0.4])
+def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
+    """30 of them, of each 200 rollouts, whatever their sums reach."""
+    honest, shown = measured(noise), rollouts(11, 1_000, 2.0 * noise)
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        assert tokens_until(ALARM, honest, [shown[place] for place in rng.integers(0, 1_000, 200)]) is None
+
+
+@pytest.mark.parametrize("noise", [*NOISES, 0.4])
+def test_rollouts_of_a_group_that_begin_alike_do_not_convict(noise: float) -> None:
+    """Eight rollouts whose claims are off by the same: of 1,000 groups."""
+    honest = measured(noise)
+    weighed_RA = np.array([weigh(one, honest) for one in rollouts(3, 1_000, noise)])
+    assert 8 * weighed_RA[:, 3:].max() < ALARM
+
+
+@pytest.mark.parametrize("noise", [*NOISES, 0.4])
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None:
+    """As fast where it also rounds twice as coarsely as its class."""
+    honest, bound = measured(noise), 200 if noise < 0.3 else 1_000
+    for seed in range(4):
+        shown = rollouts(seed, bound // 20, noise * times, forged=0.2)
+        found = tokens_until(ALARM, honest, shown)
+        assert found is not None and found[1] is Alternative.DRAWS_FORGED
+
+
+@pytest.mark.parametrize("forged", [0.2, 0.5, 1.0])
+@pytest.mark.parametrize("precision", ["f32", "bf16", "q8_0", "q4_k_m", "unknown"])
+def test_a_forger_of_any_share_is_found_unmeasured(precision: str, forged: float) -> None:
+    """Of classes of which nothing was measured, where a node may round four times as coarsely as is assumed: a node
+    that forges all of its tokens is found as well as one that forges some, whatever precision it names."""
+    noise = {"f32": 0.003, "bf16": 0.03, "q8_0": 0.08}.get(precision, 0.3)
+    found = tokens_until(ALARM, default(NumericsClass("x", precision)), rollouts(9, 50, noise, forged=forged))
+    assert found is not None and found[1] is Alternative.DRAWS_FORGED
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
+    for seed in range(4):
+        found = tokens_until(ALARM, measured(noise), rollouts(seed, 100, noise, forged=0.02))
+        assert found is not None and found[1] is Alternative.DRAWS_FORGED
+
+
+@pytest.mark.parametrize(("noise", "bound"), [(0.003, 80), (0.02, 120), (0.1, 1_000), (0.4, 8_000)])
+@pytest.mark.parametrize("shift", [0.3, -0.3])
+def test_claims_that_are_shifted_are_found(noise: float, bound: int, shift: float) -> None:
+    shown = rollouts(1, bound // 20, noise, shift=shift)
+    assert tokens_until(ALARM, measured(noise), shown) is not None
+
+
+@pytest.mark.parametrize(("shift", "side"), [(0.3, Alternative.CLAIMS_TOO_HIGH), (-0.3, Alternative.CLAIMS_TOO_LOW)])
+def test_which_way_claims_are_shifted_is_said(shift: float, side: Alternative) -> None:
+    found = tokens_until(ALARM, measured(0.1), rollouts(2, 50, 0.1, shift=shift))
+    assert found is not None and found[1] is side
+
+
+def test_eight_bits_that_say_32_are_found() -> None:
+    """Where they round thirty times as coarsely as they say, and where ten times."""
+    for noise, bound in ((0.1, 300), (0.03, 600)):
+        found = tokens_until(ALARM, measured(0.003), rollouts(5, bound // 20, noise))
+        assert found is not None and found[1] is Alternative.COARSER_THAN_SAID
+
+
+def test_an_exact_engine_of_a_coarse_class_is_honest() -> None:
+    assert tokens_until(ALARM, measured(0.1), rollouts(4, 500, 0.0)) is None
+
+
+@pytest.mark.parametrize(("noise", "times"), [(0.02, 1.0), (0.1, 1.0), (0.4, 1.0), (0.02, 2.0), (0.1, 2.0), (0.4, 2.0)])
+def test_honest_greedy_choices_do_not_convict(noise: float, times: float) -> None:
+    """Rounding makes another token the most likely one where two are nearly as likely; nodes that round twice as
+    coarsely as their class are honest in this as well: 400 rollouts of 20 tokens."""
+    true, own = logits(np.random.default_rng(5), 8_000, noise * times)
+    short = true.max(axis=1) - true[np.arange(len(true)), own.argmax(axis=1)]
+    shown = [greedy(part) for part in short.reshape(-1, 20)]
+    assert tokens_until(ALARM, measured(noise), shown) is None
+
+
+def test_a_greedy_answer_of_another_policy_convicts() -> None:
+    """Twenty tokens that are two nats less likely than the most likely ones."""
+    assert tokens_until(ALARM, F32, [greedy([2.0] * 20)]) == (20, Alternative.DRAWS_FORGED)
+
+
+def test_evidence_that_adds_up_weighs_as_its_parts() -> None:
+    one, other = rollouts(6, 2, 0.1)
+    honest = measured(0.1)
+    expected = np.add(weigh(one, honest), weigh(other, honest))
+    assert weigh(one + other, honest) == pytest.approx(tuple(expected))
+
+
+def test_a_forger_that_names_classes_by_turns_is_convicted() -> None:
+    """It says f32 and q4 rollout by rollout, and forges a tenth."""
+    sums = NOTHING
+    for number, one in enumerate(rollouts(8, 40, 0.003, forged=0.1)):
+        sums = added(sums, weigh(one, (F32, COARSE)[number % 2]))
+    assert max(sums) > ALARM

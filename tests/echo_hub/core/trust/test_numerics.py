@@ -1,147 +1,301 @@
+"""What is known of classes of numerics: assumed, measured, learned, and shown by several unlike nodes."""
+
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE, Evidence
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 from echo_hub.core.trust.numerics import (
-    DRIFT,
-    LEAST,
-    LEAST_VARIANCE,
+    AGREEMENT,
+    COARSE_ROUNDING,
+    COARSEST,
+    DEFAULTS,
+    LEARNED,
+    LEAST_TOKENS,
     MOST_CLASSES,
     OTHERS,
-    PRIOR_TOKENS,
-    PRIORS,
-    VARIANCE_TOKENS,
+    ROUNDED_UP,
+    ROUNDINGS,
+    TOLERANCE,
+    TOLERANCE_UNMEASURED,
+    Honest,
     Numerics,
     NumericsClass,
-    prior,
+    default,
 )
+from tests.echo_hub.core.trust.simulated import engine
 
 TORCH = NumericsClass("torch", "bf16", "cuda")
+Q8 = NumericsClass("llama_cpp", "q8_0", "cpu")
+FINE, COARSE, COARSER = engine(1, 0.02), engine(2, 0.1), engine(3, 0.4)
+"""By most likely scale of draws and of claims: .0156 and .0156 nats, .088 and .088, .354 and .354, or a step more."""
 
 
-def shown(*draws: int) -> Evidence:
-    return Evidence(draws=draws, claims=(sum(draws), 0, 0, 0, 0, 0))
+def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> Numerics:
+    """What is known where nothing is but what was measured."""
+    found = Numerics()
+    found.known(numerics)
+    if measured is not None:
+        found.measured(numerics.rounding, measured)
+    return found
 
 
-EVERY_PRIOR = tuple(dict.fromkeys((*PRIORS.values(), prior(NumericsClass()))))
+def most_likely(shown: Evidence) -> tuple[int, int]:
+    """Places of the scales of draws and claims of highest likelihood; of draws no finer than a step below claims."""
+    claims = int(shown.claims_CS[0].argmax())
+    return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
 
 
-@pytest.mark.parametrize("honest", EVERY_PRIOR, ids=lambda honest: str(honest.draws))
-def test_a_prior_has_a_share_for_every_class_of_evidence(honest) -> None:
-    assert (len(honest.draws), len(honest.claims)) == (len(DRAW_EDGES) + 1, len(CLAIM_EDGES) + 1)
-    assert sum(honest.draws) == pytest.approx(1.0) and sum(honest.claims) == pytest.approx(1.0)
-    assert min(honest.draws + honest.claims) >= LEAST
+# --- what is assumed
 
 
-def test_nothing_is_wider_than_what_a_liar_may_claim() -> None:
-    """In what lies far outside: a precision that is not known is the coarsest."""
-    widest = prior(NumericsClass("made-up", "q1_xxl", "abacus"))
-    for honest in PRIORS.values():
-        assert sum(honest.draws[3:]) <= sum(widest.draws[3:]) and sum(honest.claims[4:]) <= sum(widest.claims[4:])
+@pytest.mark.parametrize(
+    ("precision", "rounding"),
+    [
+        ("f32", "f32"),
+        ("float32", "f32"),
+        ("F16", "f16"),
+        ("bfloat16", "bf16"),
+        ("q8_0", "q8_0"),
+        ("Q4_K_M", "q4_k_m"),
+        ("q1_xxl", "q4_0"),
+        ("", "q4_0"),
+    ],
+)
+def test_a_precision_has_a_rounding(precision: str, rounding: str) -> None:
+    assert NumericsClass("x", precision, "y").rounding == rounding
 
 
-def test_a_class_begins_with_its_prior() -> None:
-    assert Numerics().honest(TORCH).draws == pytest.approx(PRIORS["bf16"].draws)
+def test_every_rounding_has_a_default() -> None:
+    assert {*ROUNDINGS.values(), COARSE_ROUNDING} == set(DEFAULTS)
+    assert all(0 <= one.draws <= one.claims < NUM_SCALES for one in DEFAULTS.values())
 
 
-def test_what_is_learned_weighs_as_many_tokens_as_it_has() -> None:
-    numerics = Numerics()
-    cls = numerics.known(TORCH)
-    numerics.learn(cls, shown(3_960, 20, 20, 0, 0, 0))
-    before, now = PRIORS["bf16"].draws, numerics.honest(cls).draws
-    assert now[1] == pytest.approx((PRIOR_TOKENS * before[1] + 20) / (PRIOR_TOKENS + 4_000))
-    assert now[3] == pytest.approx(before[3] / 2)
-    assert sum(now) == pytest.approx(1.0)
-    numerics.unlearn(cls, shown(3_960, 20, 20, 0, 0, 0))
-    assert numerics.honest(cls).draws == pytest.approx(before)
+def test_an_unknown_precision_is_taken_for_the_coarsest() -> None:
+    """A liar's own name earns it no more than four bits rounded to nearest, and no finer one."""
+    coarsest = default(NumericsClass("made-up", "q1_xxl", "abacus"))
+    assert coarsest == default(NumericsClass())
+    assert all(one.draws <= coarsest.draws and one.claims <= coarsest.claims for one in DEFAULTS.values())
+    assert [float(SCALES[place]) for place in (coarsest.draws, coarsest.claims)] == pytest.approx([0.5, 2**-0.5])
 
 
-def test_nobody_teaches_a_class_to_take_forgeries_for_honest() -> None:
-    numerics = Numerics()
-    cls = numerics.known(TORCH)
-    numerics.learn(cls, shown(0, 0, 0, 0, 0, 10**6))
-    assert numerics.honest(cls).draws[5] == pytest.approx(DRIFT * PRIORS["bf16"].draws[5])
+def test_where_nothing_was_measured_the_default_is_assumed() -> None:
+    honest = Numerics().honest(TORCH)
+    assert honest == DEFAULTS["bf16"] and honest.tolerance == TOLERANCE_UNMEASURED
+    assert (float(SCALES[honest.draws]), float(SCALES[honest.claims])) == pytest.approx((0.0625, 0.0884), abs=1e-4)
 
 
-def test_nobody_is_measured_by_himself() -> None:
-    numerics = Numerics()
-    cls = numerics.known(TORCH)
-    mine, theirs = shown(900, 0, 0, 50, 50, 0), shown(1_000, 0, 0, 0, 0, 0)
-    numerics.learn(cls, mine)
-    assert numerics.honest(cls, without=mine).draws == pytest.approx(PRIORS["bf16"].draws)
-    numerics.learn(cls, theirs)
-    alone = Numerics()
-    alone.learn(alone.known(TORCH), theirs)
-    assert numerics.honest(cls, without=mine) == alone.honest(cls)
+@pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
+def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
+    """A step is the square root of 2."""
+    assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
+    assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
 
-def test_exact_engines_do_not_teach_a_class_that_nobody_rounds() -> None:
-    """By hand, four bits: a draw that lies 0.5 to 1 nat outside counts as 0.0005 / 4, of a million exact ones."""
-    numerics = Numerics()
-    cls = numerics.known(NumericsClass("llama_cpp", "q4_k_m", "cpu"))
-    numerics.learn(cls, shown(10**6, 0, 0, 0, 0, 0))
-    learned, before = numerics.honest(cls), PRIORS["q4_k_m"]
-    assert learned.draws[4] == pytest.approx(1.25e-4)
-    assert learned.draws[1:] == pytest.approx([share / DRIFT for share in before.draws[1:]])
-    assert learned.claims[1:] == pytest.approx([share / DRIFT for share in before.claims[1:]])
-    assert sum(learned.draws) == pytest.approx(1.0) and sum(learned.claims) == pytest.approx(1.0)
+def test_no_temperature_is_beyond_the_scales() -> None:
+    for temperature in (1e-6, 1e6):
+        honest = default(NumericsClass(), temperature)
+        assert 0 <= honest.draws < NUM_SCALES and 0 <= honest.claims < NUM_SCALES
 
 
-def scattered(error: float, tokens: int) -> Evidence:
-    """To both sides alike."""
-    return Evidence.of([0.0] * tokens, [error, -error] * (tokens // 2))
+def test_two_engines_differ_by_both_scales_together() -> None:
+    """.0625 + .125 = .1875, rounded up to .25; .0884 + .1768 = .2652, to .354."""
+    found = DEFAULTS["bf16"].together(DEFAULTS["q8_0"])
+    assert (float(SCALES[found.draws]), float(SCALES[found.claims])) == pytest.approx((0.25, 0.35355), abs=1e-4)
+    assert found == DEFAULTS["q8_0"].together(DEFAULTS["bf16"])
+    exact = Honest(draws=0, claims=0, tolerance=TOLERANCE)
+    assert exact.together(DEFAULTS["bf16"]).tolerance == TOLERANCE_UNMEASURED
+    assert Honest(draws=20, claims=20).together(Honest(draws=20, claims=20)).draws == NUM_SCALES - 1
 
 
-def test_a_class_begins_with_the_most_that_its_claims_may_scatter() -> None:
-    """By hand: .26 * .01**2 + .3 * .05**2 + .392 * .2**2 + .048 * .5**2 = .02846."""
-    before = 0.26e-4 + 0.3 * 25e-4 + 0.392 * 0.04 + 0.048 * 0.25
-    assert prior(TORCH).variance == Numerics().honest(TORCH).variance == pytest.approx(before)
+# --- what was measured
 
 
-def test_how_much_claims_scatter_is_learned_from_others() -> None:
-    """By hand: 3,000 tokens that err by 0.13: (1,000 * .02846 + 3,000 * .0169) / 4,000 = .01979."""
-    numerics = Numerics()
-    cls = numerics.known(TORCH)
-    evidence = scattered(0.13, 3_000)
-    numerics.learn(cls, evidence)
-    before = prior(TORCH).variance
-    learned = (VARIANCE_TOKENS * before + 3_000 * 0.13**2) / (VARIANCE_TOKENS + 3_000)
-    assert numerics.honest(cls).variance == pytest.approx(learned) == pytest.approx(0.01979, rel=1e-3)
-    assert numerics.honest(cls, without=evidence).variance == pytest.approx(before)
-    numerics.unlearn(cls, evidence)
-    assert numerics.honest(cls).variance == pytest.approx(before)
+@pytest.mark.parametrize("shown", [FINE, COARSE, COARSER])
+def test_what_was_measured_is_rounded_up_by_a_step(shown: Evidence) -> None:
+    honest, (draws, claims) = known(measured=shown).honest(Q8), most_likely(shown)
+    assert honest == Honest(draws=draws + ROUNDED_UP, claims=claims + ROUNDED_UP, tolerance=TOLERANCE)
 
 
-@pytest.mark.parametrize("error", [0.0, 1e-4, 0.25, 0.5, 5.0])
-def test_nobody_teaches_a_class_another_scatter_than_honest_engines_have(error: float) -> None:
-    """Exact engines that claim a coarse class do not make its honest nodes stand out; no noise hides a forgery."""
-    numerics = Numerics()
-    cls = numerics.known(NumericsClass("llama_cpp", "q4_k_m", "cpu"))
-    before = numerics.honest(cls).variance
-    numerics.learn(cls, scattered(error, 10**5))
-    learned = numerics.honest(cls)
-    most = (0.01, 0.05, 0.2, 0.5, 0.5, 0.5)
-    allowed = sum(share * size**2 for share, size in zip(learned.claims, most, strict=True))
-    assert learned.variance == pytest.approx(max(LEAST_VARIANCE * before, min(allowed, min(error, 0.5) ** 2)), rel=0.1)
+def test_what_was_measured_last_stands() -> None:
+    numerics = known(measured=COARSER)
+    numerics.measured("q8_0", FINE)
+    assert numerics.honest(Q8) == known(measured=FINE).honest(Q8)
 
 
-def test_a_coarse_class_keeps_shares_that_add_up() -> None:
-    numerics = Numerics()
-    cls = numerics.known(NumericsClass())
-    numerics.learn(cls, Evidence(draws=(0,) * 6, claims=(0, 10**5, 10**5, 10**5, 10**5, 10**5)))
-    assert sum(numerics.honest(cls).claims) == pytest.approx(1.0)
-    assert min(numerics.honest(cls).claims) > 0
+def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
+    numerics = known(measured=COARSE)
+    assert numerics.honest(Q8._replace(backend="mlx")) == numerics.honest(Q8)
+    assert numerics.honest(TORCH) == DEFAULTS["bf16"]
+
+
+def test_draws_are_no_finer_than_claims_allow() -> None:
+    """Few draws miss their interval: claims that are off by four steps more tell of coarser edges."""
+    shown = replace(FINE, claim_curves=COARSE.claim_curves)
+    assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1
+
+
+def test_the_coarsest_scale_is_the_last_one() -> None:
+    assert known(measured=engine(4, 30.0)).honest(Q8).claims == NUM_SCALES - 1
+
+
+@pytest.mark.parametrize(
+    "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
+)
+def test_a_measurement_that_says_nothing_is_not_taken(nothing: Evidence) -> None:
+    """Of no tokens, or of no numbers, the first scale is the most likely one: every honest node would be convicted."""
+    numerics = known()
+    numerics.measured("q8_0", nothing)
+    assert numerics.honest(Q8) == DEFAULTS["q8_0"]
+
+
+# --- what is learned
+
+
+def test_a_class_learns_from_its_nodes() -> None:
+    numerics = known(measured=COARSE)
+    shown = engine(5, 0.15)
+    numerics.learn(Q8, shown)
+    assert numerics.honest(Q8).claims == most_likely(shown)[1] + ROUNDED_UP > known(measured=COARSE).honest(Q8).claims
+    numerics.unlearn(Q8, shown)
+    assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
+
+
+def test_a_class_is_never_finer_than_was_measured() -> None:
+    """Exact engines that say q8_0 convict no honest node of it."""
+    numerics = known(measured=COARSE)
+    numerics.learn(Q8, engine(6, 0.0))
+    assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
+
+
+def test_a_class_learns_a_few_steps_at_most() -> None:
+    numerics, before = known(measured=COARSE), known(measured=COARSE).honest(Q8)
+    numerics.learn(Q8, engine(7, 3.0))
+    assert numerics.honest(Q8) == replace(before, draws=before.draws + LEARNED, claims=before.claims + LEARNED)
+
+
+def test_few_tokens_teach_nothing() -> None:
+    numerics, before = known(measured=FINE), known(measured=FINE).honest(Q8)
+    numerics.learn(Q8, engine(8, 0.4, LEAST_TOKENS - 1))
+    assert numerics.honest(Q8) == before
+    numerics.learn(Q8, engine(9, 0.4, 1))
+    assert numerics.honest(Q8) != before
+
+
+def test_a_node_is_not_measured_by_itself() -> None:
+    numerics = known(measured=FINE)
+    own, theirs = engine(10, 0.4), engine(11, 0.02)
+    numerics.learn(Q8, own)
+    assert numerics.honest(Q8, without=own) == known(measured=FINE).honest(Q8)
+    numerics.learn(Q8, theirs)
+    alone = known(measured=FINE)
+    alone.learn(Q8, theirs)
+    assert numerics.honest(Q8, without=own) == alone.honest(Q8)
+
+
+# --- what unlike nodes show
+
+
+def nodes(*noises: float, forged: float = 0.0) -> list[Evidence]:
+    return [engine(20 + number, noise, 600, forged=forged) for number, noise in enumerate(noises)]
+
+
+def test_three_unlike_nodes_that_agree_make_a_class_coarser() -> None:
+    numerics = known(measured=FINE)
+    shown = nodes(0.1, 0.1, 0.1)
+    assert numerics.class_wide(Q8, shown) == (0, 1, 2)
+    honest = numerics.honest(Q8)
+    assert honest.draws == max(most_likely(one)[0] for one in shown) + ROUNDED_UP
+    ((numerics_class, draws, claims),) = numerics.coarser_than_measured
+    assert numerics_class == Q8 and (draws, claims) == (SCALES[honest.draws], SCALES[honest.claims])
+
+
+def test_a_class_of_which_nothing_was_measured_can_be_coarser() -> None:
+    numerics = known(TORCH)
+    assert numerics.class_wide(TORCH, nodes(0.4, 0.4, 0.4)) == (0, 1, 2)
+    assert numerics.honest(TORCH).tolerance == TOLERANCE_UNMEASURED
+
+
+def test_two_nodes_that_agree_do_not() -> None:
+    numerics = known(measured=FINE)
+    assert numerics.class_wide(Q8, nodes(0.1, 0.1)) == () and numerics.coarser_than_measured == ()
+    assert numerics.honest(Q8) == known(measured=FINE).honest(Q8)
+
+
+def test_a_minority_that_agrees_does_not() -> None:
+    """Three of seven; three of six do."""
+    numerics = known(measured=FINE)
+    assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02, 0.02)) == ()
+    assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02)) == (0, 1, 2)
+
+
+def test_nodes_that_round_otherwise_than_the_accused_do_not() -> None:
+    """The accused one rounds sixteen times as coarsely as the others."""
+    numerics = known(measured=FINE)
+    assert numerics.class_wide(Q8, nodes(0.8, 0.05, 0.05)) == ()
+
+
+@pytest.mark.parametrize("forged", [0.05, 0.2, 1.0])
+def test_conspirators_that_forge_do_not(forged: float) -> None:
+    for noise in (0.0, 0.02, 0.1):
+        numerics = known(measured=FINE)
+        assert numerics.class_wide(Q8, nodes(noise, noise, noise, forged=forged)) == ()
+        assert numerics.honest(Q8) == known(measured=FINE).honest(Q8)
+
+
+def test_conspirators_that_invent_claims_do_not() -> None:
+    rng = np.random.default_rng(30)
+    shown = [
+        replace(engine(30 + number, 0.02, 600), claim_curves=invented.claim_curves)
+        for number in range(3)
+        for invented in [Evidence.of_differences(2.0 * rng.standard_t(4, 600))]
+    ]
+    numerics = known(measured=FINE)
+    assert numerics.class_wide(Q8, shown) == ()
+
+
+def test_one_who_forges_among_coarse_ones_is_not_spared_with_them() -> None:
+    numerics = known(measured=FINE)
+    forger, *others = (*nodes(0.1, forged=0.2), *nodes(0.1, 0.1, 0.1))
+    assert numerics.class_wide(Q8, [forger, *others]) == ()
+
+
+def test_nodes_that_round_as_expected_change_nothing() -> None:
+    numerics = known(measured=COARSE)
+    assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1)) == () and numerics.coarser_than_measured == ()
+
+
+def test_no_class_is_taken_for_coarser_than_a_nat() -> None:
+    numerics = known(measured=FINE)
+    numerics.class_wide(Q8, nodes(3.0, 3.0, 3.0))
+    honest = numerics.honest(Q8)
+    assert honest.draws <= COARSEST and honest.claims <= COARSEST + 1
+
+
+def test_a_finer_measurement_later_does_not_undo_it() -> None:
+    """What was shown by unlike nodes stands until the hub's end."""
+    numerics = known(measured=FINE)
+    numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1))
+    before = numerics.honest(Q8)
+    numerics.measured("q8_0", FINE)
+    assert numerics.honest(Q8) == before and AGREEMENT == 2
+
+
+# --- names
 
 
 def test_made_up_names_take_a_bounded_place() -> None:
     numerics = Numerics()
-    known = {numerics.known(NumericsClass(f"engine {number}")) for number in range(MOST_CLASSES + 50)}
-    assert len(known) == MOST_CLASSES + 1 and OTHERS in known
+    found = {numerics.known(NumericsClass(f"engine {number}")) for number in range(MOST_CLASSES + 50)}
+    assert len(found) == MOST_CLASSES + 1 and OTHERS in found
     assert numerics.known(NumericsClass("engine 3")) == NumericsClass("engine 3")
-    assert numerics.honest(OTHERS).draws == pytest.approx(prior(NumericsClass()).draws)
-    assert numerics.honest(NumericsClass("never seen", "f32")).draws == pytest.approx(PRIORS["f32"].draws)
-    assert NO_EVIDENCE.num_tokens == 0
+    assert numerics.honest(OTHERS) == default(NumericsClass())
+    assert numerics.honest(NumericsClass("never seen", "f32")) == DEFAULTS["f32"]
+    assert at_least(0.0055) == DEFAULTS["f32"].draws
 
 
 def test_a_class_has_a_name() -> None:

@@ -1,68 +1,79 @@
-"""How far two honest engines may lie apart, by hand; and how far two findings do."""
+"""How far two findings of one rollout lie apart, by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, PROBABILITY_EDGES
-from echo_hub.core.trust.judging import alarm, weigh
-from echo_hub.core.trust.numerics import LEAST, PRIORS, Honest, NumericsClass, Shares, prior
-from echo_hub.core.trust.pairs import FLOOR, Finding, apart, between, together
+from echo_hub.core.trust.evidence import Evidence, log_odds
+from echo_hub.core.trust.judging import alarm
+from echo_hub.core.trust.likelihood import bounded_log_odds
+from echo_hub.core.trust.numerics import DEFAULTS, NumericsClass, default
+from echo_hub.core.trust.pairs import FLOOR, Finding, apart, contradiction
+from echo_shared import draws
+from tests.echo_hub.core.trust.simulated import logits
 
-NEVER: Shares = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-HALF: Shares = (0.5, 0.1, 0.1, 0.1, 0.1, 0.1)
-FEW: Shares = (0.9985, 0.001, 0.0003, 1e-4, 5e-5, 5e-5)
-EXACT = Honest(draws=NEVER, misses=NEVER, claims=NEVER)
-TENTHS = Honest(draws=HALF, misses=HALF, claims=HALF, dispersion=1.5)
-F32 = Honest(draws=FEW, misses=FEW, claims=(0.975, 0.02, 0.0036, 0.001, 0.0003, 0.0001))
+F32 = default(NumericsClass("torch", "f32", "cpu"))
 
 
-def finding(outside: list[float], logprobs: list[float]) -> Finding:
-    return Finding(spans=(), outside=np.array(outside), logprobs=np.array(logprobs), num_tokens=9)
+def finding(below: list[float], logprobs: list[float]) -> Finding:
+    return Finding(spans=(), below=np.array(below), logprobs=np.array(logprobs), num_tokens=9)
 
 
-def test_by_hand() -> None:
-    """Beyond 0.2 lies one float32 token in 20,000, beyond 0.05 one in 10,000; so beyond 0.1, halfway between these, one
-    in 14,142: of two engines twice as many lie more than 0.2 apart. Nothing is known below the first edge."""
-    found = between(F32, F32)
-    assert found.draws[5] == pytest.approx(2 / 14_142, rel=1e-4)
-    assert sum(found.draws[1:]) == pytest.approx(2 * 2 * 0.0015)
-    assert sum(found.draws) == pytest.approx(1.0) and sum(found.claims) == pytest.approx(1.0)
+def weight(one: Finding, other: Finding, first: str, second: str) -> float:
+    """What speaks against either, nats, if they say that they compute in these precisions."""
+    honest = DEFAULTS[first].together(DEFAULTS[second])
+    return contradiction(one, other, honest)
 
 
-def test_the_coarser_decides_and_no_share_is_nought() -> None:
-    found = together(TENTHS, EXACT)
-    assert found.dispersion == 1.5
-    assert sum(found.draws[1:]) == pytest.approx(0.99), "twice a half is more than there is"
-    assert min(together(TENTHS, TENTHS).draws) >= LEAST and min(together(TENTHS, TENTHS).claims) >= LEAST
+def test_two_findings_differ_by_two_claims_a_token() -> None:
+    """Their intervals begin at .3 and .4: L = ln(.301 / .701) and ln(.401 / .601), .4408 apart. The token is 50 % and
+    60 % likely: log-odds of 0 and ln 1.5 = .4055."""
+    found = apart(finding([0.3], [np.log(0.5)]), finding([0.4], [np.log(0.6)]))
+    assert (found.num_tokens, found.num_claims) == (0, 2)
+    edges = float(bounded_log_odds(np.array(0.3)) - bounded_log_odds(np.array(0.4)))
+    likely = float(np.subtract(*log_odds(np.log([0.5, 0.6]))))
+    assert (edges, likely) == pytest.approx((-0.4408, -0.4055), abs=1e-4)
+    expected = Evidence.of_differences([edges, likely])
+    assert found.claims == expected.claims == (0, 0, 0, 2, 0, 0)
+    np.testing.assert_allclose(found.claims_CS, expected.claims_CS)
 
 
-@pytest.mark.parametrize("one", sorted(PRIORS))
-@pytest.mark.parametrize("other", sorted(PRIORS))
-def test_two_are_never_nearer_than_one_to_the_truth(one: str, other: str) -> None:
-    first, second = (prior(NumericsClass("torch", precision)) for precision in (one, other))
-    found = together(first, second)
-    assert found == together(second, first)
-    for edges, both, alone in (
-        (DRAW_EDGES, found.draws, first.draws),
-        (PROBABILITY_EDGES, between(first, second).draws, first.misses),
-        (CLAIM_EDGES, found.claims, first.claims),
-    ):
-        for place in range(1, len(edges) + 1):
-            assert sum(both[place:]) >= min(sum(alone[place:]), 0.9)
+def test_equal_findings_are_nothing_apart() -> None:
+    one = finding([0.0, 0.5, 1.0], [-0.5, -700.0, 0.0])
+    assert apart(one, one).claims == (6, 0, 0, 0, 0, 0)
+    assert weight(one, one, "f32", "f32") <= 0.0
 
 
-def test_findings_that_differ_by_invention_do_not_go_together() -> None:
-    """Three tokens of eight are said to lie elsewhere: 3 · ln(0.8 + 0.2 · 0.58 / 0.000141) - 5 · 0.22 nats."""
-    honest = finding([0.0] * 8, [-0.5] * 8)
-    liar = finding([0.0] * 5 + [0.4] * 3, [-0.5] * 8)
-    weight = max(weigh(apart(honest, liar), between(F32, F32)))
-    assert weight == pytest.approx(3 * np.log(0.8 + 0.2 * 0.58 / (2 / 14_142)) + 5 * np.log(0.8), rel=1e-3)
-    assert weight > alarm(1e-6)
-    assert max(weigh(apart(honest, finding([1e-5] * 8, [-0.5002] * 8)), between(F32, F32))) <= 0
+@pytest.mark.parametrize(("first", "second"), [("f32", "f32"), ("bf16", "q8_0"), ("f32", "q4_k_m")])
+def test_an_invented_finding_does_not_go_with_an_honest_one(first: str, second: str) -> None:
+    """Forty tokens of a likely kind, of which the other one says that they are nine nats less likely."""
+    honest, liar = finding([0.2] * 40, [-0.5] * 40), finding([0.7] * 40, [-9.5] * 40)
+    assert weight(honest, liar, first, second) > alarm(1e-6)
 
 
-def test_how_unlikely_a_token_is_that_nobody_draws_is_no_matter() -> None:
-    assert apart(finding([0.5], [-19.5]), finding([0.5], [-1e4])).claims[0] == 1
-    assert apart(finding([0.5], [FLOOR]), finding([0.5], [-0.5])).claims[-1] == 1
+@pytest.mark.parametrize(
+    ("first", "second", "noise"), [("f32", "f32", 0.004), ("bf16", "f32", 0.04), ("q8_0", "bf16", 0.1)]
+)
+def test_findings_of_two_honest_engines_go_together(first: str, second: str, noise: float) -> None:
+    """Each of 100 rollouts of 20 tokens; both engines round, the second one a quarter as coarsely."""
+    rng = np.random.default_rng(3)
+    true, one = logits(rng, 2_000, noise)
+    other = true + noise / 4 * rng.normal(size=true.shape)
+    ids, _ = draws.draw(true, rng.random(2_000), 1.0)
+    found = [draws.interval(own, ids, 1.0) for own in (one, other)]
+    for start in range(0, 2_000, 20):
+        part = slice(start, start + 20)
+        pair = [finding(below[part].tolist(), logprobs[part].tolist()) for below, logprobs in found]
+        assert weight(pair[0], pair[1], first, second) < alarm(1e-6)
+
+
+def test_how_unlikely_an_undrawn_token_is_does_not_matter() -> None:
+    assert apart(finding([0.5], [-19.5]), finding([0.5], [-1e4])).claims == (2, 0, 0, 0, 0, 0)
+    assert apart(finding([0.5], [FLOOR]), finding([0.5], [-0.5])).claims == (1, 0, 0, 0, 0, 1)
+
+
+def test_two_engines_are_as_coarse_as_both_together() -> None:
+    """.0055 + .0055 = .011, which is the next scale but one."""
+    both = F32.together(F32)
+    assert (both.draws, both.claims) == (F32.draws + 2, F32.claims + 2)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.core.trust.reasons import not_drawn, what_is_wrong
+from echo_hub.core.trust.reasons import CLASS_WIDE, not_drawn, what_is_wrong
 from echo_hub.core.trust.standing import Standing
 
 SHOWN = Evidence(draws=(3, 0, 0, 1, 0, 1), claims=(1, 0, 1, 1, 1, 1))
@@ -23,18 +23,27 @@ def test_a_rollouts_fault_is_counted_in_tokens() -> None:
 @pytest.mark.parametrize(
     ("heaviest", "said"),
     [
-        (0, "Its tokens are not drawn as leased: 20.0"),
-        (3, "Its log-probabilities are not its policy's: 20.0"),
-        (6, "Its log-probabilities are not its policy's: 20.0"),
-        (7, "Its log-probabilities are not its policy's, but all too low: 20.0"),
-        (8, "Its log-probabilities are not its policy's, but all too high: 20.0"),
+        (Alternative.DRAWS_FORGED, "Its tokens do not follow from the lease's seed and the named version"),
+        (Alternative.CLAIMS_INVENTED, "Its log-probabilities are not those of the named version"),
+        (Alternative.CLAIMS_TOO_LOW, "Its log-probabilities are all too low"),
+        (Alternative.CLAIMS_TOO_HIGH, "Its log-probabilities are all too high"),
+        (Alternative.COARSER_THAN_SAID, "Its engine computes in fewer bits than it says"),
     ],
 )
-def test_a_nodes_fault_is_what_weighs_most(heaviest: int, said: str) -> None:
-    standing = Standing("a", numerics=NumericsClass())
-    standing.num_checked = 9
-    standing.sums = (*NOTHING[:heaviest], 20.0, *NOTHING[heaviest + 1 :])
-    assert what_is_wrong(standing, SHOWN) == (
-        f"{said} nats against it after 9 checked rollouts; of the last one's 5 tokens 2 lie far outside the draw, and "
-        "3 claims are far off."
+def test_a_nodes_fault_is_what_weighs_most(heaviest: Alternative, said: str) -> None:
+    sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
+    standing = Standing("a", numerics=NumericsClass(), num_checked=9, sums=sums)
+    assert what_is_wrong(standing) == f"{said}: 20.0 nats of evidence, 9 checked rollouts."
+    standing.num_checked = 1
+    assert what_is_wrong(standing).endswith("1 checked rollout.")
+
+
+def test_each_alternative_has_its_words() -> None:
+    rows = ((*NOTHING[:place], 1.0, *NOTHING[place + 1 :]) for place in range(len(NOTHING)))
+    assert len({what_is_wrong(Standing("a", sums=sums)) for sums in rows}) == len(Alternative)
+
+
+def test_what_a_class_shows_is_named_numerics() -> None:
+    assert CLASS_WIDE.format(numerics=NumericsClass("torch", "bf16", "cuda")) == (
+        "Unlike nodes of torch/bf16/cuda all round more than expected: numerics of that engine, not forgery."
     )

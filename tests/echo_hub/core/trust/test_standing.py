@@ -1,17 +1,19 @@
 from __future__ import annotations
 
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.evidence import NO_EVIDENCE
+from echo_hub.core.trust.judging import NOTHING
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.core.trust.standing import Standing, StandingRow, StandingState
+from echo_hub.core.trust.standing import WINDOW, Standing, StandingRow, StandingState
+from tests.echo_hub.core.trust.simulated import evidence
 
 ROW = StandingRow(
     node_id="a",
     state=StandingState.PROVEN,
     numerics=NumericsClass("torch", "f32", "cpu"),
     num_verified=12,
-    sums=(0.0, 1.5, 0.0, 0.0, 0.0, 0.25),
+    sums=(1.5, *NOTHING[1:]),
     proof=-9.5,
-    shown=Evidence.of([0.0], [0.0]),
+    shown=evidence(1),
     num_checked=20,
     num_failed=1,
     checked_at=1_000.0,
@@ -33,3 +35,20 @@ def test_who_begins_again_has_shown_nothing_but_keeps_what_speaks_against_it() -
     assert standing.sums == ROW.sums and standing.num_checked == 20
     standing.begin_again(StandingState.SUSPECT, "again", 900.0)
     assert (standing.reason, standing.since) == ("again", 700.0)
+
+
+def test_the_last_tokens_are_remembered_and_no_more() -> None:
+    """Of one to two windows, whatever their number; what is older is forgotten."""
+    standing, part = Standing("a"), evidence(WINDOW // 4)
+    held = []
+    for _ in range(12):
+        standing.show(part)
+        held.append(standing.recent.num_tokens * 4 // WINDOW)
+    assert held == [1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7, 4]
+    assert Standing("b").recent is NO_EVIDENCE
+
+
+def test_what_a_restart_keeps_does_not_hold_what_was_shown_lately() -> None:
+    standing = Standing.of(ROW)
+    standing.show(evidence(5))
+    assert standing.row == ROW and Standing.of(standing.row).recent == NO_EVIDENCE

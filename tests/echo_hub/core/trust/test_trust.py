@@ -14,6 +14,7 @@ from echo_hub.core.effects import (
     CheckRollout,
     HastenChecks,
     LookUpReceipt,
+    MeasureNumerics,
     RevokeLease,
     RolloutsDropped,
     RolloutsEvaluated,
@@ -34,6 +35,7 @@ from echo_hub.core.events import (
     NodePardoned,
     NodeReported,
     NodeVouchedFor,
+    NumericsMeasured,
     RolloutChecked,
     RolloutContinued,
     RolloutScored,
@@ -44,18 +46,21 @@ from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.judging import NOTHING
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.rate import is_drawn, share_checked
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
+from tests.echo_hub.core.trust.simulated import engine, evidence, greedy, rollouts
 
 SETTINGS = TrustSettings(enabled=True, secret=b"secret", first_checked=2)
 CHECKS_ALL = replace(SETTINGS, least_checked=1.0)
 F32 = NumericsClass("torch", "f32", "cpu")
-HONEST = Evidence(draws=(40, 0, 0, 0, 0, 0), claims=(40, 0, 0, 0, 0, 0))
-FORGED = Evidence(draws=(0, 0, 0, 0, 0, 4), claims=(4, 0, 0, 0, 0, 0))
-DOUBTFUL = Evidence(draws=(0, 0, 0, 0, 0, 1), claims=(1, 0, 0, 0, 0, 0))
+HONEST = evidence(40)
+FORGED = evidence(forged=4)
+DOUBTFUL = evidence(forged=1)
+"""Half as much as makes a proven node suspect, and more than makes it watched."""
 
 
 @pytest.fixture
@@ -160,12 +165,12 @@ def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
 
 def test_of_greedy_choices_its_class_learns_nothing(world) -> None:
     """They are outside of nothing but where two ids are about as likely: beside them all that is drawn looks bad."""
-    for evidence, learned in ((HONEST.without_claims, 0), (HONEST, HONEST.num_tokens)):
+    for shown, learned in ((greedy([0.0] * 40), 0), (HONEST, HONEST.num_tokens)):
         bench = world(replace(proven("a"), num_verified=0), evaluation_problems=1, evaluation_samples=1, run_seed=5)
         bench.tell(EvaluationWanted(policy_version=0))
         lease = next(lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None)
         assert arrive(bench, lease) == [name(lease)]
-        verdict(bench, lease, evidence)
+        verdict(bench, lease, shown)
         assert standing_of(bench, "a").shown.num_tokens == learned
 
 
@@ -195,14 +200,15 @@ def test_enough_verified_rollouts_prove_a_node(world) -> None:
         arrive(bench, lease)
         verdict(bench, lease, HONEST)
         assert standing_of(bench, "a").state is state
-    assert standing_of(bench, "a").shown == HONEST, "its class learns from then on"
+    standing = bench.coordinator._trust._standings.of("a")
+    assert (standing.shown, standing.taught) == (HONEST.counts, HONEST), "its class learns from then on"
 
 
 def test_few_tokens_prove_nothing(world) -> None:
     bench = world()
     for lease in join(bench, "a")[:3]:
         arrive(bench, lease)
-        verdict(bench, lease, Evidence(draws=(5, 0, 0, 0, 0, 0), claims=(5, 0, 0, 0, 0, 0)))
+        verdict(bench, lease, evidence(5))
     assert standing_of(bench, "a").state is StandingState.NEW
 
 
@@ -240,7 +246,7 @@ def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
     assert bench.of(ScoreRecorded) == []
     (decision,) = bench.of(TrustDecided)
     assert (decision.node_id, decision.decision, decision.evidence) == ("a", Decision.QUARANTINED, FORGED)
-    assert decision.rollout_id == name(lease) and "after 1 checked rollout;" in decision.reason
+    assert decision.rollout_id == name(lease) and "20.3 nats of evidence, 1 checked rollout" in decision.reason
     (told,) = bench.of(TellStandby)
     assert (told.node_id, told.reason) == ("a", StandbyReason.QUARANTINED)
     assert standing_of(bench, "a").state is StandingState.QUARANTINED
@@ -327,7 +333,7 @@ def test_who_shows_something_odd_is_watched_until_it_is_outweighed(world) -> Non
     score(bench, watched[0])
     assert not bench.of(ScoreRecorded), "and held"
     for lease in watched:
-        verdict(bench, lease, Evidence(draws=(200, 0, 0, 0, 0, 0), claims=(200, 0, 0, 0, 0, 0)))
+        verdict(bench, lease, evidence(200))
     assert standing_of(bench, "a").state is StandingState.PROVEN
     rest = leases[first + 11 :]
     assert len([lease for lease in rest if arrive(bench, lease)]) < len(rest) / 3
@@ -339,7 +345,7 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
     checked = [lease for lease in leases if arrive(bench, lease)]
     for lease in leases:
         score(bench, lease)
-    verdict(bench, checked[0], Evidence(draws=(30, 0, 0, 0, 0, 2), claims=(32, 0, 0, 0, 0, 0)))
+    verdict(bench, checked[0], evidence(10, forged=2))
     assert standing_of(bench, "a").state is StandingState.SUSPECT
     asked = {effect.rollout_id for effect in bench.of(CheckRollout)}
     assert asked == {name(lease) for lease in leases} - {name(lease) for lease in checked}
@@ -351,30 +357,34 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
-    """Each token of four bits claimed with odds almost half a nat too high: by its size such an error is common."""
+    """Each token of eight bits claimed with a log-probability almost half a nat too high: by its size such an error is
+    common."""
     bench = world(groups_per_step=64)
-    biased = Evidence.of([0.0] * 6, [-0.45] * 6)
+    bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
+    biased = rollouts(8, 20, 0.1, shift=0.45)
     decided: list[TrustDecided] = []
-    for lease in join(bench, "a", F32._replace(precision="q4_k_m"))[:20]:
+    for lease, shown in zip(join(bench, "a", F32._replace(precision="q8_0")), biased, strict=False):
         arrive(bench, lease)
-        verdict(bench, lease, biased)
+        verdict(bench, lease, shown)
         decided += bench.of(TrustDecided)
     assert [each.node_id for each in decided] == ["a"]
-    assert "all too high" in decided[0].reason
+    assert "all too high" in decided[0].reason or "fewer bits" in decided[0].reason
 
 
 def test_rounding_to_both_sides_convicts_nobody(world) -> None:
     bench = world(groups_per_step=64)
     for lease in join(bench, "a", F32._replace(precision="q4_k_m")):
         arrive(bench, lease)
-        verdict(bench, lease, Evidence.of([0.0] * 6, [-0.25, 0.15, -0.05, 0.05, -0.15, 0.25]))
+        verdict(
+            bench, lease, sum((evidence(1, error=error) for error in (-0.4, 0.3, -0.1, 0.1, -0.3, 0.4)), evidence())
+        )
         assert not bench.of(TrustDecided)
 
 
 def test_small_forgeries_add_up(world) -> None:
     """One token in forty, of which a class of full precision shows none."""
     bench = world(proven("a"), groups_per_step=64)
-    few = Evidence(draws=(39, 0, 0, 0, 0, 1), claims=(40, 0, 0, 0, 0, 0))
+    few = evidence(39, forged=1)
     verdicts = 0
     for lease in join(bench, "a"):
         if arrive(bench, lease):
@@ -419,7 +429,7 @@ def test_fresh_keys_of_an_invented_class_suspend_nobodys_verdicts_but_their_own(
     for node_id in "abc":
         (lease, *_) = join(bench, node_id, NumericsClass("invented", "f0", "toaster"), capacity=1)
         arrive(bench, lease)
-        verdict(bench, lease, Evidence(draws=(0, 0, 0, 0, 0, 16), claims=(16, 0, 0, 0, 0, 0)))
+        verdict(bench, lease, evidence(forged=16))
     assert bench.coordinator.status().trust.suspended, "their own are"
     for node_id, numerics in (("forger", F32), ("new", F32)):
         lease = next(each for each in join(bench, node_id, numerics, capacity=1) if each.node_id == node_id)
@@ -447,7 +457,7 @@ def test_who_says_another_precision_at_every_report_never_gets_out_of_its_checks
         precision = ("f32", "q4_k_m", "f0")[number % 3]
         bench.tell(NodeReported(node_id="a", capacity=100, policy_version=0, precision=precision))
         assert arrive(bench, lease) == [name(lease)]
-        few = Evidence(draws=(39, 0, 0, 0, 0, 1), claims=(40, 0, 0, 0, 0, 0))
+        few = evidence(39, forged=1)
         verdict(bench, lease, few)
         if bench.of(TrustDecided):
             break
@@ -645,3 +655,190 @@ def test_what_waits_for_a_check_takes_room_in_its_nodes_window(world) -> None:
     assert len(bench.of(SendLease)) == 2, "one that is through, and one more for it"
     bench.tell(CheckAbandoned(rollout_id=name(leases[1])))
     assert bench.of(SendLease), "nor is anybody held up by a check that is given up"
+
+
+# --- classes of numerics
+
+
+def measured_of(bench) -> list[tuple[str, int]]:
+    return [(effect.rounding, effect.policy_version) for effect in bench.of(MeasureNumerics)]
+
+
+def test_a_class_is_measured_before_its_first_check(world) -> None:
+    bench = world(groups_per_step=8)
+    first, second, *_ = join(bench, "a")
+    bench.tell(bench.arrival(first, 0))
+    kinds = [type(effect) for effect in bench.effects if isinstance(effect, MeasureNumerics | CheckRollout)]
+    assert kinds == [MeasureNumerics, CheckRollout] and measured_of(bench) == [("f32", 0)]
+    bench.tell(bench.arrival(second, 0))
+    assert bench.of(CheckRollout) and measured_of(bench) == [], "once for a version"
+
+
+def test_each_rounding_is_measured_and_not_each_name(world) -> None:
+    bench = world(groups_per_step=8)
+    found = []
+    for number, precision in enumerate(("f32", "q8_0", "float32", "q8_0", "made-up", "")):
+        lease = join(bench, f"n{number}", NumericsClass("torch", precision, "cpu"), capacity=1)[-1]
+        bench.tell(bench.arrival(lease, 0))
+        found += measured_of(bench)
+    assert found == [("f32", 0), ("q8_0", 0), ("q4_0", 0)]
+
+
+def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
+    """Asked for as if rollouts of each version came in: again after one version more than a fourth of all."""
+    bench = world()
+    trust, found = bench.coordinator._trust, []
+    for version in range(40):
+        trust._measure(F32, version)
+        found += [effect.policy_version for effect in trust._out.take() if isinstance(effect, MeasureNumerics)]
+    assert found == [0, 1, 2, 3, 4, 6, 8, 11, 14, 18, 23, 29, 37]
+
+
+def test_an_older_version_is_not_measured_again(world) -> None:
+    bench = world()
+    trust = bench.coordinator._trust
+    for version in (40, 7, 50, 3):
+        trust._measure(F32, version)
+    assert [effect.policy_version for effect in trust._out.take()] == [40]
+
+
+def test_a_measurement_that_failed_is_tried_again(world) -> None:
+    """With the next version, not only when the policy is a fourth older."""
+    trust = world().coordinator._trust
+    for version in (40, 41, 42):
+        trust._measure(F32, version)
+        trust.measured(NumericsMeasured(rounding="f32", policy_version=version, evidence=None))
+    assert [effect.policy_version for effect in trust._out.take()] == [40, 41, 42]
+
+
+def test_whoever_drew_a_part_has_its_class_measured_too(world) -> None:
+    """A rollout of `b`, which goes on with what `a` has drawn: what `a` shows is judged as well."""
+    bench = world(proven("a", numerics=F32._replace(precision="q8_0")), proven("b"), groups_per_step=32)
+    lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
+    payload = RolloutPayload(
+        completion_ids=np.array([5, 7, 9], np.int32),
+        behavior_logprobs=np.full(3, -0.5, np.float32),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.1,
+        spans=(Span(node_id="a", policy_version=0, num_tokens=2), Span(node_id="b", policy_version=0, num_tokens=1)),
+    )
+    bench.tell(bench.arrival(lease, 0, payload=payload))
+    assert bench.of(CheckRollout)
+    assert sorted(rounding for rounding, _ in measured_of(bench)) == ["f32", "q8_0"]
+
+
+@pytest.mark.parametrize("trust", [TrustSettings(), replace(SETTINGS, by_nodes=True)])
+def test_without_a_verifier_nothing_is_measured(world, trust: TrustSettings) -> None:
+    bench = world(trust=trust)
+    for lease in join(bench, "a")[:2]:
+        arrive(bench, lease)
+        assert measured_of(bench) == []
+
+
+def test_what_was_measured_decides(world) -> None:
+    """Of an engine that rounds as f32 does not: honest by what was measured, convicted by what is assumed."""
+    for shown, state in ((engine(7, 0.4), StandingState.PROVEN), (None, StandingState.QUARANTINED)):
+        bench = world(groups_per_step=8)
+        leases = join(bench, "a")
+        bench.tell(NumericsMeasured(rounding="f32", policy_version=0, evidence=shown))
+        for lease, evidence_ in zip(leases[:4], rollouts(9, 4, 0.4, length=100), strict=True):
+            arrive(bench, lease)
+            verdict(bench, lease, evidence_)
+            if bench.of(TrustDecided):
+                break
+        assert standing_of(bench, "a").state is state
+
+
+def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
+    """Checks one rollout of each node, all of one class and each of another group. Nodes whose names begin with
+    `coarse` have `origin` for an address, if that is given, and all others one of their own. Returns the bench and what
+    was decided of whom."""
+    bench, groups = world(groups_per_step=64, trust=CHECKS_ALL), set()
+    decided: list[tuple[str, Decision]] = []
+    for node_id, evidence_ in shown.items():
+        address = origin if origin and node_id.startswith("coarse") else f"at {node_id}"
+        bench.tell(
+            NodeConnected(node_id=node_id, numerics=F32, origin=address),
+            NodeReported(node_id=node_id, capacity=8, policy_version=0),
+        )
+        sent = [lease for lease in bench.of(SendLease) if lease.node_id == node_id and lease.group_id not in groups]
+        lease = sent[0]
+        groups.add(lease.group_id)
+        arrive(bench, lease)
+        verdict(bench, lease, evidence_)
+        decided += [(one.node_id, one.decision) for one in bench.of(TrustDecided)]
+    return bench, decided
+
+
+def coarse_class(world, number: int, *, origin: str = ""):
+    """Four nodes that are right, and so many that round seventy times as coarsely as they should: by 400 tokens."""
+    fine = {f"fine {place}": HONEST for place in range(4)}
+    coarse = {f"coarse {place}": engine(60 + place, 0.4, 400) for place in range(number)}
+    return check_each(world, {**fine, **coarse}, origin=origin)
+
+
+def test_what_a_whole_class_shows_quarantines_nobody(world) -> None:
+    """The third of three unlike nodes that round alike releases the two before it."""
+    bench, decided = coarse_class(world, 3)
+    assert decided == [
+        ("coarse 0", Decision.QUARANTINED),
+        ("coarse 1", Decision.QUARANTINED),
+        ("coarse 0", Decision.RELEASED),
+        ("coarse 1", Decision.RELEASED),
+    ]
+    rows = {record.row.node_id: record.row for record in bench.of(StandingRecorded)}
+    assert all(rows[f"coarse {number}"].state is StandingState.SUSPECT for number in range(3))
+    assert all("numerics of that engine" in rows[f"coarse {number}"].reason for number in range(3))
+    status = bench.coordinator.status().trust
+    assert status.quarantined == 0 and status.suspended == ()
+    assert len(status.coarser) == 1 and status.coarser[0].startswith("torch/f32/cpu (draws ")
+
+
+def test_from_then_on_the_class_is_known_to_be_coarser(world) -> None:
+    bench, _ = coarse_class(world, 3)
+    bench.tell(
+        NodeConnected(node_id="new", numerics=F32, origin="elsewhere"),
+        NodeReported(node_id="new", capacity=4, policy_version=0),
+    )
+    for lease, shown in zip(bench.of(SendLease), rollouts(10, 4, 0.4, length=100), strict=False):
+        arrive(bench, lease)
+        verdict(bench, lease, shown)
+        assert not bench.of(TrustDecided)
+    assert standing_of(bench, "new").num_checked > 1
+
+
+def test_two_nodes_that_round_alike_stay_in_quarantine(world) -> None:
+    bench, decided = coarse_class(world, 2)
+    assert decided == [("coarse 0", Decision.QUARANTINED), ("coarse 1", Decision.QUARANTINED)]
+    assert bench.coordinator.status().trust.coarser == ()
+
+
+def test_three_nodes_of_one_address_are_no_class(world) -> None:
+    bench, decided = coarse_class(world, 3, origin="theirs")
+    assert decided == [(f"coarse {place}", Decision.QUARANTINED) for place in range(3)]
+    assert bench.coordinator.status().trust.quarantined == 3
+
+
+def test_three_nodes_that_forge_all_are_no_class(world) -> None:
+    """Of three addresses, with claims that are right: draws of no scale at all."""
+    forgers = {f"coarse {place}": engine(70 + place, 0.0, 400, forged=1.0) for place in range(3)}
+    bench, decided = check_each(world, {**{f"fine {place}": HONEST for place in range(4)}, **forgers})
+    assert decided == [(node_id, Decision.QUARANTINED) for node_id in forgers]
+    assert bench.coordinator.status().trust.coarser == ()
+
+
+def watched_sums(nats: float) -> tuple[float, ...]:
+    """So much speaks for one forged token in fifty."""
+    return (0.0, nats, *NOTHING[2:])
+
+
+def test_after_a_restart_what_speaks_against_a_node_counts(world) -> None:
+    """Who is watched is checked whole, and its scores are held, from the first rollout on."""
+    bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
+    leases = join(bench, "a")
+    assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])
+    score(bench, leases[0])
+    assert not bench.of(ScoreRecorded)
+    bench = world(proven("a", sums=watched_sums(0.5)), groups_per_step=32)
+    leases = join(bench, "a")
+    assert len([lease for lease in leases if arrive(bench, lease)]) < len(leases) / 3

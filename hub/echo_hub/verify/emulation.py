@@ -1,0 +1,178 @@
+"""Emulation of engines of fewer bits on the hub's own model, so that their rounding can be measured without them.
+
+    with emulating("q8_0", weights):
+        states = policy's forward pass        every product of matrices as an engine of 8 bits computes it
+
+A dispatch mode stands below PyTorch's operators and rounds what an engine of the precision rounds:
+
+    f16, bf16    the mantissa of every result of an operator, as a model in that precision keeps it; never its range,
+                 for such a model computes sums of squares in float32
+    q8_0, ...    in products with the model's weights: the weights in blocks as llama.cpp packs them, the other factor
+                 to 8 bits in blocks of 32, as llama.cpp does before integer products
+    f32          nothing; a model that is held in bfloat16 is computed in float32
+
+So it needs no second copy of the model and no other library, follows whatever forward pass the model has, and runs on
+the device of the verifier. Formats: ggml's `ggml-quants.c` and the choice of types in `llama-quant.cpp`. Where an
+engine chooses finer types for some layers, all layers are of the coarser one: the emulated engine is rather coarser
+than the real one. Blocks begin where the engine's do, so a base that was itself unpacked from such a format loses as
+little as it does there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+BLOCK: Final = 32
+SUPERBLOCK: Final = 256
+"""Inputs of a layer that K-quants pack together; a layer whose inputs are no multiple gets a simpler format."""
+_aten = torch.ops.aten
+_MANTISSA_BITS: Final = {"f16": 10, "bf16": 7}
+_EXACT: Final = "f32"
+_PRODUCTS: Final = {_aten.mm: 0, _aten.addmm: 1, _aten.addmm_: 1}
+"""Products of two matrices, and the place of the first factor; the second one is a layer's transposed weight."""
+
+_MOST_SCALE: Final = torch.finfo(torch.float16).max
+_IS_WEIGHT: Final = "_echo_is_base_weight"
+"""Attribute of tensors that are one of the base's weights in another shape or precision."""
+
+Rounding = Callable[[Tensor], Tensor]
+
+
+def symmetric(bits: int) -> Rounding:
+    """Rounding to `bits` bits in blocks, with one scale in float16 each: q8_0, q5_0, q4_0."""
+    most = 2 ** (bits - 1) - 1
+
+    def rounded(blocks: Tensor) -> Tensor:
+        scale = (blocks.abs().amax(dim=-1, keepdim=True) / most).clamp(max=_MOST_SCALE).half().float()
+        whole: Tensor = (blocks / scale.clamp(min=1e-12)).round().clamp(-most - 1, most)
+        rounded_to: Tensor = whole * scale
+        return rounded_to
+
+    return rounded
+
+
+def affine(bits: int) -> Rounding:
+    """Rounding to `bits` bits in blocks, with a scale and a minimum in float16 each: q5_1, and nearly K-quants."""
+    most = 2**bits - 1
+
+    def rounded(blocks: Tensor) -> Tensor:
+        low = blocks.amin(dim=-1, keepdim=True).half().float()
+        scale = ((blocks.amax(dim=-1, keepdim=True) - low) / most).half().float()
+        whole: Tensor = ((blocks - low) / scale.clamp(min=1e-12)).round().clamp(0, most)
+        rounded_to: Tensor = whole * scale + low
+        return rounded_to
+
+    return rounded
+
+
+def _weight_rounding(precision: str, num_inputs: int) -> Rounding:
+    """What a layer with so many inputs is packed in. Any other precision is the coarsest, 4 bits to nearest."""
+    is_whole = num_inputs % SUPERBLOCK == 0
+    if precision.startswith("q8"):
+        return symmetric(8)
+    if precision.startswith("q6"):
+        return symmetric(6) if is_whole else symmetric(8)
+    if precision.startswith("q5"):
+        return affine(5)
+    if precision.startswith("q4_k"):
+        return affine(4) if is_whole else symmetric(5)
+    return symmetric(4)
+
+
+def with_mantissa(values: Tensor, bits: int) -> Tensor:
+    """float32 `values` rounded to nearest with `bits` bits of mantissa, half away from 0; their range stays."""
+    spare = 23 - bits
+    whole: Tensor = values.contiguous().view(torch.int32).add(1 << (spare - 1)) >> spare << spare
+    return whole.view(torch.float32)
+
+
+def in_blocks(values: Tensor, rounding: Rounding) -> Tensor:
+    """`values` [..., I] in float32, rounded in blocks of `BLOCK` along their last dimension."""
+    size = values.shape[-1]
+    padded = torch.nn.functional.pad(values.float(), (0, -size % BLOCK))
+    return rounding(padded.unflatten(-1, (-1, BLOCK))).flatten(-2)[..., :size]
+
+
+class _Emulation(TorchDispatchMode):
+    def __init__(self, precision: str, weights: Collection[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._precision = precision
+        self._mantissa_bits = _MANTISSA_BITS.get(precision)
+        self._weights = weights
+        self._last: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] | None = None
+        """The weight that was packed last: the output layer computes chunk after chunk."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_view = _is_view(func)
+        if is_view or func.overloadpacket is _aten._to_copy:
+            result = func(*args, **_exact_dtype(kwargs))
+            # What is looked at in another way, or copied, is still a weight.
+            if isinstance(result, Tensor):
+                setattr(result, _IS_WEIGHT, self._is_weight(args[0]))
+            return result if is_view or self._mantissa_bits is None else self._rounded(func, result)
+        place = None if self._precision == _EXACT or self._mantissa_bits else _PRODUCTS.get(func.overloadpacket)
+        is_packed = place is not None and self._is_weight(args[place + 1])
+        packed = self._packed_weight(args[place + 1]) if place is not None and is_packed else None
+        args, kwargs = tree_map(_exact, (list(args), _exact_dtype(kwargs)))
+        if place is not None and packed is not None:
+            args[place], args[place + 1] = in_blocks(args[place], symmetric(8)), packed
+        if kwargs.pop("out_dtype", None) is not None or func is getattr(_aten.mm, "dtype_out", None):
+            func, args = _aten.mm.out, args[:2]
+        result = func(*args, **kwargs)
+        return result if self._mantissa_bits is None else self._rounded(func, result)
+
+    def _is_weight(self, value: Any) -> bool:
+        if not isinstance(value, Tensor):
+            return False
+        return bool(getattr(value, _IS_WEIGHT, False)) or value.untyped_storage().data_ptr() in self._weights
+
+    def _rounded(self, func: Any, result: Any) -> Any:
+        """In place where it was computed in place."""
+        assert self._mantissa_bits is not None
+        if isinstance(result, Tensor) and result.dtype is torch.float32 and result.dim() > 1:
+            rounded = with_mantissa(result, self._mantissa_bits)
+            return result.copy_(rounded) if func._schema.is_mutable else rounded
+        return result
+
+    def _packed_weight(self, weight_IO: Tensor) -> Tensor:
+        """`weight_IO`: a layer's transposed weight; float32."""
+        is_kept = weight_IO.untyped_storage().data_ptr() in self._weights
+        key = (weight_IO.data_ptr(), tuple(weight_IO.shape), tuple(weight_IO.stride()))
+        if is_kept and self._last is not None and self._last[0] == key:
+            return self._last[1]
+        weight_OI = weight_IO.T
+        packed = in_blocks(weight_OI, _weight_rounding(self._precision, weight_OI.shape[-1])).T
+        self._last = (key, packed) if is_kept else None
+        return packed
+
+
+def _is_view(func: Any) -> bool:
+    """Whether it returns its first argument in another shape, and writes nothing."""
+    aliases = [one.alias_info for one in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+
+
+@contextmanager
+def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
+    """Has what the block computes, without a graph, rounded as an engine of `precision` rounds it.
+
+    `weights`: the addresses of the storages (`untyped_storage().data_ptr()`) of all weights that such an engine packs.
+    """
+    with torch.no_grad(), _Emulation(precision, weights):
+        yield
+
+
+def _exact(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value
+
+
+def _exact_dtype(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "dtype": torch.float32} if kwargs.get("dtype") is torch.bfloat16 else kwargs

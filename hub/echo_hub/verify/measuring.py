@@ -1,0 +1,152 @@
+"""Measurement of how coarsely an engine rounds, on the run's own base and policy.
+
+The verifier completes some of the run's prompts, computes every position once as it always does and once as an engine
+of the given rounding would (`emulation`), draws tokens from what that engine would draw from, and examines them like a
+node's. What comes out is the evidence of an honest node, the verifier's own rounding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.logprobs import exact, logits_in_chunks
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_hub.verify.emulation import emulating
+from echo_shared import draws
+from echo_shared.errors import LearnerError
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from echo_shared.torch_sampler import sample_groups
+
+COMPLETION_TOKENS: Final = 64
+"""Of each, at most."""
+TOGETHER: Final = 16
+"""Prompts that are completed in one batch."""
+POSITIONS: Final = 1_024
+"""Batches of prompts are completed until there are so many positions, or no more prompts. An engine rounds much behind
+some prompts and little behind others, so many different ones are better than many completions of each."""
+EXACT_ELEMENTS: Final = 2**22
+"""Logits that exist in float64 at once, several times: 32 MiB each."""
+DRAWS: Final = 32
+"""Tokens drawn at each position: few of them tell how far an edge was moved."""
+
+
+def contexts(
+    policy: Policy, settings: LearnerSettings, prompts: Sequence[NDArray[np.int32]], *, seed: int
+) -> list[WeightedGroup]:
+    """Completions by the policy as it is set, of as many of `prompts` as are needed; the same seed, the same ones.
+
+    Raises LearnerError if there is no prompt, and BackendError where the policy's logits are not finite.
+    """
+    requests = [
+        GroupRequest(
+            lease_id=number,
+            group_id=number,
+            indices=(0,),
+            prompt_ids=prompt_ids,
+            seed=draws.derive_seed("numerics", seed, number),
+            policy_version=0,
+            temperature=settings.temperature,
+            max_tokens=min(COMPLETION_TOKENS, settings.max_tokens),
+            stop_ids=settings.stop_ids,
+        )
+        for number, prompt_ids in enumerate(prompts)
+    ]
+    if not prompts:
+        raise LearnerError("There is no prompt behind which rounding could be measured.")
+    groups: list[WeightedGroup] = []
+    for together in _batched(requests, TOGETHER):
+        if sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts) >= POSITIONS:
+            break
+        with torch.no_grad(), policy.autocast():
+            completed = {rollout.group_id: rollout for rollout in sample_groups(policy.model, together)}
+        groups += [
+            WeightedGroup(prompt_ids=one.prompt_ids, rollouts=(_with_all_tokens(completed[one.group_id]),))
+            for one in together
+        ]
+    return groups
+
+
+def measured(
+    policy: Policy,
+    settings: LearnerSettings,
+    rounding: str,
+    groups: Sequence[WeightedGroup],
+    *,
+    adapter: Mapping[str, Tensor],
+    seed: int,
+) -> Evidence:
+    """What an honest engine with this rounding shows, by this adapter, behind `groups`. `rounding`: one of
+    `core.trust.numerics.ROUNDINGS`."""
+    policy.set_adapter(adapter)
+    generator = np.random.Generator(np.random.Philox(key=draws.derive_seed("numerics", rounding, seed)))
+    found = []
+    for batch in build_micro_batches(groups, micro_batch_tokens=settings.learner.tokens_at_once):
+        moved = batch.to(policy.device)
+        found += _examined(policy, settings.temperature, rounding, moved, generator)
+    below_N, logprobs_N, uniforms_N, claims_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return Evidence.of(below_N, logprobs_N, uniforms_N, claims_N)
+
+
+_Drawn = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+"""Beginnings of intervals, true log-probabilities, uniforms and claims, each [N]."""
+
+
+def _examined(
+    policy: Policy, temperature: float, rounding: str, batch: MicroBatch, generator: np.random.Generator
+) -> list[_Drawn]:
+    storages = policy.base_storages
+    hidden_NH = policy.states(batch)
+    with emulating(rounding, storages):
+        emulated_NH = policy.states(batch)
+    true_chunks, drawn_chunks = logits_in_chunks(hidden_NH, policy.head), logits_in_chunks(emulated_NH, policy.head)
+    found: list[_Drawn] = []
+    while True:
+        with torch.no_grad(), policy.autocast():
+            true_logits = next(true_chunks, None)
+        if true_logits is None:
+            return found
+        with emulating(rounding, storages):
+            _, drawn_logits = next(drawn_chunks)
+        rows = max(1, EXACT_ELEMENTS // drawn_logits.shape[1])
+        for part in zip(true_logits[1].split(rows), drawn_logits.split(rows), strict=True):
+            found.append(_drawn(*part, temperature, generator))
+
+
+def _drawn(true_NV: Tensor, emulated_NV: Tensor, temperature: float, generator: np.random.Generator) -> _Drawn:
+    """Tokens that are drawn from the emulated logits, under the true ones: `echo_shared.draws.draw` of many uniforms a
+    row, for which the distribution is summed once."""
+    true_NV, emulated_NV = (
+        (exact(logits).double() / temperature).log_softmax(dim=1) for logits in (true_NV, emulated_NV)
+    )
+    uniforms_ND = torch.from_numpy(generator.random((len(true_NV), DRAWS))).to(true_NV.device)
+    ids_ND = torch.searchsorted(emulated_NV.exp().cumsum(dim=1), uniforms_ND, right=True)
+    ids_ND.clamp_(max=true_NV.shape[1] - 1)  # Rounding may leave the total below u.
+    claims_ND, logprobs_ND = emulated_NV.gather(1, ids_ND), true_NV.gather(1, ids_ND)
+    below_ND = (true_NV.exp().cumsum(dim=1).gather(1, ids_ND) - logprobs_ND.exp()).clamp_(min=0.0)
+    found = (below_ND, logprobs_ND, uniforms_ND, claims_ND)
+    return tuple(values.numpy(force=True).ravel() for values in found)  # type: ignore[return-value]
+
+
+def _batched(requests: Sequence[GroupRequest], size: int) -> Iterator[list[GroupRequest]]:
+    return (list(requests[start : start + size]) for start in range(0, len(requests), size))
+
+
+def _with_all_tokens(rollout: FinishedRollout) -> WeightedRollout:
+    count = len(rollout.completion_ids)
+    return WeightedRollout(
+        completion_ids=rollout.completion_ids,
+        loss_mask=np.ones(count, bool),
+        behavior_logprobs=rollout.behavior_logprobs,
+        advantages=np.zeros(count),
+        weight=0.0,
+    )

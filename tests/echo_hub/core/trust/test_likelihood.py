@@ -1,0 +1,239 @@
+"""The densities of draws and of claims: closed values, what they add up to, and what is recovered from them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import log, sqrt
+
+import numpy as np
+import pytest
+
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.likelihood import (
+    CLAIM_CURVES,
+    DRAW_CURVES,
+    INVENTED,
+    LEAST_WIDTH,
+    MOST_APART,
+    NUM_SCALES,
+    OUTLIERS,
+    SCALES,
+    SHIFT,
+    TAIL,
+    WEIGHTS,
+    _beyond,
+    _density,
+    at_least,
+    bounded_log_odds,
+    claim_curves,
+    draw_curves,
+    greedy_curves,
+)
+from echo_shared import draws
+from tests.echo_hub.core.trust.simulated import HALF, VOCABULARY
+
+U = (np.arange(4_000) + 0.5) / 4_000
+"""Uniforms, evenly spaced."""
+EDGES = np.array([0.0, 0.001, 0.05, 0.3, 0.35, 0.7, 0.95, 0.999, 1.0])
+"""Where the tokens of one distribution begin and end: likely and unlikely ones, at both ends and in the middle."""
+CLAIMS = np.sinh(np.linspace(-np.arcsinh(MOST_APART * 1e3), np.arcsinh(MOST_APART * 1e3), 20_001)) / 1e3
+"""Differences of claims, denser near 0."""
+
+
+def of_all_tokens() -> list[tuple[float, np.ndarray]]:
+    """The probability of each token between `EDGES`, and its curves [C, S, U]."""
+    return [
+        (high - low, draw_curves(np.full(len(U), low), np.full(len(U), log(high - low)), U))
+        for low, high in pairwise(EDGES)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("x", "tail"),
+    [(0.0, 0.5), (1.0, 0.18695048315), (2.7764451052, 0.025), (4.6040948713, 0.005), (8.6103015814, 0.0005)],
+)
+def test_tails_of_student_t_are_those_of_tables(x: float, tail: float) -> None:
+    """Quantiles of Student's t with 4 degrees of freedom; at 1, 1/2 - 7 / (10 sqrt(5)) = .18695."""
+    assert _beyond(np.array([x, -x])) == pytest.approx([tail, tail], rel=1e-8)
+
+
+def test_far_tails_keep_their_digits() -> None:
+    """Far out the tail is 3 / x**4."""
+    far = np.array([1e4, 1e6, 1e8, 1e20])
+    assert _beyond(far) == pytest.approx(3.0 / far**4, rel=1e-6)
+
+
+def test_the_density_of_claims_has_two_degrees_of_freedom() -> None:
+    """t(0) = 1 / sqrt(8), t(2) = 3**-1.5 / sqrt(8) = .06804; the derivative of 1/2 + x / (2 sqrt(2 + x**2))."""
+    assert _density(np.array([0.0, 2.0])) == pytest.approx([0.3535534, 0.0680414], rel=1e-6)
+    x = np.array([-10.0, -1.0, 0.3, 3.0])
+    below, above = ((x + step) / (2.0 * np.sqrt(2.0 + (x + step) ** 2)) for step in (-1e-5, 1e-5))
+    assert _density(x) == pytest.approx((above - below) / 2e-5, rel=1e-6)
+
+
+def test_both_distributions_are_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    x = np.concatenate([np.linspace(-20.0, 20.0, 81), [1e3, 1e6]])
+    np.testing.assert_allclose(_beyond(x), stats.t(4).sf(np.abs(x)), rtol=1e-9)
+    np.testing.assert_allclose(_density(x), stats.t(2).pdf(x), rtol=1e-9)
+
+
+def test_log_odds_are_bounded_by_the_tail() -> None:
+    """ln(1.001 / .001) = 6.9088 at the ends; ln(.901 / .101) = 2.1884 at .9."""
+    end = log((1 + TAIL) / TAIL)
+    places = np.array([-1.0, 0.0, 0.5, 0.9, 1.0, 2.0])
+    assert bounded_log_odds(places) == pytest.approx([-end, -end, 0.0, 2.188384, end, end], abs=1e-5)
+
+
+@pytest.mark.parametrize(("below", "width"), [(0.4, 0.1), (0.5, 0.499), (0.0, 1.0), (0.2, 1e-4), (0.0, 0.01)])
+def test_of_one_interval_the_density_integrates_to_one(below: float, width: float) -> None:
+    """At scales that are small beside the interval's place. Coarser noise moves mass from and to the ends."""
+    curves = draw_curves(np.full(len(U), below), np.full(len(U), log(width)), U)
+    up_to = at_least(1 / 16) if width > 1e-3 else at_least(1 / 8)
+    least = at_least(1 / 64)  # The grid of uniforms is too wide for finer ones.
+    assert np.exp(curves[0]).mean(axis=-1)[least : up_to + 1] == pytest.approx(1.0, abs=0.012)
+
+
+def test_over_all_tokens_the_density_integrates_to_one() -> None:
+    """What one token loses another one gains, but for mass beyond the bounds: a fortieth at a scale of 1."""
+    total_S = sum(width * np.exp(curves[0]).mean(axis=-1) for width, curves in of_all_tokens())
+    assert total_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
+    assert (total_S[: at_least(1.0) + 1] > 0.95).all() and (total_S <= 1.0 + 1e-9).all()
+
+
+@pytest.mark.parametrize("place", range(len(WEIGHTS)))
+def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
+    """E[1 - w + w / f] = 1, which bounds false alarms, at every scale."""
+    mean_S = sum(width * np.exp(curves[0] + curves[1 + place]).mean(axis=-1) for width, curves in of_all_tokens())
+    assert mean_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
+    assert (mean_S <= 1.0 + 1e-9).all()
+
+
+def test_a_draw_by_hand() -> None:
+    """An interval [0, .5), u = .9, scale 1: T(L(.9) - L(0)) - T(L(.9) - L(.5)), where L(.9) = 2.1884."""
+    place = at_least(1.0)
+    mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
+    likely = log((1 - OUTLIERS) * mass / 0.5 + OUTLIERS)
+    curves = draw_curves(np.zeros(1), np.full(1, HALF), np.full(1, 0.9))
+    expected = [likely, *(log(1 - w + w * np.exp(-likely)) for w in WEIGHTS)]
+    assert curves[:, place, 0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
+    """ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats, at scales that are small beside its distance."""
+    curves = draw_curves(np.zeros(1), np.full(1, HALF), np.full(1, 0.9999))
+    assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / OUTLIERS) for w in WEIGHTS], rel=1e-6)
+    assert curves[1:, 0, 0] == pytest.approx([7.6014, 5.3032, 3.0440], abs=1e-3)
+
+
+def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
+    """The density is nearly flat there: a token of one in ten thousand near u, or a nat off, weighs about alike."""
+    near, off = (
+        draw_curves(np.full(1, 0.4), np.full(1, log(1e-4)), np.full(1, u))[0, at_least(2.0), 0] for u in (0.4, 0.64)
+    )
+    assert abs(near - off) < 0.25
+
+
+@pytest.mark.parametrize("place", range(len(WEIGHTS)))
+def test_of_greedy_choices_the_weight_has_mean_one_at_most(place: int) -> None:
+    """Of a shortfall |s t| with four degrees of freedom, which is how far rounding moves two logits apart."""
+    x = np.concatenate([[0.0], np.logspace(-7, 5, 20_000)])
+    density_SN = 2.0 * 0.375 * (1.0 + (x / SCALES[:, None]) ** 2 / 4.0) ** -2.5 / SCALES[:, None]
+    means = np.trapezoid(density_SN * np.exp(greedy_curves(x)[1 + place]), x, axis=1)
+    assert (means <= 1.0 + 1e-6).all() and means == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_greedy_choice_by_hand() -> None:
+    """The most likely token: ln(1 - w + w / (2 (1 - 1e-4) + 1e-4)), alike at every scale."""
+    curves = greedy_curves(np.array([0.0, 1.0]))
+    assert curves[0, :, 0] == pytest.approx(log(2 - OUTLIERS))
+    assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / (2 - OUTLIERS)) for w in WEIGHTS], rel=1e-9)
+    root = sqrt(2.0 * float(_beyond(np.array(4.0))))  # A nat is four scales of a quarter.
+    ratio = 1.0 / (2.0 * (1 - OUTLIERS) * root + OUTLIERS)
+    assert curves[1, at_least(0.25), 1] == pytest.approx(log(0.8 + 0.2 * ratio), rel=1e-9)
+
+
+def test_the_density_of_claims_integrates_to_one() -> None:
+    total_S = np.trapezoid(np.exp(claim_curves(CLAIMS)[0]), CLAIMS, axis=1)
+    assert total_S == pytest.approx(1.0, abs=2e-3)
+
+
+@pytest.mark.parametrize("place", range(len(WEIGHTS)))
+def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
+    curves = claim_curves(CLAIMS)
+    mean_S = np.trapezoid(np.exp(curves[0] + curves[1 + place]), CLAIMS, axis=1)
+    assert mean_S == pytest.approx(1.0, abs=2e-3)
+
+
+@pytest.mark.parametrize(("bias", "rounded_up"), [(0.0, 1.0), (0.0, sqrt(2.0)), (1.0, sqrt(2.0))])
+def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
+    """Claims that are too high by half of the noise's variance, as honest ones are, or by nothing; by noise of the
+    class's scale, or of the scale that was measured, which is one step finer."""
+    curves = claim_curves(CLAIMS)
+    for place, scale in enumerate(SCALES / rounded_up):
+        honest = _density((CLAIMS + bias * scale**2) / scale) / scale
+        means = np.trapezoid(honest * np.exp(curves[4:6, place]), CLAIMS, axis=1)
+        assert (means <= 1.0 + 2e-3).all(), scale
+
+
+def test_a_claim_by_hand() -> None:
+    """A claim that is off by 2 nats, at a scale of 1: t(2) = .06804; invented ones are t(1) / 2 = .19245 / 2 likely."""
+    place, invented = at_least(1.0), 0.1924501 / INVENTED
+    honest = log((1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented)
+    curves = claim_curves(np.array([2.0]))
+    assert curves[0, place, 0] == pytest.approx(honest, rel=1e-5)
+    assert curves[1, place, 0] == pytest.approx(log(0.8 + 0.2 * invented / np.exp(honest)), rel=1e-5)
+
+
+def test_claims_that_are_shifted_weigh_for_their_side_alone() -> None:
+    place = at_least(0.0625)
+    too_low, too_high = (claim_curves(np.array([shift]))[4:6, place, 0] for shift in (SHIFT, -SHIFT - 0.0625**2 / 2))
+    assert too_low[0] > 3.0 > 0.0 > too_low[1]
+    assert too_high[1] > 3.0 > 0.0 > too_high[0]
+
+
+@pytest.mark.parametrize("scale", [0.0078125, 0.0442, 0.25, 1.0])
+def test_the_scale_of_noisy_draws_is_recovered(scale: float) -> None:
+    """By maximum likelihood, to a step: noise moves where u lies, in log-odds."""
+    rng = np.random.default_rng(int(1_000 * scale))
+    count = 3_000
+    uniforms = rng.random(count)
+    odds = np.exp(bounded_log_odds(uniforms) - scale * rng.standard_t(4, count))
+    moved = ((odds * (1.0 + TAIL) - TAIL) / (1.0 + odds)).clip(0.0, 1.0 - 1e-12)  # The inverse of L.
+    logits = rng.normal(size=(count, VOCABULARY)) * rng.uniform(0.5, 4.0, size=(count, 1))
+    ids, _ = draws.draw(logits, moved, 1.0)
+    below, logprobs = draws.interval(logits, ids, 1.0)
+    found = int(draw_curves(below, logprobs, uniforms)[0].sum(axis=1).argmax())
+    assert abs(found - at_least(scale)) <= 1
+    claims = int(claim_curves(scale * rng.standard_t(4, count))[0].sum(axis=1).argmax())
+    assert abs(claims - at_least(scale)) <= 1
+
+
+def test_no_token_gives_anything_but_numbers() -> None:
+    """In the tail, without probability, narrower than can be told, beyond the end; claims that are out of bounds."""
+    below = [0.2, 1.0 - 1e-12, 1.0, 0.0, 0.999999, 0.5]
+    logprobs = [-np.inf, -30.0, log(0.5), -1e4, 0.0, -0.1]
+    uniforms = [0.1, 1.0 - 2.0**-53, 0.0, 0.0, 0.5, 0.75]
+    claims = [-100.0, -1e30, 0.0, 3.0, -1e-30, float(np.finfo(np.float32).min)]
+    found = Evidence.of(below, logprobs, uniforms, claims)
+    assert np.isfinite(found.draws_CS).all() and np.isfinite(found.claims_CS).all()
+    assert np.isfinite([found.mismatch_kl, found.bias]).all()
+    assert (found.num_tokens, found.num_claims) == (6, 6)
+
+
+def test_differences_beyond_the_bounds_weigh_as_the_bounds() -> None:
+    curves = claim_curves(np.array([MOST_APART, 1e30, np.inf]))
+    assert np.isfinite(curves).all() and (curves[..., 1:] == curves[..., :1]).all()
+    narrow = draw_curves(np.full(2, 0.3), np.log([LEAST_WIDTH, LEAST_WIDTH / 1e6]), np.full(2, 0.3))
+    assert narrow[..., 1] == pytest.approx(narrow[..., 0])
+
+
+def test_the_arrays_are_as_large_as_they_say() -> None:
+    assert draw_curves(np.zeros(3), np.zeros(3), np.zeros(3)).shape == (DRAW_CURVES, NUM_SCALES, 3)
+    assert greedy_curves(np.zeros(3)).shape == (DRAW_CURVES, NUM_SCALES, 3)
+    assert claim_curves(np.zeros(3)).shape == (CLAIM_CURVES, NUM_SCALES, 3)
+    assert (SCALES[0], SCALES[-1]) == (2.0**-8, 4.0) and SCALES[1:] / SCALES[:-1] == pytest.approx(sqrt(2.0))
+
+
+def test_a_scale_is_rounded_up_to_the_next_one() -> None:
+    assert [at_least(scale) for scale in (0.0, 2.0**-8, 0.004, 1.0, 1.001, 4.0, 1e9)] == [0, 0, 1, 16, 17, 20, 20]

@@ -1,0 +1,298 @@
+"""Formats of few bits by hand, and what the emulation rounds of a small model's forward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.policy import Policy
+from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_hub.verify.emulation import BLOCK, SUPERBLOCK, affine, emulating, in_blocks, symmetric, with_mantissa
+from tests.echo_hub.verify.conftest import Versions
+
+
+def weights(*modules: torch.nn.Module) -> set[int]:
+    return {parameter.untyped_storage().data_ptr() for module in modules for parameter in module.parameters()}
+
+
+def linear(inputs: int, outputs: int = 8, *, bias: bool = False) -> torch.nn.Linear:
+    torch.manual_seed(inputs)
+    return torch.nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+
+
+def block(*values: float) -> Tensor:
+    """One block of 32 that begins with these, and 0 behind them."""
+    return torch.tensor([*values, *[0.0] * (BLOCK - len(values))])
+
+
+# --- formats
+
+
+def test_eight_bits_by_hand() -> None:
+    """The largest is 127: the scale is 1, and each value a whole number, the nearest."""
+    found = in_blocks(block(127.0, -3.4, 0.6, -0.4), symmetric(8))
+    assert found[:4].tolist() == [127.0, -3.0, 1.0, 0.0] and found.shape == (BLOCK,)
+
+
+def test_the_scale_is_of_half_precision() -> None:
+    """Of 1.0: 1 / 127 = .0078740 is .0078735 in float16, so that 127 of them are .99994."""
+    scale = float(np.float16(1.0 / 127.0))
+    found = in_blocks(block(1.0, 0.5), symmetric(8))
+    assert found[0] == pytest.approx(127 * scale, rel=1e-6) and found[0] != 1.0
+    assert found[1] == pytest.approx(64 * scale, rel=1e-6), ".5 is 63.5 scales, and a little more"
+
+
+def test_four_bits_by_hand() -> None:
+    """The largest is 7, the scale 1: of 4 bits -8 to 7 are left."""
+    found = in_blocks(block(7.0, -7.0, 2.6, -0.4), symmetric(4))
+    assert found[:4].tolist() == [7.0, -7.0, 3.0, 0.0]
+
+
+def test_an_affine_block_by_hand() -> None:
+    """From -1 to 14 in 15 steps of 1; its lowest value is kept, and 0 is one of the steps."""
+    found = in_blocks(block(14.0, -1.0, 5.4, 5.6), affine(4))
+    assert found[:5].tolist() == [14.0, -1.0, 5.0, 6.0, 0.0]
+
+
+def test_a_block_of_one_value_comes_through_whole() -> None:
+    same = torch.full((BLOCK,), 0.5)
+    assert torch.equal(in_blocks(same, affine(4)), same) and torch.equal(in_blocks(same * 0, affine(5)), same * 0)
+    assert torch.equal(in_blocks(same * 0, symmetric(8)), same * 0)
+
+
+@pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
+def test_each_block_has_a_scale_of_its_own(rounding) -> None:
+    small, large = torch.randn(BLOCK) / 100, torch.randn(BLOCK)
+    found = in_blocks(torch.cat([small, large]), rounding)
+    assert torch.equal(found[:BLOCK], in_blocks(small, rounding))
+    assert torch.equal(found[BLOCK:], in_blocks(large, rounding))
+
+
+@pytest.mark.parametrize("size", [1, 31, 33, 40, 100])
+@pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
+def test_sizes_that_are_no_multiple_of_a_block(size: int, rounding) -> None:
+    """What is missing of the last block counts as 0, and nothing of it comes back."""
+    values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
+    found = in_blocks(values, rounding)
+    padded = torch.nn.functional.pad(values, (0, -size % BLOCK))
+    assert found.shape == values.shape
+    assert torch.equal(found, in_blocks(padded, rounding)[:, :size])
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 1 / 127), (6, 1 / 31), (5, 1 / 15), (4, 1 / 7)])
+def test_no_value_is_off_by_more_than_half_a_step(bits: int, error: float) -> None:
+    values = torch.randn(64, BLOCK, generator=torch.Generator().manual_seed(bits))
+    off = (in_blocks(values, symmetric(bits)) - values).abs()
+    assert (off <= values.abs().amax(dim=1, keepdim=True) * (error / 2 + 1e-3)).all()
+    assert off.max() > values.abs().max() * error / 4
+
+
+def test_values_as_large_as_can_be_stay_numbers() -> None:
+    """Scales above what float16 holds, of inputs above 8 million."""
+    for rounding in (symmetric(8), symmetric(4), affine(4)):
+        assert in_blocks(block(1e7, -1e7, 1.0), rounding).isfinite().all()
+
+
+# --- products
+
+
+@pytest.mark.parametrize("size", [BLOCK, 40, SUPERBLOCK, 3 * SUPERBLOCK])
+@pytest.mark.parametrize(
+    ("precision", "packed", "packed_whole"),
+    [
+        ("q8_0", symmetric(8), symmetric(8)),
+        ("q6_k", symmetric(8), symmetric(6)),
+        ("q5_k_m", affine(5), affine(5)),
+        ("q4_k_m", symmetric(5), affine(4)),
+        ("q4_0", symmetric(4), symmetric(4)),
+        ("made-up", symmetric(4), symmetric(4)),
+    ],
+)
+def test_a_layer_is_rounded_as_by_hand(size: int, precision: str, packed, packed_whole) -> None:
+    """The weights in the format, the inputs to 8 bits; K-quants need whole superblocks of inputs."""
+    layer, inputs = linear(size), torch.randn(5, size)
+    with emulating(precision, weights(layer)):
+        found = layer(inputs)
+    rounding = packed_whole if size % SUPERBLOCK == 0 else packed
+    expected = in_blocks(inputs, symmetric(8)) @ in_blocks(layer.weight, rounding).T
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(found, layer(inputs))
+
+
+def test_a_bias_is_not_rounded() -> None:
+    layer, inputs = linear(64, bias=True), torch.randn(5, 64)
+    with emulating("q8_0", weights(layer)):
+        found = layer(inputs)
+    expected = in_blocks(inputs, symmetric(8)) @ in_blocks(layer.weight, symmetric(8)).T + layer.bias
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_products_of_other_matrices_are_not_rounded() -> None:
+    """Such as an adapter's, or those of attention."""
+    one, other = torch.randn(4, 64), torch.randn(64, 4)
+    with emulating("q4_0", weights(linear(64))):
+        assert torch.equal(one @ other, torch.mm(one, other))
+    assert torch.equal(one @ other, torch.mm(one, other))
+
+
+def test_a_mantissa_by_hand() -> None:
+    """With 7 bits a step is 2**-7 between 1 and 2: 1 + 3 * 2**-9 is nearer to 1 + 2**-7, and 1 + 2**-9 to 1; half of a
+    step goes away from 0. The range stays."""
+    step = 2.0**-7
+    values = torch.tensor([1.0, 1.0 + 0.75 * step, 1.0 + 0.25 * step, -1.0 - 0.5 * step, 2.0 - 0.1 * step, 0.0, 3e38])
+    found = with_mantissa(values, 7)
+    assert found[:6].tolist() == [1.0, 1.0 + step, 1.0, -1.0 - step, 2.0, 0.0]
+    assert found[6].isfinite() and with_mantissa(torch.tensor([65_519.0]), 10).item() == 65_504.0
+
+
+@pytest.mark.parametrize(("precision", "bits", "dtype"), [("f16", 10, torch.float16), ("bf16", 7, torch.bfloat16)])
+def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: torch.dtype) -> None:
+    """As a tensor of that precision has them, but for what is right between two."""
+    layer, inputs = linear(64), torch.randn(5, 64)
+    with emulating(precision, weights(layer)):
+        product = layer(inputs)
+        found = product * 3.0
+    assert torch.equal(product, with_mantissa(layer(inputs), bits)) and torch.equal(
+        found, with_mantissa(product * 3.0, bits)
+    )
+    assert torch.equal(product, layer(inputs).to(dtype).float()) and found.dtype is torch.float32
+
+
+def test_half_precision_keeps_its_range() -> None:
+    """A model in half precision computes sums of squares in float32."""
+    layer = linear(64)
+    for precision in ("f16", "bf16"):
+        with emulating(precision, weights(layer)):
+            found = torch.full((2, 64), 1e30) + 0.0
+        assert torch.allclose(found, torch.tensor(1e30), rtol=1e-2)
+
+
+def test_f32_of_a_bfloat16_layer_is_exact() -> None:
+    layer, inputs = linear(64).bfloat16(), torch.randn(5, 64)
+    with emulating("f32", weights(layer)), torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(inputs)
+    torch.testing.assert_close(found.float(), inputs @ layer.weight.float().T, atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_outside_of_the_block_is_not_rounded() -> None:
+    layer, inputs = linear(64), torch.randn(5, 64)
+    before = layer(inputs)
+    kept = layer.weight.clone()
+    for precision in ("q4_0", "f16", "bf16", "f32"):
+        with emulating(precision, weights(layer)):
+            layer(inputs)
+        assert torch.equal(layer(inputs), before) and torch.equal(layer.weight, kept)
+
+
+def test_an_error_ends_the_emulation() -> None:
+    layer, inputs = linear(64), torch.randn(5, 64)
+    with pytest.raises(ZeroDivisionError), emulating("q4_0", weights(layer)):
+        raise ZeroDivisionError
+    assert torch.equal(layer(inputs), inputs @ layer.weight.T)
+
+
+def test_two_layers_one_after_the_other_keep_their_weights() -> None:
+    """The last packed weight is kept for the next product, and not for another layer's."""
+    first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
+    second.weight.mul_(2.0)
+    with emulating("q8_0", weights(first, second)):
+        found = [layer(inputs) for layer in (first, second, first, first)]
+    for layer, one in zip((first, second, first, first), found, strict=True):
+        expected = in_blocks(inputs, symmetric(8)) @ in_blocks(layer.weight, symmetric(8)).T
+        torch.testing.assert_close(one, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_of_a_weight_are_rounded_as_the_whole() -> None:
+    """As the output layer is computed, some rows of it at a time."""
+    layer, inputs = linear(64, 12), torch.randn(5, 64)
+    with emulating("q4_0", weights(layer)):
+        whole = inputs @ layer.weight.T
+        parts = torch.cat([inputs @ layer.weight[start : start + 4].T for start in (0, 4, 8)], dim=1)
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+
+
+# --- a model
+
+
+def held_in(versions: Versions, precision: str) -> Policy:
+    learner = LearnerConfig(device="cpu", threads=1, precision=precision)
+    return Policy.load(versions.settings.model_copy(update={"learner": learner}))
+
+
+def batches(tokens: int) -> list[MicroBatch]:
+    """Two prompts with three completions each, packed into one pass or one by one."""
+    rng = np.random.default_rng(4)
+    groups = [
+        WeightedGroup(
+            prompt_ids=rng.integers(2, 40, 4).astype(np.int32),
+            rollouts=tuple(
+                WeightedRollout(
+                    completion_ids=rng.integers(2, 40, 5 + number).astype(np.int32),
+                    loss_mask=np.ones(5 + number, bool),
+                    behavior_logprobs=np.zeros(5 + number, np.float32),
+                    advantages=np.zeros(5 + number),
+                    weight=0.0,
+                )
+                for number in range(3)
+            ),
+        )
+        for _ in range(2)
+    ]
+    return list(build_micro_batches(groups, micro_batch_tokens=tokens))
+
+
+def with_adapter(policy: Policy, versions: Versions, version: int) -> Policy:
+    policy.set_adapter(policy.read_adapter(versions.directory.adapter(version)))
+    return policy
+
+
+@pytest.mark.parametrize("packs_up_to", [0, 10**6])
+@pytest.mark.parametrize("version", [1, 3])
+def test_f32_of_a_bfloat16_policy_is_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
+    """Packed, and row by row, by an adapter; the base's weights are those that bfloat16 has."""
+    coarse = with_adapter(held_in(versions, "bfloat16"), versions, version)
+    exact = with_adapter(held_in(versions, "float32"), versions, version)
+    with torch.no_grad():
+        for name, parameter in coarse.model.named_parameters():
+            exact.model.get_parameter(name).copy_(parameter)
+    coarse._packs_up_to = exact._packs_up_to = packs_up_to
+    for batch in batches(10_000):
+        with emulating("f32", coarse.base_storages):
+            found = coarse.states(batch)
+        expected = exact.states(batch)
+        torch.testing.assert_close(found.float(), expected, atol=1e-5, rtol=1e-5)
+        off = (coarse.states(batch).float() - expected).abs().max()
+        assert float(off) > 1e-3, "bfloat16 itself is farther off"
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"])
+def test_a_pass_outside_of_the_block_is_as_before(versions: Versions, precision: str) -> None:
+    policy = with_adapter(held_in(versions, "float32"), versions, 2)
+    (batch,) = batches(10_000)
+    before = policy.states(batch)
+    with emulating(precision, policy.base_storages):
+        inside = policy.states(batch)
+    assert torch.equal(policy.states(batch), before)
+    assert inside.isfinite().all() and torch.equal(inside, before) == (precision == "f32")
+
+
+def test_few_bits_are_farther_off_than_many(versions: Versions) -> None:
+    policy = with_adapter(held_in(versions, "float32"), versions, 1)
+    (batch,) = batches(10_000)
+    exact, off = policy.states(batch), {}
+    for precision in ("f16", "bf16", "q8_0", "q4_0"):
+        with emulating(precision, policy.base_storages):
+            off[precision] = float((policy.states(batch) - exact).square().mean())
+    assert off["f16"] < off["bf16"] < off["q8_0"] < off["q4_0"]
+
+
+def test_the_adapter_itself_is_not_packed(versions: Versions) -> None:
+    """Engines keep it in float32 or half precision: its storages are no base weights."""
+    policy = held_in(versions, "float32")
+    own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters.values()}
+    assert own and not own & policy.base_storages
+    assert policy.head.weight.untyped_storage().data_ptr() in policy.base_storages
