@@ -28,6 +28,7 @@ from echo_shared.errors import ConfigError, EchoError, StorageError
 from echo_shared.files import write_private
 from echo_shared.identity import fingerprint
 from echo_shared.messages import Receipt
+from echo_shared.messages.receipts import check_in_words
 
 app = typer.Typer(help="What became of the node's work, here and on the hub.", invoke_without_command=True)
 
@@ -238,8 +239,8 @@ def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dic
 
 def _words(about: Mapping[str, Any]) -> str:
     reason = f" ({about['drop_reason']})" if about["drop_reason"] else ""
-    checked = "" if about["checked"] == "no" else f", checked: {about['checked']}"
-    return f"{about['state']}{reason}{checked}"
+    said = check_in_words(about["checked"], about["drop_reason"])
+    return f"{about['state']}{reason}" + ("" if about["checked"] == "no" else f", checked: {said}")
 
 
 def _table(rows: Sequence[Mapping[str, Any]], *, asked: bool) -> list[str]:

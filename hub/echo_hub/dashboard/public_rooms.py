@@ -24,8 +24,11 @@ WHAT_IT_MEANS: Final = {
     "trained": "The model was trained on it: it counts.",
     "evaluated": "It has measured how good a version is: it counts.",
     "dropped": "It was of no use, and counts for nothing.",
+    "quarantined": "Its node was quarantined before a step had used it, so it counts for nothing. A pardon of the node "
+    "does not change that: the node draws new work.",
+    "forged": "The hub computed it again: it is not what the named version draws. It counts for nothing.",
 }
-"""By `ReceiptState`."""
+"""By `ReceiptState`, or by the `DropReason` where that says more."""
 
 
 class PublicRooms:
@@ -74,7 +77,7 @@ class PublicRooms:
             asked=asked[:48],
             is_id=is_id,
             found=found,
-            meaning=WHAT_IT_MEANS.get(found.state, "") if found else "",
+            meaning=WHAT_IT_MEANS.get(found.drop_reason or "", WHAT_IT_MEANS.get(found.state, "")) if found else "",
         )
         return html_response(text, status=404 if asked and found is None else 200)
 

@@ -10,6 +10,7 @@ from echo_hub.dashboard import formats
 from echo_hub.dashboard.actions import buttons
 from echo_hub.dashboard.assets import Assets
 from echo_hub.dashboard.fleet import standing_of, state_of, why_idle
+from echo_shared.messages.receipts import check_in_words
 
 
 def environment(assets: Assets) -> jinja2.Environment:
@@ -39,6 +40,7 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.scientific,
         formats.size,
         formats.visible,
+        check_in_words,
     ):
         env.filters[function.__name__] = function
     for of_node in (buttons, standing_of, state_of, why_idle):

@@ -52,6 +52,11 @@ COMMON_FAULT: Final = (
     "So many nodes fail their checks that it may not be their fault: {what}. What fails is not trained on, and nobody "
     "is quarantined for it. Look at the version, the task, and whether the verifier can judge such engines."
 )
+COARSER: Final = (
+    "Numerics, not forgery: all nodes of {what} round more than this hub measured for their precision. They are judged "
+    "by what they show, so it takes longer to find forged tokens among theirs. Look at their engine's version, kernels "
+    "and cache type."
+)
 JUDGE_IS_AWAY: Final = (
     "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: see that it runs, and "
     "reward.judges.{name} in the settings."
@@ -299,8 +304,12 @@ def _beside(moment: Moment) -> set[ProblemKind]:
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:
-    """What so many nodes fail on that the hub goes on without it."""
-    return tuple(COMMON_FAULT.format(what=what) for what in moment.status.trust.suspended)
+    """What so many nodes fail on, or show alike, that it is no fault of theirs."""
+    trust = moment.status.trust
+    return (
+        *(COMMON_FAULT.format(what=what) for what in trust.suspended),
+        *(COARSER.format(what=what) for what in trust.coarser),
+    )
 
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:

@@ -69,6 +69,14 @@ class Checked(StrEnum):
     """It is not."""
 
 
+def check_in_words(checked: str, drop_reason: str | None) -> str:
+    """What people read of a check, given values of `Checked` and `DropReason`: a rollout that passed its own check may
+    still be dropped for what its node did elsewhere."""
+    if checked == Checked.PASSED and drop_reason == DropReason.QUARANTINED:
+        return "passed; its node was quarantined later"
+    return checked
+
+
 class Receipt(Message):
     """One rollout's state on the hub, as committed in its store."""
 
