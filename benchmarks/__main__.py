@@ -32,6 +32,7 @@ NOT_BENCHMARKS = {
     "postgresql",
     "processes",
     "progress",
+    "real_model",
     "small_disk",
 }
 

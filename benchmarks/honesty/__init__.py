@@ -28,10 +28,10 @@ from benchmarks.honesty.samplers import (
 from benchmarks.honesty.short_run import GROUPS, ShortRun
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
-from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, Evidence
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.verify.drawn import unpack_evidence
+from echo_hub.verify.drawn import unpack_spans
 from echo_hub.verify.worker import Examiner
 
 DESCRIPTION: Final = "Draws and claims of honest and dishonest samplers, as the verifier sees them, and what it costs"
@@ -93,9 +93,9 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 def _figures(examiner: Examiner, rollouts: Rollouts, place: Callable[[int], Path]) -> dict[str, Any]:
     drawn = as_drawn(rollouts)
-    total = Evidence.of([], [])
+    total = NO_EVIDENCE
     for frame in examiner.examine(drawn, place):
-        for _, shown in unpack_evidence(frame["spans"]):
+        for _, shown in unpack_spans(frame["spans"]):
             total += shown
     return {
         "rollouts": len(drawn),

@@ -1,4 +1,4 @@
-"""Honest engines and dishonest ones: each gives rollouts that claim to be one version's draws at temperature 1."""
+"""Honest engines and dishonest ones: each gives rollouts that claim to be one version's draws."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.sampling import FinishedRollout
 
 VERSION: Final = 11
-"""What every rollout claims to be drawn by."""
+"""What rollouts claim to be drawn by, where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,31 +57,35 @@ class Sampler:
 
     run: ShortRun
     engine: EngineProcess
+    version: int = VERSION
+    """What every rollout claims to be drawn by."""
 
-    def draw(self, asked: Sequence[Asked], *, version: int = VERSION, temperature: float = 1.0) -> Rollouts:
+    def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
+        """By another version than the rollouts claim, or at `hotter` times the temperature, if so asked."""
+        version = self.version if version is None else version
         self.engine.set_policy(self.run.directory.adapter(version) if version else None)
-        requests = [replace(one.request, temperature=temperature) for one in asked]
+        requests = [replace(one.request, temperature=hotter * one.request.temperature) for one in asked]
         by_group = {one.request.group_id: one for one in asked}
         return [(by_group[rollout.group_id], rollout) for rollout in self.engine.sample(requests).rollouts]
 
 
 @contextmanager
-def opened(run: ShortRun, engine: Engine, scratch: Path) -> Iterator[Sampler]:
+def opened(run: ShortRun, engine: Engine, scratch: Path, *, version: int = VERSION) -> Iterator[Sampler]:
     """The engine in a process of its own; `scratch` is an empty directory for what it derives."""
     base = run.base if engine.change is None else altered(run.base, scratch / "base", engine.change)
     (scratch / "derived").mkdir(parents=True)
     with EngineProcess(engine.backend, base, scratch / "derived", engine.precision) as process:
         process.open(width=WIDTH, threads=1)
-        yield Sampler(run, process)
+        yield Sampler(run, process, version)
 
 
 def honest(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
     return sampler.draw(asked)
 
 
-def at_temperature(temperature: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Drawn at another temperature; claims what is true of that."""
-    return lambda sampler, asked: sampler.draw(asked, temperature=temperature)
+def at_temperature(hotter: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
+    """Drawn at so many times the temperature; claims what is true of that."""
+    return lambda sampler, asked: sampler.draw(asked, hotter=hotter)
 
 
 def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
@@ -119,7 +123,7 @@ def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
     forged = []
     for one, rollout in sampler.draw(asked):
         ids = sampler.run.answer(one)
-        digits = sampler.run.codec.encode_prompt("0123456789")
+        digits = sampler.run.ids("0123456789")
         ids[-2] = digits[(int(np.flatnonzero(digits == ids[-2])[0]) + 1) % 10]
         claims = np.full(len(ids), -19.5, np.float32)
         claims[-2:] = 0.0
@@ -164,15 +168,15 @@ ATTACKS: Final[Mapping[str, Callable[[Sampler, Sequence[Asked]], Rollouts]]] = {
 """All with PyTorch in float32, whose own numerics show nothing."""
 
 
-def as_drawn(rollouts: Rollouts) -> list[DrawnRollout]:
-    """What the verifier is given of them."""
+def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
+    """What the verifier is given of them, as drawn by `version`."""
     return [
         DrawnRollout(
             rollout_id=f"{one.request.group_id}-{rollout.index}",
             prompt_ids=one.request.prompt_ids,
             completion_ids=rollout.completion_ids,
             behavior_logprobs=rollout.behavior_logprobs,
-            spans=(Span(node_id=NODE, policy_version=VERSION, num_tokens=len(rollout.completion_ids)),),
+            spans=(Span(node_id=NODE, policy_version=version, num_tokens=len(rollout.completion_ids)),),
             seed=one.request.seed,
             index=rollout.index,
         )

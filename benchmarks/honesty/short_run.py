@@ -1,4 +1,4 @@
-"""A short real run of the learner on the built-in model: its versions, as they are published, and its prompts."""
+"""A short real run of the learner on a small model: its versions, as they are published, and its prompts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
@@ -17,7 +18,7 @@ from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
-from echo_hub.tasks.base import Problem
+from echo_hub.tasks.base import Problem, Task
 from echo_shared import draws
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -41,17 +42,28 @@ class Asked:
 class ShortRun:
     """`train` makes RUN/adapters; the rest needs no learner."""
 
-    def __init__(self, root: Path, seed: int) -> None:
+    def __init__(
+        self,
+        root: Path,
+        seed: int,
+        *,
+        base: Path | None = None,
+        task: Task | None = None,
+        temperature: float = 1.0,
+        max_tokens: int = MAX_TOKENS,
+    ) -> None:
+        """`base` and `task`: by default the built-in model and its sums. The task's problems have their `answer` in
+        their metadata."""
         self.directory = RunDirectory(root)
-        self.base = resolve_base("builtin:tiny")
+        self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
-        self._task = ArithmeticTask(ArithmeticOptions())
+        self._task = task or ArithmeticTask(ArithmeticOptions())
         self._seed = seed
         self.settings = LearnerSettings(
             base_dir=self.base,
             seed=seed,
-            temperature=1.0,
-            max_tokens=MAX_TOKENS,
+            temperature=temperature,
+            max_tokens=max_tokens,
             stop_ids=self.codec.stop_ids,
             training=TrainingConfig(),
             learner=LearnerConfig(device="cpu", threads=1, micro_batch_tokens=MICRO_BATCH_TOKENS),
@@ -70,8 +82,8 @@ class ShortRun:
             prompt_ids=self.codec.encode_prompt(problem.prompt),
             seed=draws.derive_seed(seed, "draws"),
             policy_version=0,
-            temperature=1.0,
-            max_tokens=MAX_TOKENS,
+            temperature=self.settings.temperature,
+            max_tokens=self.settings.max_tokens,
             stop_ids=self.codec.stop_ids,
         )
         return Asked(problem=problem, request=request)
@@ -81,16 +93,18 @@ class ShortRun:
 
     def answer(self, asked: Asked) -> NDArray[np.int32]:
         """The right answer, by hand, with its stop token."""
-        total = sum(int(number) for number in asked.problem.prompt.rstrip("=").split("+"))
-        ids = self.codec.encode_prompt(str(total))
-        return np.append(ids, self.codec.stop_ids[0]).astype(np.int32)
+        return np.append(self.ids(asked.problem.metadata["answer"]), self.codec.stop_ids[0]).astype(np.int32)
 
-    def train(self) -> None:
-        """On-policy, as in co-located mode: drawn by what is published."""
+    def ids(self, text: str) -> NDArray[np.int32]:
+        """The tokens of a text as such, without a chat template."""
+        return np.array(Tokenizer.from_file(str(self.base / "tokenizer.json")).encode(text).ids, np.int32)
+
+    def train(self, groups: int = GROUPS) -> None:
+        """On-policy, as in co-located mode: drawn by what is published; so many groups a step."""
         policy = Policy.load(self.settings)
         optimizer = make_optimizer(policy, self.settings.training)
         for step in range(1, STEPS + 1):
-            asked = self.asked(f"step {step}", GROUPS)
+            asked = self.asked(f"step {step}", groups)
             with policy.holding(policy.published()):
                 rollouts = list(sample_groups(policy.model, [one.request for one in asked]))
             train_step(policy, optimizer, self.for_training(asked, rollouts), self.settings)

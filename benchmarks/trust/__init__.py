@@ -2,6 +2,7 @@
 
 - The protocol, the network, TLS, pages, members, checkers, scorers, and a node, attacked by hand: see `attacking`.
 - Forged tokens and claims, by class of numerics, and honest nodes of each: see `tokens`.
+- The same on a real vocabulary, judged offline: see `real`.
 - What hostile rollouts cost the model: see `accuracy`. What the defence costs where nobody attacks: see `objectives`.
 
 `attacks_tried` and `attacks_detected` count every attack of every class of numerics once. `stall_s_worst` is the
@@ -25,17 +26,18 @@ DESCRIPTION: Final = "Attacks on hub and nodes: what is detected, how soon, and 
 
 
 def plan() -> list[Planned]:
-    from benchmarks.trust import accuracy, attacking, objectives, tokens
+    from benchmarks.trust import accuracy, attacking, objectives, real, tokens
 
-    return [*attacking.plan(), *tokens.plan(), *accuracy.plan(), *objectives.plan()]
+    return [*attacking.plan(), *tokens.plan(), *real.plan(), *accuracy.plan(), *objectives.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    from benchmarks.trust import accuracy, attacking, objectives, tokens
+    from benchmarks.trust import accuracy, attacking, objectives, real, tokens
 
     with tempfile.TemporaryDirectory(prefix="echo-trust-") as scratch:
         attacks = attacking.measure(Path(scratch), progress, seed=seed)
         forged = tokens.measure(Path(scratch), progress, seed=seed)
+        offline = real.measure(Path(scratch), progress, seed=seed)
         runs = accuracy.measure(Path(scratch), progress, seed=seed)
         undisturbed = objectives.measure(progress, seed=seed)
     tried = [*attacks, *(row for row in forged if "detected" in row)]
@@ -43,10 +45,11 @@ def measure(seed: int, progress: Progress) -> Measurement:
         headline={
             **headline(tried),
             **tokens.headline(forged),
+            **real.headline(offline),
             **accuracy.headline(runs),
             **objectives.headline(undisturbed),
         },
-        rows=[*attacks, *forged, *runs, *undisturbed],
+        rows=[*attacks, *forged, *offline, *runs, *undisturbed],
     )
 
 
