@@ -20,6 +20,7 @@ from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
 from echo_node.host.cage.description import Cage, CageMode, Held
 from echo_node.host.cage.entering import enter
+from echo_node.host.cage.leeway import BY_NAME, SEALED, Leeway
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError
@@ -41,14 +42,18 @@ class Terms:
     mode: CageMode = "auto"
     policies: Path | None = None
     """The directory below which adapters lie; the base model's is read in any case."""
+    leeway: Leeway = SEALED
+    """What a GPU's driver needs on this machine, as `gpu_cage` has found."""
 
     def to_frame(self) -> dict[str, Any]:
-        return {"mode": self.mode, "policies": None if self.policies is None else str(self.policies)}
+        policies = None if self.policies is None else str(self.policies)
+        return {"mode": self.mode, "policies": policies, "leeway": self.leeway.name}
 
     @classmethod
     def from_frame(cls, frame: Mapping[str, Any]) -> Terms:
         policies = frame["policies"]
-        return cls(mode=frame["mode"], policies=None if policies is None else Path(policies))
+        directory = None if policies is None else Path(policies)
+        return cls(mode=frame["mode"], policies=directory, leeway=BY_NAME[frame["leeway"]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,8 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
         gpu = settings.device != "cpu"
         _prepare(derived_dir, gpu=gpu)
         settings, ports = _with_doors(settings)
-        held = enter(Cage(reads=tuple(reads), writes=(derived_dir,), connects=ports, gpu=gpu))
+        cage = Cage(reads=tuple(reads), writes=(derived_dir,), connects=ports, gpu=gpu, leeway=terms.leeway)
+        held = enter(cage)
     if terms.mode == "required" and held.lacks:
         raise BackendError(
             "The engine is to run in a cage, and this system does not hold it in one.",
@@ -88,10 +94,10 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
     return Caged(held=held, settings=settings)
 
 
-def cage_trial(backend: str, device: str, scratch: str, mode: CageMode) -> Held:
+def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
     """The cage of such an engine around this process, with `scratch` for its model and its conversions."""
-    where = Path(scratch)
-    return cage_engine(backend, where, where, EngineSettings(device=device), Terms(mode=mode)).held
+    where, terms = Path(scratch), Terms(mode=mode, leeway=BY_NAME[leeway])
+    return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
 
 
 def _packages(backend: str) -> Iterator[Path]:

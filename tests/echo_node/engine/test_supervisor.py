@@ -29,7 +29,7 @@ from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
-from echo_node.host.cage.description import GUARDS
+from echo_node.host.cage.guards import GUARDS
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 from echo_shared.messages import LeaseReturned

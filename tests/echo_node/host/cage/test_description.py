@@ -1,6 +1,7 @@
 """How a cage is told of."""
 
-from echo_node.host.cage.description import GUARDS, Held
+from echo_node.host.cage.description import Held
+from echo_node.host.cage.guards import GUARDS
 
 
 def test_a_whole_cage_in_a_sentence() -> None:
