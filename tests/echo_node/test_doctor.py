@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import sys
@@ -16,6 +15,7 @@ from aiohttp import web
 
 from echo_node import doctor
 from echo_node.backends import registry
+from echo_node.backends.gpu_cage import Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.doctor import Diagnosis, examine, lines_of
@@ -24,6 +24,7 @@ from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.findings import Finding
 from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
+from echo_node.host.cage.leeway import BY_NAME, SEALED
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from tests.small_disk import mounted, needs_mounts
@@ -41,12 +42,12 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
     """Code that is probed, if it holds one of these words, is replaced by other code."""
     replacements: dict[str, str] = {}
-    probe = doctor._probe
+    probe = doctor.failure_of
 
-    def instead(code: str) -> str | None:
+    def instead(code: str, **_: Any) -> str | None:
         return probe(next((other for word, other in replacements.items() if word in code), "pass"))
 
-    monkeypatch.setattr(doctor, "_probe", instead)
+    monkeypatch.setattr(doctor, "failure_of", instead)
     return replacements.update
 
 
@@ -64,29 +65,6 @@ def test_this_machine_can_join(paths: Paths) -> None:
     assert diagnosis.as_json()["can_join"] is True
     text = "\n".join(lines_of(diagnosis))
     assert "echo-node join URL" in text
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("pass", None),
-        ("raise SystemExit(3)", "exit status 3"),
-        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
-        pytest.param(
-            "import os; os.kill(os.getpid(), 11)",
-            "killed by signal 11",
-            marks=pytest.mark.skipif(os.name == "nt", reason="POSIX signals"),
-        ),
-    ],
-)
-def test_a_library_that_fails_or_crashes_is_a_finding(code: str, words: str | None) -> None:
-    said = doctor._probe(code)
-    assert said == words if words is None else words in (said or "")
-
-
-def test_a_library_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROBE_S", 0.2)
-    assert doctor._probe("import threading; threading.Event().wait()") == "no answer within 0 s"
 
 
 def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, broken: Broken) -> None:
@@ -129,6 +107,8 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
     diagnosis = examine(paths, None)
     found = of(diagnosis, "torch on cuda")
     assert found.level == "warning" and "without CUDA" in found.what and "CUDA" in found.do
+    unused = of(diagnosis, "unused GPU")
+    assert unused.level == "warning" and "a GPU" in unused.what and "pytorch.org" in unused.what
     assert diagnosis.can_join
 
 
@@ -318,8 +298,22 @@ def test_an_engine_that_works_without_its_cage_alone_is_told(monkeypatch: pytest
     code = f"open({str(tmp_path / 'private')!r})"
     monkeypatch.setattr(registry, "packages", lambda name: [f"sys; {code}"] if name == "llama_cpp" else [])
     choice = BackendChoice(name="torch", device="cpu", reason="test")
-    assert doctor._try(choice, "auto") is None
+    cages = GpuCages(tmp_path / "cages.json")
+    assert doctor._try(choice, "auto", cages) == (None, SEALED)
     choice = BackendChoice(name="llama_cpp", device="cpu", reason="test")
-    failure = doctor._try(choice, "auto")
+    failure, _ = doctor._try(choice, "auto", cages)
     assert failure is not None and "PermissionError" in failure and failure.endswith(doctor.UNCAGED_WORKS)
-    assert doctor._try(choice, "off") is None
+    assert doctor._try(choice, "off", cages) == (None, SEALED)
+
+
+@pytest.mark.parametrize(("mode", "works"), [("auto", True), ("required", False)])
+def test_a_gpu_that_needs_a_wider_cage_is_told(
+    mode: CageMode, works: bool, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=BY_NAME["local sockets"]))
+    monkeypatch.setattr(doctor, "failure_of", lambda *_: None)
+    choice = BackendChoice(name="torch", device="cuda", reason="test")
+    failure, leeway = doctor._try(choice, mode, GpuCages(paths.gpu_cages))
+    found = doctor._engine(choice, failure, leeway, config_file=paths.config_file)
+    assert (failure is None) == works and found.level == "warning"
+    assert 'step "local sockets"' in found.what and ("usable: torch" in found.what) == works

@@ -21,6 +21,7 @@ from echo_node.backends.base import EngineSettings
 from echo_node.host.cage.description import Cage, CageMode, Held
 from echo_node.host.cage.entering import enter
 from echo_node.host.cage.leeway import BY_NAME, SEALED, Leeway
+from echo_node.host.gpu_nodes import make_nodes
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError
@@ -30,8 +31,12 @@ CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
 NOT_CAGED: Final = "not_caged"
 """Code of the BackendError of an engine that must have a cage, and has none."""
 
-_UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM compiles by programs that it starts"}
-_CACHES: Final = ("CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "AMD_COMGR_CACHE_DIR", "XDG_CACHE_HOME")
+UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM compiles by programs that it starts"}
+"""Backends that have no cage, and why."""
+_CACHES: Final = (
+    *("CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "AMD_COMGR_CACHE_DIR"),
+    *("NEO_CACHE_DIR", "SYCL_CACHE_DIR", "XDG_CACHE_HOME"),
+)
 """Where GPU drivers keep what they have compiled; other programs of the user read theirs, and trust it."""
 
 
@@ -74,8 +79,8 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
         os.environ.pop(variable, None)  # What is loaded from here on may have threads.
     if terms.mode == "off":
         return Caged(held=Held.to_nothing("the settings say so"), settings=settings)
-    if backend in _UNCAGED:
-        held = Held.to_nothing(_UNCAGED[backend])
+    if backend in UNCAGED:
+        held = Held.to_nothing(UNCAGED[backend])
     else:
         derived_dir.mkdir(parents=True, exist_ok=True)
         reads = [base_dir, *_packages(backend)] + ([] if terms.policies is None else [terms.policies])
@@ -112,6 +117,7 @@ def _prepare(derived_dir: Path, *, gpu: bool) -> None:
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
     tempfile.tempdir = None  # It is looked for anew.
     if gpu:
+        make_nodes()
         caches = derived_dir / "driver-caches"
         caches.mkdir(exist_ok=True)
         os.environ.update(dict.fromkeys(_CACHES, str(caches)))

@@ -20,9 +20,12 @@ def start() -> None:
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise _failed("the driver's library cannot be loaded", str(error)) from error
-    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+        raise BackendError(f"CUDA does not start: the driver's library cannot be loaded: {error}") from error
+    count, device, context, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
     _check(cuda, "cuInit", 0)
+    _check(cuda, "cuDeviceGetCount", ctypes.byref(count))
+    if not count.value:
+        raise BackendError("CUDA does not start: the driver finds no device.")
     _check(cuda, "cuDeviceGet", ctypes.byref(device), 0)
     _check(cuda, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     _check(cuda, "cuCtxSetCurrent", context)
@@ -36,8 +39,5 @@ def _check(cuda: Any, name: str, *arguments: Any) -> None:
     if status:
         said = ctypes.c_char_p()
         cuda.cuGetErrorString(status, ctypes.byref(said))
-        raise _failed(f"{name} failed with error {status}", (said.value or b"which has no name").decode())
-
-
-def _failed(what: str, got: str) -> BackendError:
-    return BackendError(f"CUDA does not start: {what}.", got=got)
+        meaning = (said.value or b"which has no name").decode()
+        raise BackendError(f"CUDA does not start: {name} failed with error {status}: {meaning}")

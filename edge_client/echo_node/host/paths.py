@@ -13,6 +13,7 @@ data_dir/
     derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
     widths.json               what engines were found to have memory for
     speeds.json               how fast engines were measured to be
+    gpu_cages.json            in which cage an engine on the GPU starts
     logs/
 """
 
@@ -106,6 +107,10 @@ class Paths:
     @property
     def speeds(self) -> Path:
         return self.data_dir / "speeds.json"
+
+    @property
+    def gpu_cages(self) -> Path:
+        return self.data_dir / "gpu_cages.json"
 
     @property
     def logs(self) -> Path:

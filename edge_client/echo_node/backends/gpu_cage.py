@@ -1,0 +1,164 @@
+"""Finds the narrowest cage in which an engine starts on this machine's GPU, and remembers it.
+
+Each step of `leeway.LEEWAYS` is tried in a process of its own that enters the cage and computes on the GPU. Example: on
+a card whose driver needs the MPS daemon, "sealed" and "listening socket" fail and "local sockets" works: the engine
+gets "local sockets". If even a process without a cage fails, the GPU cannot be used. That is not remembered: the driver
+may be mended at any time. Only Linux has steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from echo_node.backends import registry
+from echo_node.backends.caging import CAGED_ENVIRONMENT, UNCAGED, Terms
+from echo_node.backends.registry import BackendChoice
+from echo_node.host.cage.description import CageMode
+from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, NO_CAGE, SEALED, Leeway
+from echo_node.host.probing import failure_of
+from echo_shared.errors import BackendError
+from echo_shared.files import write_private
+
+log = logging.getLogger(__name__)
+
+GPU_UNUSABLE: Final = "gpu_unusable"
+"""Code of the BackendError of an engine whose GPU does not start."""
+RULES: Final = 1
+"""Raised with each change of the cage that may let a driver start in a narrower one, or keep it from starting."""
+KEPT_S: Final = 7 * 86_400.0
+"""A step behind which a guard is missing is looked for again after this time: a newer driver may need less."""
+STARTS: Final[Mapping[str, str]] = {
+    "torch": "from echo_node.backends import cuda_driver; cuda_driver.start(); "
+    "import torch; one = torch.ones(64, 64, device='cuda'); (one @ one).sum().item()",
+    "llama_cpp": "from echo_node.backends.llama_cpp_devices import has_gpu\n"
+    "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
+}
+"""Code that uses the GPU as the backend does. It starts the driver first: if that fails, PyTorch is not imported."""
+_MODULES: Final = Path("/sys/module")
+_DRIVERS: Final = ("nvidia", "amdgpu", "xe", "i915")
+
+Probe = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What was found for an engine on a GPU."""
+
+    leeway: Leeway
+    failure: str = ""
+    """Why the GPU does not start even without a cage; empty = it starts."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    leeway: str
+    found_at: float
+
+
+_ENTRIES: Final = TypeAdapter(dict[str, _Entry])
+
+
+def _probe(code: str) -> str | None:
+    return failure_of(code, env=CAGED_ENVIRONMENT)
+
+
+class GpuCages:
+    """What was found, in a file of the data directory. Calls block; a disk that cannot be used is told in the log."""
+
+    def __init__(self, file: Path, *, starts: Mapping[str, str] = STARTS, probe: Probe = _probe) -> None:
+        self._file = file
+        self._starts = starts
+        self._probe = probe
+
+    def terms(self, choice: BackendChoice, mode: CageMode, policies: Path | None = None) -> Terms:
+        """The terms on which this engine starts. Raises BackendError if its GPU does not."""
+        fit = self.find(choice, mode)
+        if fit.failure:
+            raise BackendError(
+                f"The GPU cannot be used by {choice.name}.",
+                got=fit.failure,
+                do=f"Mend the driver: echo-node doctor says more. To use the processor: {_on_cpu(choice)}.",
+                code=GPU_UNUSABLE,
+            )
+        return Terms(mode=mode, policies=policies, leeway=fit.leeway)
+
+    def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
+        """The narrowest step at which the engine starts; the first time this takes seconds for each step."""
+        has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
+        if mode == "off" or not has_steps or choice.name in UNCAGED:
+            return Fit(leeway=SEALED)
+        key = _key(choice)
+        if (known := self._known(key)) is not None:
+            return Fit(leeway=known)
+        narrowest = self._try(choice, SEALED)
+        if narrowest is not None and (failure := self._try(choice, NO_CAGE)) is not None:
+            return Fit(leeway=SEALED, failure=failure)
+        found = SEALED
+        if narrowest is not None:
+            found = next((step for step in LEEWAYS[1:-1] if self._try(choice, step) is None), NO_CAGE)
+        if found.lacks:
+            log.warning("%s on %s: %s.", choice.name, choice.device, found.why)
+        self._remember(key, found)
+        return Fit(leeway=found)
+
+    def _try(self, choice: BackendChoice, step: Leeway) -> str | None:
+        """What goes wrong at this step; None when the GPU computes."""
+        with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
+            arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
+            enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"
+            failure = self._probe(f"{enter}\n{self._starts[choice.name]}")
+        log.info("%s on %s, cage %r: %s", choice.name, choice.device, step.name, failure or "it starts")
+        return failure
+
+    def _known(self, key: str) -> Leeway | None:
+        entry = self._entries().get(key)
+        step = None if entry is None else BY_NAME.get(entry.leeway)
+        if entry is None or step is None or (step.lacks and time.time() - entry.found_at >= KEPT_S):
+            return None
+        return step
+
+    def _remember(self, key: str, step: Leeway) -> None:
+        entries = {**self._entries(), key: _Entry(leeway=step.name, found_at=time.time())}
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_private(self._file, _ENTRIES.dump_json(entries, indent=1))
+        except OSError as error:
+            log.warning("The cage of the GPU's engine cannot be remembered: %s: %s", self._file, error.strerror)
+
+    def _entries(self) -> dict[str, _Entry]:
+        try:
+            return _ENTRIES.validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            log.warning("The cage of the GPU's engine is looked for anew, %s cannot be read: %s", self._file, error)
+            return {}
+
+
+def _on_cpu(choice: BackendChoice) -> str:
+    return "--backend llama_cpp" if choice.name != "llama_cpp" else "a llama.cpp that was built for it"
+
+
+def _key(choice: BackendChoice) -> str:
+    """All that decides what the driver needs."""
+    drivers = [f"{name} {version}" for name in _DRIVERS if (version := _version(name))]
+    software = registry.software(choice.name)
+    return " | ".join([choice.name, choice.device, software, *drivers, platform.release(), f"rules {RULES}"])
+
+
+def _version(module: str) -> str:
+    try:
+        return (_MODULES / module / "version").read_text().strip()
+    except OSError:
+        return ""  # Not loaded, or a driver of the kernel's own, which has its version.
