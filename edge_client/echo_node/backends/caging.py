@@ -25,6 +25,7 @@ from echo_node.host.gpu_nodes import make_nodes
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError
+from echo_shared.user_variables import user_variables
 
 CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
 """With which an engine's process is started: numpy's threads would run before there is a cage around them."""
@@ -114,6 +115,8 @@ def _packages(backend: str) -> Iterator[Path]:
 
 def _prepare(derived_dir: Path, *, gpu: bool) -> None:
     """What libraries write without being asked to, they write beside the engine's conversions, or not at all."""
+    os.environ.update(user_variables())  # Who this is stands in a file that the cage does not let be read.
+    os.environ.setdefault("HOME", str(derived_dir))
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
     tempfile.tempdir = None  # It is looked for anew.
     if gpu:

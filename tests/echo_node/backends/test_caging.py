@@ -26,6 +26,7 @@ from echo_node.host.cage.leeway import BY_NAME
 from echo_shared.errors import BackendError
 from echo_shared.supervised import Limits
 from tests.echo_node.prying_worker import ATTEMPTS, LINUX
+from tests.homeless import USER, run_homeless
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its cage holds less, and was not tried")
 
@@ -177,3 +178,17 @@ def test_helpers_are_found_and_have_their_doors_before_there_is_a_cage(monkeypat
         for door in doors:
             door.close()
     assert _with_doors(EngineSettings()) == (EngineSettings(), ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")
+def test_an_engine_of_a_user_without_name_and_home_has_both(tmp_path: Path) -> None:
+    """PyTorch's compiler asks for the name; in the cage, nobody can read the list of users."""
+    code = (
+        "import getpass; from pathlib import Path; from echo_node.backends.caging import cage_trial\n"
+        f"held = cage_trial('torch', 'cuda', {str(tmp_path)!r}, 'required', 'listening socket')\n"
+        "from torch._inductor.runtime.cache_dir_utils import default_cache_dir\n"
+        "print(getpass.getuser(), Path.home(), default_cache_dir(), len(held.lacks))"
+    )
+    said = run_homeless("-c", code)
+    name = f"user-{USER}"
+    assert said.stdout == f"{name} {tmp_path} {tmp_path}/torchinductor_{name} 0\n", said.stderr
