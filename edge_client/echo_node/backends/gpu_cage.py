@@ -13,7 +13,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,13 +37,18 @@ RULES: Final = 1
 """Raised with each change of the cage that may let a driver start in a narrower one, or keep it from starting."""
 KEPT_S: Final = 7 * 86_400.0
 """A step behind which a guard is missing is looked for again after this time: a newer driver may need less."""
-STARTS: Final[Mapping[str, str]] = {
-    "torch": "from echo_node.backends import cuda_driver; cuda_driver.start(); "
-    "import torch; one = torch.ones(64, 64, device='cuda'); (one @ one).sum().item()",
-    "llama_cpp": "from echo_node.backends.llama_cpp_devices import has_gpu\n"
-    "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
+STARTS: Final[Mapping[str, Sequence[str]]] = {
+    "torch": (
+        "from echo_node.backends import cuda_driver; cuda_driver.start()",
+        "import torch; one = torch.ones(64, 64, device='cuda'); (one @ one).sum().item()",
+    ),
+    "llama_cpp": (
+        "from echo_node.backends.llama_cpp_devices import has_gpu\n"
+        "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
+    ),
 }
-"""Code that uses the GPU as the backend does. It starts the driver first: if that fails, PyTorch is not imported."""
+"""Code that uses the GPU as the backend does, the quick part first: where CUDA's driver does not start, PyTorch, which
+takes seconds to be imported, is not tried."""
 _MODULES: Final = Path("/sys/module")
 _DRIVERS: Final = ("nvidia", "amdgpu", "xe", "i915")
 
@@ -76,7 +81,7 @@ def _probe(code: str) -> str | None:
 class GpuCages:
     """What was found, in a file of the data directory. Calls block; a disk that cannot be used is told in the log."""
 
-    def __init__(self, file: Path, *, starts: Mapping[str, str] = STARTS, probe: Probe = _probe) -> None:
+    def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
         self._file = file
         self._starts = starts
         self._probe = probe
@@ -101,23 +106,33 @@ class GpuCages:
         key = _key(choice)
         if (known := self._known(key)) is not None:
             return Fit(leeway=known)
-        narrowest = self._try(choice, SEALED)
-        if narrowest is not None and (failure := self._try(choice, NO_CAGE)) is not None:
-            return Fit(leeway=SEALED, failure=failure)
-        found = SEALED
-        if narrowest is not None:
-            found = next((step for step in LEEWAYS[1:-1] if self._try(choice, step) is None), NO_CAGE)
-        if found.lacks:
-            log.warning("%s on %s: %s.", choice.name, choice.device, found.why)
-        self._remember(key, found)
-        return Fit(leeway=found)
+        place = 0
+        for code in self._starts[choice.name]:
+            found = self._first(choice, code, place)
+            if isinstance(found, str):
+                return Fit(leeway=SEALED, failure=found)
+            place = found
+        step = LEEWAYS[place]
+        if step.lacks:
+            log.warning("%s on %s: %s.", choice.name, choice.device, step.why)
+        self._remember(key, step)
+        return Fit(leeway=step)
 
-    def _try(self, choice: BackendChoice, step: Leeway) -> str | None:
+    def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
+        """The first step from this place on at which the code works, or what goes wrong even without a cage."""
+        if self._try(choice, code, LEEWAYS[place]) is None:
+            return place
+        if (failure := self._try(choice, code, NO_CAGE)) is not None:
+            return failure
+        last = len(LEEWAYS) - 1
+        return next((at for at in range(place + 1, last) if self._try(choice, code, LEEWAYS[at]) is None), last)
+
+    def _try(self, choice: BackendChoice, code: str, step: Leeway) -> str | None:
         """What goes wrong at this step; None when the GPU computes."""
         with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
             arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
             enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"
-            failure = self._probe(f"{enter}\n{self._starts[choice.name]}")
+            failure = self._probe(f"{enter}\n{code}")
         log.info("%s on %s, cage %r: %s", choice.name, choice.device, step.name, failure or "it starts")
         return failure
 

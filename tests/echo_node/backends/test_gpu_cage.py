@@ -16,7 +16,7 @@ from echo_node.host.cage.leeway import LEEWAYS, SEALED
 from echo_shared.errors import BackendError
 
 CUDA = BackendChoice(name="torch", device="cuda", reason="test")
-START = {"torch": "from echo_node.backends import cuda_driver; cuda_driver.start()"}
+START = {"torch": ("from echo_node.backends import cuda_driver; cuda_driver.start()",)}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's own")
 
@@ -55,11 +55,25 @@ def working_from(step: str) -> tuple[list[str], Callable[[str], str | None]]:
 
 def test_what_was_found_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried, probe = working_from("listening socket")
-    cages = GpuCages(tmp_path / "cages.json", probe=probe)
+    cages = GpuCages(tmp_path / "cages.json", starts=START, probe=probe)
     assert [cages.find(CUDA, "auto").leeway.name for _ in range(2)] == ["listening socket"] * 2
     assert tried == ["sealed", "no cage", "listening socket"]
     monkeypatch.setattr(gpu_cage, "_version", lambda module: "999.0")
     assert cages.find(CUDA, "auto").leeway.name == "listening socket" and len(tried) == 6, "another driver"
+
+
+def test_what_is_quick_is_tried_first(tmp_path: Path) -> None:
+    """The driver starts from the second step on, the library from the fourth."""
+    tried: list[str] = []
+
+    def probe(code: str) -> str | None:
+        needs = 3 if "library" in code else 1
+        tried.append(code.splitlines()[-1])
+        return None if next(at for at, step in enumerate(LEEWAYS) if f"{step.name!r})" in code) >= needs else "refused"
+
+    cages = GpuCages(tmp_path / "cages.json", starts={"torch": ("driver", "library")}, probe=probe)
+    assert cages.find(CUDA, "auto").leeway is LEEWAYS[3]
+    assert tried == ["driver"] * 3 + ["library"] * 4
 
 
 def test_a_wide_cage_is_looked_for_again_after_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,147 @@
+"""A hub and one node as real processes on this machine's GPU: how soon the hub trains, and how fast."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import demo
+from benchmarks.gpu.budget import Budget
+from benchmarks.processes import RunFailed, hub_process, node_process
+
+PART: Final = "end to end"
+REAL_MODEL: Final = "ECHO_BENCHMARK_MODEL"
+"""A directory in Hugging Face layout; without it, the base is built in."""
+BUILT_IN: Final = "builtin:tiny"
+ENDING_S: Final = 12.0
+"""Of the time, for hub and node to end."""
+MOST_STEPS: Final = 100_000
+LOOK_S: Final = 0.5
+_SUMS: Final = 12
+_SETTINGS: Final = {
+    BUILT_IN: {"ECHO_HUB_SAMPLING__MAX_TOKENS": "6"},
+    REAL_MODEL: {
+        "ECHO_HUB_SAMPLING__MAX_TOKENS": "32",
+        "ECHO_HUB_SAMPLING__TEMPERATURE": "0.7",
+        "ECHO_HUB_TASK__NAME": "jsonl",
+        "ECHO_HUB_TASK__SYSTEM_PROMPT": "Answer with the number only.",
+        "ECHO_HUB_TRAINING__GROUP_SIZE": "16",
+        "ECHO_HUB_TRAINING__GROUPS_PER_STEP": "16",
+    },
+}
+_NODE: Final = {"ECHO_NODE_MANNERS__GPU": "always"}
+_STEPS: Final = (
+    "SELECT trained_at, planned_at, num_tokens, metrics FROM steps WHERE trained_at IS NOT NULL ORDER BY step"
+)
+
+
+def model() -> str:
+    """What the case is called after."""
+    path = os.environ.get(REAL_MODEL)
+    return Path(path).name if path else BUILT_IN
+
+
+def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
+    """Trains until the time is over. Raises RunFailed when hub or node end before that."""
+    with tempfile.TemporaryDirectory(prefix="echo-end-to-end-") as scratch:
+        directory = Path(scratch)
+        run, home, environment = directory / "run", directory / "node", _environment(directory)
+        make = [sys.executable, "-m", "echo_hub", "init", str(run), "--port", "0", "--steps", str(MOST_STEPS)]
+        subprocess.run([*make, "--seed", str(seed)], env={**os.environ, **environment}, check=True, stdout=sys.stderr)
+        budget.say("the hub starts")
+        began_at = time.time()
+        with hub_process(run, directory / "hub.log", env=environment) as (hub, url):
+            budget.say("the node starts")
+            joined_at = time.time()
+            with node_process(url, home, ["--backend", "torch"], env=_NODE) as node:
+                _watch(run, budget, hub, node, directory)
+                said = _status(home)
+        steps = _steps(run)
+        return {
+            "seconds_to_first_step": steps[0]["trained_at"] - joined_at,
+            "hub_start_s": joined_at - began_at,
+            "steps": len(steps),
+            **_figures(steps),
+            "quarantines": _quarantines(run),
+            "node": f"{said['backend']} on {said['device']}",
+            "as_asked": said["device"] == device,
+            "cage": ", ".join(said["cage"].get("holds", ())) or "none",
+            "problems": list(said["problems"].values()),
+        }
+
+
+def _environment(directory: Path) -> Mapping[str, str]:
+    path = os.environ.get(REAL_MODEL)
+    if path is None:
+        return _SETTINGS[BUILT_IN]
+    tasks = directory / "sums.jsonl"
+    pairs = [(one, other) for one in range(1, _SUMS + 1) for other in range(1, _SUMS + 1)]
+    lines = (json.dumps({"prompt": f"What is {one} + {other}?", "answer": str(one + other)}) for one, other in pairs)
+    tasks.write_text("".join(f"{line}\n" for line in lines))
+    where = {"ECHO_HUB_MODEL__BASE": path, "ECHO_HUB_TASK__OPTIONS": json.dumps({"path": str(tasks)})}
+    return {**_SETTINGS[REAL_MODEL], **where}
+
+
+def _watch(run: Path, budget: Budget, hub: subprocess.Popen[str], node: subprocess.Popen[str], directory: Path) -> None:
+    """Until the time is over but for the ending. Tells each time that ten times as many steps are trained."""
+    next_told = 1
+    while budget.left_s > ENDING_S:
+        time.sleep(LOOK_S)
+        for name, process in (("hub", hub), ("node", node)):
+            if process.poll() is not None:
+                raise RunFailed(f"the {name} ended with status {process.returncode}: {_last_words(directory, name)}")
+        if len(_steps(run)) >= next_told:
+            budget.say(f"{next_told} steps are trained")
+            next_told *= 10
+    if not _steps(run):
+        words = "; ".join(_last_words(directory, name) for name in ("hub", "node"))
+        raise RunFailed(f"no step was trained in the time: {words}")
+
+
+def _last_words(directory: Path, name: str) -> str:
+    lines = (directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
+    return " | ".join(lines[-3:])[-400:]
+
+
+def _status(home: Path) -> dict[str, Any]:
+    """What the node says of itself."""
+    command = [sys.executable, "-m", "echo_node", "status", "--json", "--data-dir", str(home)]
+    said: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return said
+
+
+def _steps(run: Path) -> list[dict[str, Any]]:
+    with contextlib.closing(sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True, timeout=5.0)) as database:
+        rows = database.execute(_STEPS).fetchall()
+    return [
+        {"trained_at": trained, "planned_at": planned, "tokens": tokens, **json.loads(metrics)}
+        for trained, planned, tokens, metrics in rows
+    ]
+
+
+def _quarantines(run: Path) -> int:
+    """How often a node was sent there; each is honest."""
+    with contextlib.closing(sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True, timeout=5.0)) as database:
+        (count,) = database.execute("SELECT count(*) FROM trust_log WHERE decision = 'quarantined'").fetchone()
+    return int(count)
+
+
+def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all steps but the first, before which the node had nothing drawn."""
+    if len(steps) < 2:
+        return {"tokens_per_s": None, "step_s": None, "learner_waited": None}
+    span_s = steps[-1]["trained_at"] - steps[0]["trained_at"]
+    return {
+        "tokens_per_s": sum(step["tokens"] for step in steps[1:]) / span_s,
+        "step_s": span_s / (len(steps) - 1),
+        "learner_waited": 1 - demo.utilisation(steps),
+    }
