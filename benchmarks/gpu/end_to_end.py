@@ -59,12 +59,16 @@ def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
         subprocess.run([*make, "--seed", str(seed)], env={**os.environ, **environment}, check=True, stdout=sys.stderr)
         budget.say("the hub starts")
         began_at = time.time()
-        with hub_process(run, directory / "hub.log", env=environment) as (hub, url):
-            budget.say("the node starts")
-            joined_at = time.time()
-            with node_process(url, home, ["--backend", "torch"], env=_NODE) as node:
-                _watch(run, budget, hub, node, directory)
-                said = _status(home)
+        try:
+            with hub_process(run, directory / "hub.log", env=environment) as (hub, url):
+                budget.say("the node starts")
+                joined_at = time.time()
+                with node_process(url, home, ["--backend", "torch"], env=_NODE) as node:
+                    _watch(run, budget, hub, node)
+                    said = _status(home)
+        except RunFailed as error:  # The logs are gone with the directory.
+            words = (f"the {log.stem} said: {_last_words(log)}" for log in sorted(directory.glob("*.log")))
+            raise RunFailed("; ".join([str(error), *words])) from error
         steps = _steps(run)
         return {
             "seconds_to_first_step": steps[0]["trained_at"] - joined_at,
@@ -91,25 +95,24 @@ def _environment(directory: Path) -> Mapping[str, str]:
     return {**_SETTINGS[REAL_MODEL], **where}
 
 
-def _watch(run: Path, budget: Budget, hub: subprocess.Popen[str], node: subprocess.Popen[str], directory: Path) -> None:
+def _watch(run: Path, budget: Budget, hub: subprocess.Popen[str], node: subprocess.Popen[str]) -> None:
     """Until the time is over but for the ending. Tells each time that ten times as many steps are trained."""
     next_told = 1
     while budget.left_s > ENDING_S:
         time.sleep(LOOK_S)
         for name, process in (("hub", hub), ("node", node)):
             if process.poll() is not None:
-                raise RunFailed(f"the {name} ended with status {process.returncode}: {_last_words(directory, name)}")
+                raise RunFailed(f"the {name} ended with status {process.returncode}")
         if len(_steps(run)) >= next_told:
             budget.say(f"{next_told} steps are trained")
             next_told *= 10
     if not _steps(run):
-        words = "; ".join(_last_words(directory, name) for name in ("hub", "node"))
-        raise RunFailed(f"no step was trained in the time: {words}")
+        raise RunFailed("no step was trained in the time")
 
 
-def _last_words(directory: Path, name: str) -> str:
-    lines = (directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
-    return " | ".join(lines[-3:])[-400:]
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return " | ".join(lines[-3:])[-300:]
 
 
 def _status(home: Path) -> dict[str, Any]:

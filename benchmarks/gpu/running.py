@@ -27,6 +27,7 @@ _NO_CUDA_IN_SERVER: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """PyTorch then asks NVML if there is a GPU: CUDA's own library, once started, works in no fork."""
 _NOT_IN_A_FORK: Final = ("forked subprocess", "initialization error")
 _KILLED_AFTER_S: Final = 5.0
+_MOST_SAID: Final = 800
 
 Run = Callable[[str, str, int, float], dict[str, Any]]
 """Part, shape, seed and seconds, to figures."""
@@ -152,7 +153,7 @@ def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing:
         figures = run(part, shape, seed, limit_s)
     except BaseException as error:  # noqa: BLE001 - The process ends with it.
         sys.excepthook(type(error), error, error.__traceback__)
-        figures = {"error": f"{type(error).__name__}: {error}"[:300]}
+        figures = {"error": f"{type(error).__name__}: {error}"[:_MOST_SAID]}
     with os.fdopen(writing, "w") as pipe:
         pipe.write(json.dumps(figures) + "\n")
     sys.stderr.flush()

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends import registry
+from echo_node.backends.cage_report import report
 from echo_node.backends.caging import CAGED_ENVIRONMENT
-from echo_node.backends.gpu_cage import GpuCages
+from echo_node.backends.gpu_cage import STARTS, GpuCages
 from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig, load_config
 from echo_node.doctor_manners import examine_manners
@@ -276,6 +277,19 @@ def _first_remedy(hardware: Hardware) -> str:
 
 def _said(error: EchoError) -> str:
     return f"{error.what} ({error.got})" if error.got else error.what
+
+
+def cage_lines() -> Iterator[str]:
+    """At which step of the cage each engine starts on a GPU of this machine, and what it is refused; as it is found."""
+    if sys.platform != "linux":
+        yield "Only Linux has a cage with steps."
+        return
+    usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
+    on_gpu = [choice for choice in usable if choice.device != "cpu" and choice.name in STARTS]
+    if not on_gpu:
+        yield "No engine that has a cage uses a GPU here: echo-node doctor says what is missing."
+    for choice in on_gpu:
+        yield from report(choice)
 
 
 # Swarm and disk

@@ -1,4 +1,4 @@
-"""A filter of system calls, for all threads of this process: what is refused fails with EPERM, or as `_ANSWERS` says.
+"""A filter of system calls, for all threads of this process: what is refused fails with EPERM, or as `ANSWERS` says.
 
 https://docs.kernel.org/userspace-api/seccomp_filter.html. What is not named is let through: GPU drivers use many calls,
 and no two the same. Arguments that are checked are C ints, of which the kernel looks at the lower 32 bits alone, and so
@@ -19,10 +19,10 @@ from typing import Final
 from echo_node.host.cage import syscalls
 from echo_node.host.cage.leeway import LocalSockets
 
-_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
-_JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
+_LOAD, _AND, RETURN = 0x20, 0x54, 0x06
+JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
 _ALLOW: Final = 0x7FFF0000
-_ERRNO: Final = 0x00050000
+ERRNO: Final = 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
@@ -45,7 +45,7 @@ _FAST_OPEN: Final = 0x20000000
 """Connects by sending, which Landlock does not see."""
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
-_ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
+ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
 """What a refused call says where EPERM would be taken for a broken system.
 
 A filter does not see clone3's flags: a program that is told that there is no such call uses clone. A kernel without
@@ -131,34 +131,34 @@ def _sockets(*, tcp: bool, local: LocalSockets) -> dict[str, tuple[Check, ...]]:
 
 def program(processor: str, pid: int, *, tcp: bool, local: LocalSockets = "none") -> bytes:
     """The filter, as the kernel reads it. `processor`: one of `syscalls.PROCESSORS`."""
-    refused = _ERRNO | errno.EPERM
+    refused = ERRNO | errno.EPERM
     code = [
         _step(_LOAD, _ARCHITECTURE),
-        _step(_JUMP_EQUAL, _ARCHITECTURES[processor], then=1),
-        _step(_RETURN, refused),
+        _step(JUMP_EQUAL, _ARCHITECTURES[processor], then=1),
+        _step(RETURN, refused),
         _step(_LOAD, _NUMBER),
         _step(_JUMP_AT_LEAST, _X32_CALLS, otherwise=1),
-        _step(_RETURN, refused),
+        _step(RETURN, refused),
     ]
     partly = conditions(pid, tcp=tcp, local=local)
     for name, number in syscalls.numbers(processor).items():
         checks = [step for check in partly.get(name, ()) for step in _compiled(check)]
-        block = [*checks, _step(_RETURN, _ERRNO | _ANSWERS.get(name, errno.EPERM))]
-        code += [_step(_JUMP_EQUAL, number, otherwise=len(block)), *block]
-    return b"".join([*code, _step(_RETURN, _ALLOW)])
+        block = [*checks, _step(RETURN, ERRNO | ANSWERS.get(name, errno.EPERM))]
+        code += [_step(JUMP_EQUAL, number, otherwise=len(block)), *block]
+    return b"".join([*code, _step(RETURN, _ALLOW)])
 
 
 def _compiled(check: Check) -> list[bytes]:
     """Lets the call through if all of it holds, else goes on with what follows."""
-    code = [_step(_RETURN, _ALLOW)]
+    code = [_step(RETURN, _ALLOW)]
     for one in reversed(check):
         load = _step(_LOAD, _ARGUMENTS + 8 * one.argument)
         if isinstance(one, Except):
-            code = [load, _step(_JUMP_EQUAL, one.value, then=len(code)), *code]
+            code = [load, _step(JUMP_EQUAL, one.value, then=len(code)), *code]
             continue
         others, last = one.values[:-1], one.values[-1]
-        jumps = [_step(_JUMP_EQUAL, value, then=len(others) - place) for place, value in enumerate(others)]
-        code = [load, _step(_AND, one.mask), *jumps, _step(_JUMP_EQUAL, last, otherwise=len(code)), *code]
+        jumps = [_step(JUMP_EQUAL, value, then=len(others) - place) for place, value in enumerate(others)]
+        code = [load, _step(_AND, one.mask), *jumps, _step(JUMP_EQUAL, last, otherwise=len(code)), *code]
     return code
 
 
@@ -174,14 +174,21 @@ def install(*, tcp: bool, local: LocalSockets = "none") -> None:
     if struct.calcsize("P") != 8:
         raise OSError(errno.ENOSYS, "Echo knows no filter of system calls for a Python of 32 bits")
     steps = program(processor, os.getpid(), tcp=tcp, local=local)
-    buffer = ctypes.create_string_buffer(steps, len(steps))
-    described = struct.pack("@HP", len(steps) // 8, ctypes.addressof(buffer))
+    load(steps, _ALL_THREADS)
+
+
+def load(program: bytes, flags: int) -> int:
+    """Puts this filter on the calling thread, with these flags of seccomp(2): what that returns. Raises OSError."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)
     long = ctypes.c_long
-    flags = _ALL_THREADS | _AS_FAST_AS_BEFORE
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, long(1), long(0), long(0), long(0)):
         raise OSError(ctypes.get_errno(), f"no_new_privs: {os.strerror(ctypes.get_errno())}")
-    unsynchronised = libc.syscall(long(_SECCOMP[processor]), long(_SET_MODE_FILTER), long(flags), described)
-    if unsynchronised:
-        why = os.strerror(ctypes.get_errno()) if unsynchronised < 0 else f"thread {unsynchronised} does not take it"
-        raise OSError(ctypes.get_errno(), f"seccomp: {why}")
+    number, wanted = long(_SECCOMP[platform.machine()]), long(flags | _AS_FAST_AS_BEFORE)
+    returned: int = libc.syscall(number, long(_SET_MODE_FILTER), wanted, described)
+    if returned < 0:
+        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+    if returned and flags & _ALL_THREADS:
+        raise OSError(errno.EAGAIN, f"seccomp: thread {returned} does not take it")
+    return returned

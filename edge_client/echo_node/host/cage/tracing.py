@@ -1,0 +1,179 @@
+"""Tells which system calls a cage refuses to a process, and which files that process opens, by seccomp's notifications.
+
+The filter of `seccomp` refuses without a word. Here each refusal, and each opening of a file, goes to a supervisor. It
+notes them and gives the same answer. It is another process: one that watched itself would wait for itself.
+
+    child: listener = watch(tcp=False, local="none"); tells that number to its parent; does what is to be watched
+    parent: Supervisor(pid, listener).run()
+
+https://docs.kernel.org/userspace-api/seccomp_filter.html#userspace-notification
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import select
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from echo_node.host.cage import seccomp, syscalls
+from echo_node.host.cage.leeway import LocalSockets
+
+_NOTIFY: Final = 0x7FC00000
+_HEADER_STEPS: Final = 6
+"""Of `seccomp.program`, before it looks which call it is."""
+_NEW_LISTENER: Final = 1 << 3
+_OPENAT: Final = {"x86_64": 257, "aarch64": 56}
+_NOTICE: Final = struct.Struct("=QIIiIQ6Q")
+_ANSWER: Final = struct.Struct("=QqiI")
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_CONTINUE: Final = 1
+_PIDFD_GETFD: Final = 438
+_LONGEST_PATH: Final = 4_096
+_LOOK_MS: Final = 100
+_FAMILIES: Final = {1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6", 16: "AF_NETLINK"}
+_KINDS: Final = {1: "SOCK_STREAM", 2: "SOCK_DGRAM", 3: "SOCK_RAW", 5: "SOCK_SEQPACKET"}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file that was opened, whatever came of it."""
+
+    path: str
+    flags: int
+
+
+def watch(*, tcp: bool, local: LocalSockets) -> int:
+    """From here on this thread, and those that it starts, are watched: the descriptor that the supervisor takes.
+
+    Raises OSError where the kernel, of before 5.0, has no notifications.
+    """
+    processor = platform.machine()
+    steps = _watched(seccomp.program(processor, os.getpid(), tcp=tcp, local=local), _OPENAT[processor])
+    return seccomp.load(steps, _NEW_LISTENER)
+
+
+def _watched(program: bytes, openat: int) -> bytes:
+    """The filter, but that it notifies instead of refusing, and of openat as well."""
+    notify = (seccomp.RETURN, 0, 0, _NOTIFY)
+    steps = [notify if _refuses(step) else step for step in struct.iter_unpack("=HBBI", program)]
+    steps[_HEADER_STEPS:_HEADER_STEPS] = [(seccomp.JUMP_EQUAL, 0, 1, openat), notify]
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def _refuses(step: tuple[int, ...]) -> bool:
+    """True for a refusal, but for "there is no such call", which clone3 is told for each thread."""
+    code, _, _, value = step
+    return code == seccomp.RETURN and value >> 16 == seccomp.ERRNO >> 16 and value & 0xFFFF != errno.ENOSYS
+
+
+class Supervisor:
+    """Of one child. `refused` counts calls in words; `opened` has each file once, in order."""
+
+    def __init__(self, pid: int, listener: int) -> None:
+        """`listener`: as `watch` gave it to the child. Raises OSError where this system lets no parent look."""
+        self.refused: Counter[str] = Counter()
+        self.opened: dict[Opened, None] = {}
+        self._names = {number: name for name, number in syscalls.numbers(platform.machine()).items()}
+        self._openat = _OPENAT[platform.machine()]
+        child = os.pidfd_open(pid)
+        try:
+            self._listener = _take(child, listener)
+        finally:
+            os.close(child)
+
+    def run(self) -> None:
+        """Answers until the child has ended."""
+        waiting = select.poll()
+        waiting.register(self._listener, select.POLLIN)
+        try:
+            while True:
+                for _, event in waiting.poll(_LOOK_MS):
+                    if event & select.POLLIN:
+                        self._answer()
+                    elif event & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
+                        return
+        finally:
+            os.close(self._listener)
+
+    def _answer(self) -> None:
+        notice = bytearray(_NOTICE.size)
+        try:
+            fcntl.ioctl(self._listener, _RECEIVE, notice, True)
+            number, thread, _, call, _, _, *arguments = _NOTICE.unpack(notice)
+            if call == self._openat:
+                self.opened.setdefault(Opened(_text(thread, arguments[1]), arguments[2] & 0xFFFFFFFF))
+                answer = _ANSWER.pack(number, 0, 0, _CONTINUE)
+            else:
+                name = self._names.get(call, f"call {call}")
+                error = seccomp.ANSWERS.get(name, errno.EPERM)
+                self.refused[f"{name}({_words(name, thread, arguments)}): {errno.errorcode[error]}"] += 1
+                answer = _ANSWER.pack(number, 0, -error, 0)
+            fcntl.ioctl(self._listener, _SEND, bytearray(answer), True)
+        except FileNotFoundError:
+            return  # The thread was killed while it waited.
+
+
+def _take(child: int, listener: int) -> int:
+    """A copy of the child's descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    taken: int = libc.syscall(
+        ctypes.c_long(_PIDFD_GETFD), ctypes.c_long(child), ctypes.c_long(listener), ctypes.c_long(0)
+    )
+    if taken < 0:
+        raise OSError(ctypes.get_errno(), f"the process cannot be watched: {os.strerror(ctypes.get_errno())}")
+    return taken
+
+
+def _words(name: str, thread: int, arguments: list[int]) -> str:
+    """The arguments, where they say what was wanted."""
+    if name in ("socket", "socketpair"):
+        return f"{_FAMILIES.get(arguments[0], arguments[0])}, {_KINDS.get(arguments[1] & 0xF, arguments[1])}"
+    if name in ("connect", "bind"):
+        return _address(_bytes(thread, arguments[1], min(arguments[2], 128)))
+    if name in ("execve", "chmod", "truncate"):
+        return repr(_text(thread, arguments[0]))
+    return ""
+
+
+def _address(raw: bytes) -> str:
+    if len(raw) < 2:
+        return ""
+    family, name = int.from_bytes(raw[:2], "little"), raw[2:]
+    if family != socket.AF_UNIX:
+        return str(_FAMILIES.get(family, family))
+    if name[:1] == b"\0":
+        return repr("@" + name[1:].rstrip(b"\0").decode(errors="replace"))
+    return repr(name.partition(b"\0")[0].decode(errors="replace"))
+
+
+def _text(thread: int, address: int) -> str:
+    return b"".join(_pieces(thread, address)).partition(b"\0")[0].decode(errors="replace")
+
+
+def _pieces(thread: int, address: int) -> Iterator[bytes]:
+    """Up to the end of the text; a piece never goes beyond the page that it begins in."""
+    while address and (count := min(_LONGEST_PATH, 4_096 - address % 4_096)):
+        piece = _bytes(thread, address, count)
+        yield piece
+        if not piece or b"\0" in piece:
+            return
+        address += count
+
+
+def _bytes(thread: int, address: int, count: int) -> bytes:
+    try:
+        with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as memory:
+            memory.seek(address)
+            return memory.read(count)
+    except OSError:
+        return b""  # It is gone, or the address is none: then the call fails as well.
