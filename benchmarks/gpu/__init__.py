@@ -19,14 +19,14 @@ from benchmarks.progress import Planned, Progress
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 
 SERVER: Final = running.Server()
-"""Started by the first part."""
+"""The first part starts it."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
-"""The seconds that each may take, for one shape."""
+"""Limit of each part in seconds, for one shape."""
 END_TO_END_ON_CPU_S: Final = 45.0
 WHOLE_S: Final = 350.0
-"""That all may take together; what comes last then has less, or is left out."""
+"""Limit of all parts together. The last parts get less time, or are skipped."""
 LEAST_S: Final = 20.0
-"""Less is of no use to any part."""
+"""Shortest useful time of a part."""
 SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
 """The shape of the comparison: TRL wants its base on a disk."""
@@ -45,7 +45,7 @@ CONDITIONS: Final = {
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Name, part and shape of each case, in the order in which they are of use if the time runs out."""
+    """Return name, part and shape of each case, the most important ones first: the last may run out of time."""
     on_cpu = bool(os.environ.get(ON_CPU))
     shapes = [name for name, shape in SHAPES.items() if shape.tiny == on_cpu]
     first, *others = shapes
@@ -56,7 +56,7 @@ def cases() -> list[tuple[str, str, str]]:
 
 
 def limit_of(part: str) -> float:
-    """The seconds of a part. The end-to-end part takes all that it has; on a CPU, less shows that it works."""
+    """Return the seconds of a part. The end-to-end part uses all of them; on a CPU a short run is enough."""
     return END_TO_END_ON_CPU_S if part == end_to_end.PART and os.environ.get(ON_CPU) else PARTS[part]
 
 

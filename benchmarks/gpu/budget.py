@@ -1,4 +1,4 @@
-"""The time of one part: what is left of it, and a line on the standard error for each thing that the part does."""
+"""Time budget of one part, and its progress lines on standard error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Budget:
-    """Begins when it is made."""
+    """Time budget that starts at construction."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
@@ -19,6 +19,6 @@ class Budget:
         return self._limit_s - (time.monotonic() - self._began_at)
 
     def say(self, what: str) -> None:
-        """Tells what is done from now on."""
+        """Print a progress line."""
         elapsed_s = time.monotonic() - self._began_at
         print(f"  {self._name}, {elapsed_s:.0f} of {self._limit_s:.0f} s: {what}", file=sys.stderr, flush=True)

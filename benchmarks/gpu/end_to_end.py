@@ -23,7 +23,7 @@ REAL_MODEL: Final = "ECHO_BENCHMARK_MODEL"
 """A directory in Hugging Face layout; without it, the base is built in."""
 BUILT_IN: Final = "builtin:tiny"
 ENDING_S: Final = 12.0
-"""Of the time, for hub and node to end."""
+"""Seconds kept for ending the hub and the node."""
 MOST_STEPS: Final = 100_000
 LOOK_S: Final = 0.5
 _SUMS: Final = 12
@@ -45,13 +45,13 @@ _STEPS: Final = (
 
 
 def model() -> str:
-    """What the case is called after."""
+    """Return the name of the base model, for the case's name."""
     path = os.environ.get(REAL_MODEL)
     return Path(path).name if path else BUILT_IN
 
 
 def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
-    """Trains until the time is over. Raises RunFailed when hub or node end before that."""
+    """Train until the budget is used up. Raises RunFailed if the hub or the node ends early."""
     with tempfile.TemporaryDirectory(prefix="echo-end-to-end-") as scratch:
         directory = Path(scratch)
         run, home, environment = directory / "run", directory / "node", _environment(directory)
@@ -96,7 +96,7 @@ def _environment(directory: Path) -> Mapping[str, str]:
 
 
 def _watch(run: Path, budget: Budget, hub: subprocess.Popen[str], node: subprocess.Popen[str]) -> None:
-    """Until the time is over but for the ending. Tells each time that ten times as many steps are trained."""
+    """Wait until the budget is nearly used up. Print a line after 1, 10, 100, ... trained steps."""
     next_told = 1
     while budget.left_s > ENDING_S:
         time.sleep(LOOK_S)
@@ -116,7 +116,7 @@ def _last_words(log: Path) -> str:
 
 
 def _status(home: Path) -> dict[str, Any]:
-    """What the node says of itself."""
+    """Return the node's own status."""
     command = [sys.executable, "-m", "echo_node", "status", "--json", "--data-dir", str(home)]
     said: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return said
@@ -132,14 +132,14 @@ def _steps(run: Path) -> list[dict[str, Any]]:
 
 
 def _quarantines(run: Path) -> int:
-    """How often a node was sent there; each is honest."""
+    """Count quarantine decisions. The node is honest, so each one is a fault."""
     with contextlib.closing(sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True, timeout=5.0)) as database:
         (count,) = database.execute("SELECT count(*) FROM trust_log WHERE decision = 'quarantined'").fetchone()
     return int(count)
 
 
 def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all steps but the first, before which the node had nothing drawn."""
+    """Compute rates over all steps after the first: the first step includes the start of the node."""
     if len(steps) < 2:
         return {"tokens_per_s": None, "step_s": None, "learner_waited": None}
     span_s = steps[-1]["trained_at"] - steps[0]["trained_at"]

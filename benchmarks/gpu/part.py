@@ -1,7 +1,7 @@
 """One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED [SECONDS]`; its last line is JSON.
 
 `python -m benchmarks.gpu.part --serve` runs the parts that it is told on its standard input, see `running`. Each part
-says on the standard error what it does, and leaves out what its seconds do not suffice for.
+prints its progress on standard error and skips work that does not fit into its seconds.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ STEPS: Final = 3
 """The first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
 ALONE_S: Final = 120.0
-"""Of a part that is started without a limit."""
+"""Limit of a part that is started without one."""
 RESERVE_S: Final = 5.0
-"""For what comes after a loop: the figures, and the process's end."""
+"""Seconds kept for work after a loop."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
         asked = requests(shape, seed, GROUP_SIZE)
         took_s, rollouts = timed(lambda: list(sample_groups(policy.model, asked)))
         for width in shape.widths:
-            # A wider batch takes longer, though not by as much as it is wider.
+            # Doubling the width less than doubles the time.
             if budget.left_s < 2 * took_s + RESERVE_S:
                 row["left_out"].append(f"width {width}")
                 continue
@@ -122,7 +122,7 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 def agreement(
     policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout], budget: Budget
 ) -> dict[str, Any]:
-    """The share of tokens that the same weights in float32 draw as well, of as many rollouts as there is time for."""
+    """Compute the share of tokens that the same weights in float32 draw as well. Skip rollouts when time runs out."""
     policy.model.float()
     by_group = {request.group_id: request for request in asked}
     same: list[Any] = []
@@ -275,7 +275,7 @@ def matrix_operations_per_s(device: torch.device) -> float:
 
 
 def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:
-    """The figures of one part, with the device. A part that has processes of its own says itself what they took."""
+    """Return the figures of one part and the device. Parts with child processes report peak memory themselves."""
     budget = Budget(f"{part}, {shape}", limit_s)
     kind = device_type()
     device = torch.cuda.get_device_name() if kind == "cuda" else "cpu"

@@ -1,8 +1,7 @@
-"""Runs the parts, each in a process of its own that may fail, hang or take all memory without harm to the others.
+"""Run each part in a process of its own. A crash, a hang or exhausted memory costs one part only.
 
-A server process imports PyTorch and the rest once and forks for each part: a fork has the libraries at once. It makes a
-CUDA context of its own, for the server itself never uses the GPU. Where a system has no fork, each part imports for
-itself.
+A server process imports PyTorch and the other libraries once, then forks for each part. The server never uses the GPU,
+so each fork can create a CUDA context. On systems without fork, each part imports the libraries itself.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SERVE: Final = "--serve"
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 STARTS_WITHIN_S: Final = 120.0
 _NO_CUDA_IN_SERVER: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""PyTorch then asks NVML if there is a GPU: CUDA's own library, once started, works in no fork."""
+"""Make PyTorch look for a GPU by NVML: after a look by CUDA itself, no fork could use CUDA."""
 _NOT_IN_A_FORK: Final = ("forked subprocess", "initialization error")
 _KILLED_AFTER_S: Final = 5.0
 _MOST_SAID: Final = 800
@@ -34,7 +33,7 @@ Run = Callable[[str, str, int, float], dict[str, Any]]
 
 
 class Server:
-    """A context manager around the server's process, which the first part starts."""
+    """Context manager of the server process. The first part starts the process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -64,7 +63,7 @@ class Server:
         return self._process
 
     def run(self, part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-        """The figures of one part, or `error`: why there are none."""
+        """Return the figures of one part, or the reason for their absence as `error`."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -85,7 +84,7 @@ class Server:
 
 
 def run_alone(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-    """The same by a process that imports all for itself."""
+    """Run a part in a process that imports the libraries itself."""
     command = [sys.executable, "-m", MODULE, part, shape, str(seed), str(limit_s)]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=False)
@@ -95,7 +94,7 @@ def run_alone(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, 
 
 
 def _figures(output: str, status: int) -> dict[str, Any]:
-    """What a part's last line says."""
+    """Parse the last line of a part's output."""
     lines = output.splitlines()
     try:
         figures: dict[str, Any] = json.loads(lines[-1])
@@ -105,7 +104,7 @@ def _figures(output: str, status: int) -> dict[str, Any]:
 
 
 def _line(descriptor: int, within_s: float) -> str | None:
-    """The next line of a pipe, or what there is of it at its end; None when the time is over."""
+    """Read one line of a pipe. Return the partial line at the pipe's end, or None after `within_s`."""
     read, until = b"", time.monotonic() + within_s
     while not read.endswith(b"\n"):
         if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -121,7 +120,7 @@ def _line(descriptor: int, within_s: float) -> str | None:
 
 
 def serve(run: Run) -> None:
-    """Answers each line on the standard input by one on the standard output, until there are no more."""
+    """Read requests from standard input and write one line of figures for each to standard output."""
     for line in sys.stdin:
         part, shape, seed, limit_s = json.loads(line)
         print(json.dumps(_forked(run, part, shape, seed, limit_s)), flush=True)
@@ -132,9 +131,9 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.setsid()  # What it starts is killed with it.
+        os.setsid()  # A later killpg reaches all processes of the part.
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - It lives as long as the process.
-        os.dup2(2, 1)  # What libraries print is no figures.
+        os.dup2(2, 1)  # Libraries print to standard output; the server's answers go there.
         status = _answer(run, part, shape, seed, limit_s, writing)
         os._exit(status)
     os.close(writing)
@@ -148,7 +147,7 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
 
 
 def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing: int) -> int:
-    """The exit status. An error's text is an answer as well; its traceback goes to the standard error."""
+    """Run the part and write its figures, or its error. Return the exit status."""
     try:
         figures = run(part, shape, seed, limit_s)
     except BaseException as error:  # noqa: BLE001 - The process ends with it.

@@ -1,7 +1,7 @@
-"""A name and a home for a process's user where the environment has none, as in containers and under service managers.
+"""Environment variables for the user's name and home, if unset, as in containers and under service managers.
 
-PyTorch's compiler asks `getpass.getuser` for a directory's name. Without USER that looks into /etc/passwd, which may
-lack this user, or be unreadable in a cage, and raises KeyError. Every child process is started with these variables.
+PyTorch's compiler calls `getpass.getuser` to name a directory. If USER is unset, `getuser` reads /etc/passwd. It raises
+KeyError if that file lacks the user or is unreadable, as in a cage. Every child process gets these variables.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import os
 from typing import Final
 
 _NAMES: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")
-"""Where `getpass.getuser` looks."""
+"""Variables that `getpass.getuser` reads."""
 
 
 def user_variables() -> dict[str, str]:
-    """What is to be added to the environment; empty where nothing is missing, or HOME cannot be found out."""
+    """Return the variables to add. HOME is left out if the system knows no home."""
     added: dict[str, str] = {}
     if not any(os.environ.get(name) for name in _NAMES):
         added["USER"] = _name()

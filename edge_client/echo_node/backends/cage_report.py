@@ -1,7 +1,7 @@
-"""Tells at which step of the cage a GPU's engine starts, and what its driver is refused: `echo-node doctor --cage`.
+"""Report the refused calls and files of a GPU's driver at each step of the cage: `echo-node doctor --cage`.
 
-One run on a machine with a card names the guard that keeps the GPU from starting: each step is tried in a process of
-its own, whose refused calls and opened files a supervisor notes.
+One run on a machine with a card names the guard that blocks the GPU. A child process tries each step, and a supervisor
+records the child's refused calls and opened files.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ _OF_A_THREAD: Final = "/proc/self/task/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """One step."""
+    """Result of one step."""
 
     step: Leeway
     failure: str
-    """Empty = the engine starts."""
+    """Error text; empty = the engine starts."""
     refused: Mapping[str, int]
-    """Calls in words, and how often."""
+    """Refused calls in words, with their counts."""
     unopened: Sequence[str]
-    """Files that are there and that the cage keeps closed."""
+    """Existing files that the cage does not let the driver open."""
     unwatched: str = ""
-    """Why nothing is known of what was refused."""
+    """Reason for missing data on refused calls; empty = complete."""
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Lines for people, as they are found: each step until the engine starts."""
+    """Yield lines for people: one block for each step, up to the first step at which the engine starts."""
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))
@@ -63,7 +63,7 @@ def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) 
 
 
 def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
-    """Runs this code in the cage of that step. Blocks for seconds."""
+    """Run this code in the cage of that step. Blocks for seconds."""
     with tempfile.TemporaryDirectory(prefix="echo-cage-", ignore_cleanup_errors=True) as scratch:
         arguments = [choice.name, choice.device, step.name, scratch]
         child = subprocess.Popen(
@@ -93,7 +93,7 @@ def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
 
 
 def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]:
-    """Answers the child until it has ended; or why it cannot be watched."""
+    """Supervise the child until its end. Return the supervisor, or None and the reason why supervision fails."""
     assert child.stdout is not None
     told = child.stdout.readline().decode().strip()
     if not told.isdecimal():
@@ -101,14 +101,14 @@ def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]
     try:
         supervisor = Supervisor(child.pid, int(told))
     except OSError as error:
-        child.kill()  # It waits for answers that nobody gives.
+        child.kill()  # Its calls wait for a supervisor.
         return None, error.strerror or str(error)
     supervisor.run()
     return supervisor, ""
 
 
 def _again(opened: Opened, pid: int) -> Opened:
-    """The same file for another process, which finds its own under "self"."""
+    """Return the same file for another process: replace the process's number by "self"."""
     path = opened.path.replace(f"/proc/{pid}/", "/proc/self/")
     if path.startswith(_OF_A_THREAD):
         thread, _, rest = path.removeprefix(_OF_A_THREAD).partition("/")
@@ -117,7 +117,7 @@ def _again(opened: Opened, pid: int) -> Opened:
 
 
 def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
-    """Those that a process in that cage cannot open, though they are there."""
+    """Return the existing files that a process in that cage cannot open."""
     asked = json.dumps([(one.path, one.flags) for one in opened if Path(one.path).is_absolute()])
     done = subprocess.run(
         [*_CHILD, "opening", *arguments],
@@ -140,7 +140,7 @@ def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
-    """Files as in the cage; calls by a filter that notifies."""
+    """Enter the cage's file rules and the notifying filter, then run the code."""
     step = BY_NAME[name]
     _enter(backend, device, replace(step, call_filter=False), scratch)
     try:
@@ -161,7 +161,7 @@ def _opening(backend: str, device: str, name: str, scratch: str) -> None:
 
 
 def _opens(path: str, flags: int) -> bool:
-    """True as well for what is not there: a driver is used to that."""
+    """Return False if the cage refuses the file. A missing file counts as opened: drivers expect missing files."""
     kept = flags & (os.O_ACCMODE | getattr(os, "O_DIRECTORY", 0))
     try:
         os.close(os.open(path, kept | os.O_CLOEXEC | os.O_NONBLOCK))

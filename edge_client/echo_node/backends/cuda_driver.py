@@ -1,4 +1,4 @@
-"""Starts CUDA by the driver's own library, without PyTorch: tells in tenths of a second if this process can use a GPU.
+"""Start CUDA by the driver's own library: a check of the GPU that takes tenths of a second, without PyTorch.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """

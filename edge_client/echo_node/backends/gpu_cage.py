@@ -1,9 +1,9 @@
-"""Finds the narrowest cage in which an engine starts on this machine's GPU, and remembers it.
+"""Find the narrowest cage in which an engine starts on this machine's GPU, and cache the result.
 
-Each step of `leeway.LEEWAYS` is tried in a process of its own that enters the cage and computes on the GPU. Example: on
-a card whose driver needs the MPS daemon, "sealed" and "listening socket" fail and "local sockets" works: the engine
-gets "local sockets". If even a process without a cage fails, the GPU cannot be used. That is not remembered: the driver
-may be mended at any time. Only Linux has steps.
+A child process tries each step of `leeway.LEEWAYS`: it enters the cage and computes on the GPU. Example: a driver needs
+the MPS daemon. The steps "sealed" and "listening socket" fail, "local sockets" works, and the engine gets "local
+sockets". If a child without a cage fails as well, the GPU is unusable. Only working steps are cached: the user may
+repair the driver at any time. Only Linux has steps.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from echo_shared.files import write_private
 log = logging.getLogger(__name__)
 
 GPU_UNUSABLE: Final = "gpu_unusable"
-"""Code of the BackendError of an engine whose GPU does not start."""
+"""Error code of an engine whose GPU does not start."""
 RULES: Final = 1
-"""Raised with each change of the cage that may let a driver start in a narrower one, or keep it from starting."""
+"""Version of the cage's rules. A new version invalidates all cached steps."""
 KEPT_S: Final = 7 * 86_400.0
-"""A step behind which a guard is missing is looked for again after this time: a newer driver may need less."""
+"""Lifetime of a cached step that lacks a guard: a later search may find a narrower one."""
 STARTS: Final[Mapping[str, Sequence[str]]] = {
     "torch": (
         "from echo_node.backends import cuda_driver; cuda_driver.start()",
@@ -47,8 +47,8 @@ STARTS: Final[Mapping[str, Sequence[str]]] = {
         "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
     ),
 }
-"""Code that uses the GPU as the backend does, the quick part first: where CUDA's driver does not start, PyTorch, which
-takes seconds to be imported, is not tried."""
+"""Code that uses the GPU like the backend, quick parts first: if CUDA's driver fails at a step, importing PyTorch
+there would waste seconds."""
 _MODULES: Final = Path("/sys/module")
 _DRIVERS: Final = ("nvidia", "amdgpu", "xe", "i915")
 
@@ -57,11 +57,11 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What was found for an engine on a GPU."""
+    """Result of the search for one engine on a GPU."""
 
     leeway: Leeway
     failure: str = ""
-    """Why the GPU does not start even without a cage; empty = it starts."""
+    """Error of the GPU without a cage; empty = the GPU works."""
 
 
 class _Entry(BaseModel):
@@ -79,7 +79,7 @@ def _probe(code: str) -> str | None:
 
 
 class GpuCages:
-    """What was found, in a file of the data directory. Calls block; a disk that cannot be used is told in the log."""
+    """Cache of found steps in a file of the data directory. Calls block. Disk errors go to the log."""
 
     def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
         self._file = file
@@ -87,19 +87,19 @@ class GpuCages:
         self._probe = probe
 
     def terms(self, choice: BackendChoice, mode: CageMode, policies: Path | None = None) -> Terms:
-        """The terms on which this engine starts. Raises BackendError if its GPU does not."""
+        """Return the terms for starting this engine. Raises BackendError if the GPU does not work."""
         fit = self.find(choice, mode)
         if fit.failure:
             raise BackendError(
                 f"The GPU cannot be used by {choice.name}.",
                 got=fit.failure,
-                do=f"Mend the driver: echo-node doctor says more. To use the processor: {_on_cpu(choice)}.",
+                do=f"Repair the driver: echo-node doctor says more. To use the processor: {_on_cpu(choice)}.",
                 code=GPU_UNUSABLE,
             )
         return Terms(mode=mode, policies=policies, leeway=fit.leeway)
 
     def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
-        """The narrowest step at which the engine starts; the first time this takes seconds for each step."""
+        """Return the narrowest step at which the engine starts. An uncached search takes seconds for each step."""
         has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
         if mode == "off" or not has_steps or choice.name in UNCAGED:
             return Fit(leeway=SEALED)
@@ -119,7 +119,7 @@ class GpuCages:
         return Fit(leeway=step)
 
     def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
-        """The first step from this place on at which the code works, or what goes wrong even without a cage."""
+        """Return the first working step, searching from `place`; or the error without a cage, if that fails too."""
         if self._try(choice, code, LEEWAYS[place]) is None:
             return place
         if (failure := self._try(choice, code, NO_CAGE)) is not None:
@@ -128,7 +128,7 @@ class GpuCages:
         return next((at for at in range(place + 1, last) if self._try(choice, code, LEEWAYS[at]) is None), last)
 
     def _try(self, choice: BackendChoice, code: str, step: Leeway) -> str | None:
-        """What goes wrong at this step; None when the GPU computes."""
+        """Run the code at this step. Return its error, or None."""
         with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
             arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
             enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"
@@ -166,7 +166,7 @@ def _on_cpu(choice: BackendChoice) -> str:
 
 
 def _key(choice: BackendChoice) -> str:
-    """All that decides what the driver needs."""
+    """Return the cache key: everything that changes the driver's needs."""
     drivers = [f"{name} {version}" for name in _DRIVERS if (version := _version(name))]
     software = registry.software(choice.name)
     return " | ".join([choice.name, choice.device, software, *drivers, platform.release(), f"rules {RULES}"])
@@ -176,4 +176,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # Not loaded, or a driver of the kernel's own, which has its version.
+        return ""  # The driver is not loaded, or is part of the kernel, whose release is in the key.

@@ -208,7 +208,7 @@ def _why_unused(possible: Possibility, failure: str | None) -> str | None:
     """In a sentence; empty = this machine is not made for it; None = it works."""
     choice, missing = possible.choice, possible.missing
     if missing is None:
-        do = "Mend that, then run: echo-node bench."
+        do = "Repair it, then run: echo-node bench."
         return None if failure is None else f"{choice.name} on {choice.device} failed ({failure}). {do}"
     if missing.code == NO_DEVICE or choice.name == "vllm":  # What vLLM needs is an option beside PyTorch's engine.
         return ""

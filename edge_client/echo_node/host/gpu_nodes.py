@@ -1,7 +1,7 @@
-"""Makes the device files of CUDA where the kernel's driver is loaded and they are missing, as on servers after a start.
+"""Create CUDA's missing device files, as after the boot of a server, if the kernel's driver is loaded.
 
-CUDA makes them itself by the program nvidia-modprobe, which has root's rights. A process in its cage starts no program,
-and would get no such rights, so that this is done before.
+CUDA itself creates these files with the setuid program nvidia-modprobe. A process in a cage cannot start a program or
+gain rights, so the node runs nvidia-modprobe before the cage is entered.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _DRIVER: Final = Path("/proc/driver/nvidia")
 _NODE: Final = Path("/dev/nvidia-uvm")
 _PROGRAM: Final = "nvidia-modprobe"
 _OPTIONS: Final = ("-u", "-c=0")
-"""Loads the module of unified memory, and makes its files."""
+"""Load the module for unified memory and create its files."""
 _PATH: Final = "/usr/bin:/usr/local/bin:/usr/sbin:/sbin"
 _PATIENCE_S: Final = 30.0
 
 
 def make_nodes() -> None:
-    """Blocks for up to seconds. A failure is told in the log: CUDA says then what it lacks."""
+    """Create the files. Blocks for seconds. A failure goes to the log; CUDA then reports the missing file itself."""
     program = shutil.which(_PROGRAM, path=_PATH)
     if not _DRIVER.exists() or _NODE.exists() or program is None:
         return

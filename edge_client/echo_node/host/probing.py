@@ -1,4 +1,4 @@
-"""Runs Python code in a process of its own: code that crashes, hangs or exits is a sentence like any other failure."""
+"""Run Python code in a child process. A crash, a hang or an exit status becomes a sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_SAID: Final = 200
 
 
 def failure_of(code: str, *, env: Mapping[str, str] | None = None, within_s: float = PROBE_S) -> str | None:
-    """What goes wrong when this code runs, or None. `env` is added to this process's own."""
+    """Run this code. Return a sentence on its failure, or None. `env` adds to this process's environment."""
     try:
         ended = subprocess.run(
             [sys.executable, "-c", code],

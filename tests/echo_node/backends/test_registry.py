@@ -76,7 +76,7 @@ def test_a_gpu_that_failed_when_it_was_measured_is_told(monkeypatch: pytest.Monk
     rates = {("torch", "cuda"): 0.0, ("llama_cpp", "cpu"): 9.0, ("torch", "cpu"): 8.0}
     failed = registry.choose(WITH_GPU, "auto", rates, {("torch", "cuda"): "CUDA does not start"})
     assert failed.device == "cpu"
-    assert "torch on cuda failed (CUDA does not start). Mend that, then run: echo-node bench." in failed.unused_gpu
+    assert "torch on cuda failed (CUDA does not start). Repair it, then run: echo-node bench." in failed.unused_gpu
     partly = registry.choose(WITH_GPU, "torch", {("torch", "cuda"): 0.0}, {("torch", "cuda"): "CUDA does not start"})
     assert (partly.device, partly.unused_gpu) == ("cpu", failed.unused_gpu), "not all were measured"
     slower = registry.choose(WITH_GPU, "auto", {**rates, ("torch", "cuda"): 1.0})

@@ -1,4 +1,4 @@
-"""What a cage keeps a process from, under names that settings and reports use."""
+"""Names of the guards of a cage, for settings and reports."""
 
 from __future__ import annotations
 

@@ -1,19 +1,19 @@
-"""What a cage may leave a GPU's driver beyond its device files, from the least to all, each step under a name.
+"""Steps of the cage for a GPU's driver, from narrow to wide.
 
 Example: NVIDIA's driver creates a Unix socket when CUDA starts. The first step refuses that, and CUDA answers with
 error 304; the second step allows it, and CUDA starts. `backends.gpu_cage` finds the first step that works on a machine.
 
-What CUDA does at its start, seen by other sandboxes on cards from driver 570 on, and what refuses it:
+System calls of CUDA's start that a sandbox refuses, as other projects traced them with driver 570 and newer:
 
-- It writes the names of its threads to /proc/self/task/*/comm. EACCES there is error 304. Every step allows it.
+- CUDA writes thread names to /proc/self/task/*/comm. EACCES leads to error 304. Every step allows it.
   https://github.com/nolabs-ai/nono/pull/673, https://github.com/NVIDIA/OpenShell/issues/1486
-- It opens nvidia-uvm-tools and reads /proc/driver/nvidia-uvm. Every step allows it.
+- CUDA opens nvidia-uvm-tools and reads /proc/driver/nvidia-uvm. Every step allows it.
   https://github.com/nolabs-ai/nono/pull/652
-- It connects a SOCK_SEQPACKET socket to /tmp/nvidia-mps/control, and goes on without MPS when it gets ENOENT.
+- CUDA connects a SOCK_SEQPACKET socket to /tmp/nvidia-mps/control. On ENOENT it starts without MPS.
   https://github.com/NVIDIA/cuda-checkpoint/issues/10
-- It binds such a socket to the abstract name cuda-uvmfd-NAMESPACE-PID and listens, for processes that share its memory.
-  A refusal is error 304. https://forum.snapcraft.io/t/hello-world-cuda-analysis/11250
-- It calls memfd_create. Every step allows it. https://github.com/NVIDIA/OpenShell/issues/1696
+- CUDA binds such a socket to the abstract name cuda-uvmfd-NAMESPACE-PID and listens, for CUDA IPC. A refusal leads to
+  error 304. https://forum.snapcraft.io/t/hello-world-cuda-analysis/11250
+- CUDA calls memfd_create. Every step allows it. https://github.com/NVIDIA/OpenShell/issues/1696
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from typing import Final, Literal
 from echo_node.host.cage.guards import GUARDS, Guard
 
 LocalSockets = Literal["none", "listening", "any"]
-"""Unix sockets: none; sequenced ones that get a name and wait, but neither connect nor accept; or all of them, which
-connect to what listens on this machine."""
+"""Allowed Unix sockets. none: no socket; listening: SOCK_SEQPACKET, which may bind and listen, but neither connect nor
+accept; any: all kinds, which may connect to programs on this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leeway:
-    """One step."""
+    """One step of the cage."""
 
     name: str
     what: str
-    """What the driver may do, for people; completes "The GPU's driver may ..."."""
+    """The driver's rights, for people: the end of the sentence "The GPU's driver may ..."."""
     sockets: LocalSockets
     system_files: bool = False
-    """True if it reads all files outside the user's home, and writes below /dev/shm and /tmp."""
+    """True if the driver reads all files outside the user's home and writes to /dev/shm and /tmp."""
     file_rules: bool = True
     """False if Landlock is left out."""
     call_filter: bool = True
     """False if seccomp is left out."""
     lacks: tuple[Guard, ...] = ()
-    """Guards that do not hold at this step, whatever the system offers."""
+    """Guards that this step gives up."""
 
     @property
     def why(self) -> str:
-        """Why those guards do not hold, for people."""
+        """Reason for the missing guards, for people."""
         return f'the GPU does not start without this (step "{self.name}"): its driver may {self.what}'
 
 

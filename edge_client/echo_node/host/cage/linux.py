@@ -26,15 +26,15 @@ _SYSTEM: Final = (
 """Read by the C library, Python, psutil, and what looks at processor and memory."""
 _NOTHING: Final = "/dev/null"
 _GPU_DEVICES: Final = ("dri", "kfd", "nvidia*", "dxg", "nvhost*", "nvmap", "nvgpu*", "mali*")
-"""Below /dev: of AMD, Intel and NVIDIA; of Windows, for Linux on it; of Jetson boards; of ARM."""
+"""Device files below /dev, in order: AMD and Intel, AMD, NVIDIA, Windows Subsystem for Linux, Jetson boards, ARM."""
 _GPU_FILES: Final = (
     *("proc/driver/nvidia*", "proc/devices", "proc/modules", "proc/filesystems", "proc/version", "proc/bus/pci"),
     *("opt/cuda*", "opt/rocm*", "opt/amdgpu*", "opt/intel", "run/opengl-driver"),
     *("etc/OpenCL", "etc/vulkan", "etc/glvnd", "etc/egl", "etc/nvidia", "etc/drirc", "etc/nv_tegra_release"),
 )
-"""Below the root, read by the drivers."""
+"""Files below the root that drivers read."""
 _OWN_THREADS: Final = "/proc/self/task"
-"""CUDA names its threads by writing to files below. What else can be written there changes this process alone."""
+"""CUDA writes thread names to files below. All writable files there concern this process only."""
 _SHARED_PLACES: Final = ("/tmp", "/dev/shm")
 
 
@@ -96,7 +96,7 @@ def _rules(cage: Cage) -> dict[Path, Access]:
 
 
 def _gpu_rules(cage: Cage) -> dict[Path, Access]:
-    """What a GPU's driver may do where."""
+    """Return the rules for a GPU's driver."""
     root = Path("/")
     rules = dict.fromkeys((path for pattern in _GPU_FILES for path in root.glob(pattern)), READ)
     if cage.leeway.system_files:

@@ -46,11 +46,10 @@ _FAST_OPEN: Final = 0x20000000
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
 ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
-"""What a refused call says where EPERM would be taken for a broken system.
+"""Errno of a refused call where a caller would take EPERM for a broken system.
 
-A filter does not see clone3's flags: a program that is told that there is no such call uses clone. A kernel without
-such sockets says EAFNOSUPPORT. A driver that looks for a service which does not run gets ENOENT, as CUDA does for MPS,
-and then does without."""
+clone3: a filter cannot read its flags; on ENOSYS the C library falls back to clone. socket: a kernel without that kind
+of socket answers EAFNOSUPPORT. connect: a missing service answers ENOENT, and CUDA then starts without MPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,11 @@ _PAIR: Final = (Only(0, (_UNIX,)), Only(1, (_STREAM,), _KIND))
 _LOCAL: Final = Only(0, (_UNIX,))
 
 Check = tuple[Only | Except, ...]
-"""All of them must hold; none = the call is let through whatever its arguments are."""
+"""Conditions on the arguments, which must all hold; empty = the call is always allowed."""
 
 
 def conditions(pid: int, *, tcp: bool, local: LocalSockets = "none") -> Mapping[str, tuple[Check, ...]]:
-    """Calls that are let through in part by the process `pid`, where one of the checks holds.
+    """Return the calls that process `pid` may make in part: allowed if one of the checks holds.
 
     `tcp`: it may connect, as far as Landlock lets it. `local`: Landlock refuses to bind to a name in a file system.
     """
@@ -92,7 +91,7 @@ def conditions(pid: int, *, tcp: bool, local: LocalSockets = "none") -> Mapping[
 
 
 def _for_itself(pid: int) -> Mapping[str, Check]:
-    """What the process may do to itself alone."""
+    """Return the calls that a process may direct at itself only."""
     own, current = (pid,), (0,)
     return {
         "clone": (Only(0, (_THREAD,), _THREAD | _NAMESPACES),),
@@ -149,7 +148,7 @@ def program(processor: str, pid: int, *, tcp: bool, local: LocalSockets = "none"
 
 
 def _compiled(check: Check) -> list[bytes]:
-    """Lets the call through if all of it holds, else goes on with what follows."""
+    """Compile a check: allow the call if all conditions hold, else jump to the code after it."""
     code = [_step(RETURN, _ALLOW)]
     for one in reversed(check):
         load = _step(_LOAD, _ARGUMENTS + 8 * one.argument)
@@ -178,7 +177,7 @@ def install(*, tcp: bool, local: LocalSockets = "none") -> None:
 
 
 def load(program: bytes, flags: int) -> int:
-    """Puts this filter on the calling thread, with these flags of seccomp(2): what that returns. Raises OSError."""
+    """Install this filter with these flags of seccomp(2), and return the result of that call. Raises OSError."""
     buffer = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)

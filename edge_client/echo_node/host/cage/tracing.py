@@ -1,7 +1,8 @@
-"""Tells which system calls a cage refuses to a process, and which files that process opens, by seccomp's notifications.
+"""Record the system calls that a cage refuses to a process, and the files that the process opens.
 
-The filter of `seccomp` refuses without a word. Here each refusal, and each opening of a file, goes to a supervisor. It
-notes them and gives the same answer. It is another process: one that watched itself would wait for itself.
+The filter of `seccomp` refuses silently. The filter here notifies a supervisor process of each refused call and of each
+openat. The supervisor records the call and returns the errno of the silent filter. A process cannot supervise itself:
+it would wait for its own answer.
 
     child: listener = watch(tcp=False, local="none"); tells that number to its parent; does what is to be watched
     parent: Supervisor(pid, listener).run()
@@ -30,7 +31,7 @@ from echo_node.host.cage.leeway import LocalSockets
 
 _NOTIFY: Final = 0x7FC00000
 _HEADER_STEPS: Final = 6
-"""Of `seccomp.program`, before it looks which call it is."""
+"""Instructions of `seccomp.program` before the first comparison of the call's number."""
 _NEW_LISTENER: Final = 1 << 3
 _OPENAT: Final = {"x86_64": 257, "aarch64": 56}
 _NOTICE: Final = struct.Struct("=QIIiIQ6Q")
@@ -46,16 +47,16 @@ _KINDS: Final = {1: "SOCK_STREAM", 2: "SOCK_DGRAM", 3: "SOCK_RAW", 5: "SOCK_SEQP
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file that was opened, whatever came of it."""
+    """A file that the process tried to open."""
 
     path: str
     flags: int
 
 
 def watch(*, tcp: bool, local: LocalSockets) -> int:
-    """From here on this thread, and those that it starts, are watched: the descriptor that the supervisor takes.
+    """Watch this thread and the threads that it starts. Return the descriptor for the supervisor.
 
-    Raises OSError where the kernel, of before 5.0, has no notifications.
+    Raises OSError if the kernel has no notifications, as before Linux 5.0.
     """
     processor = platform.machine()
     steps = _watched(seccomp.program(processor, os.getpid(), tcp=tcp, local=local), _OPENAT[processor])
@@ -63,7 +64,7 @@ def watch(*, tcp: bool, local: LocalSockets) -> int:
 
 
 def _watched(program: bytes, openat: int) -> bytes:
-    """The filter, but that it notifies instead of refusing, and of openat as well."""
+    """Return the filter with notifications in place of refusals, and with a notification of openat."""
     notify = (seccomp.RETURN, 0, 0, _NOTIFY)
     steps = [notify if _refuses(step) else step for step in struct.iter_unpack("=HBBI", program)]
     steps[_HEADER_STEPS:_HEADER_STEPS] = [(seccomp.JUMP_EQUAL, 0, 1, openat), notify]
@@ -71,16 +72,16 @@ def _watched(program: bytes, openat: int) -> bytes:
 
 
 def _refuses(step: tuple[int, ...]) -> bool:
-    """True for a refusal, but for "there is no such call", which clone3 is told for each thread."""
+    """Return True if the step refuses a call. ENOSYS does not count: every new thread gets it from clone3."""
     code, _, _, value = step
     return code == seccomp.RETURN and value >> 16 == seccomp.ERRNO >> 16 and value & 0xFFFF != errno.ENOSYS
 
 
 class Supervisor:
-    """Of one child. `refused` counts calls in words; `opened` has each file once, in order."""
+    """Supervisor of one child. `refused` counts calls in words; `opened` has each file once, in order."""
 
     def __init__(self, pid: int, listener: int) -> None:
-        """`listener`: as `watch` gave it to the child. Raises OSError where this system lets no parent look."""
+        """`listener`: the descriptor that `watch` returned in the child. Raises OSError if tracing is forbidden."""
         self.refused: Counter[str] = Counter()
         self.opened: dict[Opened, None] = {}
         self._names = {number: name for name, number in syscalls.numbers(platform.machine()).items()}
@@ -92,7 +93,7 @@ class Supervisor:
             os.close(child)
 
     def run(self) -> None:
-        """Answers until the child has ended."""
+        """Answer notifications until the child has ended."""
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
         try:
@@ -120,11 +121,11 @@ class Supervisor:
                 answer = _ANSWER.pack(number, 0, -error, 0)
             fcntl.ioctl(self._listener, _SEND, bytearray(answer), True)
         except FileNotFoundError:
-            return  # The thread was killed while it waited.
+            return  # The thread was killed during the call.
 
 
 def _take(child: int, listener: int) -> int:
-    """A copy of the child's descriptor."""
+    """Copy the child's descriptor into this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     taken: int = libc.syscall(
         ctypes.c_long(_PIDFD_GETFD), ctypes.c_long(child), ctypes.c_long(listener), ctypes.c_long(0)
@@ -135,7 +136,7 @@ def _take(child: int, listener: int) -> int:
 
 
 def _words(name: str, thread: int, arguments: list[int]) -> str:
-    """The arguments, where they say what was wanted."""
+    """Describe the arguments of calls whose arguments tell the purpose."""
     if name in ("socket", "socketpair"):
         return f"{_FAMILIES.get(arguments[0], arguments[0])}, {_KINDS.get(arguments[1] & 0xF, arguments[1])}"
     if name in ("connect", "bind"):
@@ -161,7 +162,7 @@ def _text(thread: int, address: int) -> str:
 
 
 def _pieces(thread: int, address: int) -> Iterator[bytes]:
-    """Up to the end of the text; a piece never goes beyond the page that it begins in."""
+    """Yield the text page by page: the page after its end may not exist."""
     while address and (count := min(_LONGEST_PATH, 4_096 - address % 4_096)):
         piece = _bytes(thread, address, count)
         yield piece
@@ -176,4 +177,4 @@ def _bytes(thread: int, address: int, count: int) -> bytes:
             memory.seek(address)
             return memory.read(count)
     except OSError:
-        return b""  # It is gone, or the address is none: then the call fails as well.
+        return b""  # The thread has ended or the address is invalid, so the call fails as well.

@@ -1,7 +1,7 @@
-"""Which processes are Echo's own for the same user: those of this node, of other nodes, and of a hub with its learner.
+"""Recognise Echo's own processes of the same user: this node, other nodes, and a hub with its learner.
 
-Example: a hub's learner trains on the GPU on which a node beside it samples. Its use is not the owner's, for whom the
-node would leave the GPU.
+Example: a hub's learner trains on the GPU of the machine, and a node samples on the same GPU. The learner's load is not
+the owner's load, so the node must not yield to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import psutil
 
 LOOK_S: Final = 10.0
-"""Between two looks at all processes of the system."""
+"""Seconds between two scans of all processes."""
 _PACKAGES: Final = ("echo_hub", "echo_node")
 _COMMANDS: Final = ("echo-hub", "echo-node")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")
@@ -25,16 +25,16 @@ _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 
 
 class Kin:
-    """Asked once a second; what is known of a process is kept while that process runs."""
+    """Echo's processes. A cached answer holds while the process runs."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, bool]] = {}
-        """When each process was started, and whether it is Echo's."""
+        """Start time of each process, and True if the process is Echo's."""
         self._pids: frozenset[int] = frozenset()
         self._looked_at = -LOOK_S
 
     def includes(self, pid: int) -> bool:
-        """True if this process is Echo's, and this user's. False for one that cannot be looked at."""
+        """Return True if the process is Echo's and this user's. An unreadable process is not."""
         try:
             process = psutil.Process(pid)
             started_at = process.create_time()
@@ -48,7 +48,7 @@ class Kin:
             return False
 
     def pids(self) -> frozenset[int]:
-        """Those that are known, as of some seconds ago."""
+        """Return the numbers of Echo's processes, at most LOOK_S old."""
         if time.monotonic() - self._looked_at >= LOOK_S:
             everybody = frozenset(psutil.pids())
             self._known = {pid: known for pid, known in self._known.items() if pid in everybody}
@@ -58,7 +58,7 @@ class Kin:
 
 
 def is_echo(command: Sequence[str]) -> bool:
-    """True for `python -m echo_hub...`, and for the programs echo-hub and echo-node."""
+    """Return True for `python -m echo_hub...` and for the programs echo-hub and echo-node."""
     modules = [name for option, name in pairwise(command) if option == "-m"]
     if any(name.partition(".")[0] in _PACKAGES for name in modules):
         return True
@@ -70,7 +70,7 @@ def _user() -> str:
 
 
 def sees_the_machines_pids() -> bool:
-    """True unless this process is in a container, where a GPU's driver names processes by numbers of the machine."""
+    """Return False in a container: a GPU's driver reports the machine's process numbers, not the container's."""
     if sys.platform != "linux":
         return True
     try:

@@ -1,7 +1,7 @@
 """What NVIDIA's driver tells of the GPU: how busy others keep it, how warm it is, what it draws.
 
-The driver names processes by the numbers that they have on the machine itself. The processes of a container know each
-other by different numbers, and nothing tells which is which: then it is unknown what others use.
+NVIDIA's driver reports the machine's process numbers. A container has different process numbers, and cannot translate
+one kind into the other. In a container the load of other programs is therefore unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class NvidiaSensors:
     """Opened at the first reading; where there is no driver, there are no readings."""
 
     def __init__(self, kin: Kin | None = None, *, sees_all: Callable[[], bool] = sees_the_machines_pids) -> None:
-        """`sees_all`: this process knows the others by the driver's numbers."""
+        """`sees_all`: True if process numbers mean the same here and to the driver."""
         self._kin = kin or Kin()
         self._sees_all = sees_all
         self._nvml: Any = None
@@ -58,7 +58,7 @@ class NvidiaSensors:
             log.debug("No GPU of NVIDIA's tells anything: %s", error)
 
     def _lists(self, own: Collection[int]) -> bool:
-        """True if the driver names this node's processes by the numbers that the node knows them by."""
+        """Return True if the driver lists one of this node's processes by the number that it has here."""
         listed = [self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) for device in self._devices]
         return any(process.pid in own for processes in listed for process in processes or ())
 
