@@ -22,7 +22,6 @@ SERVER: Final = running.Server()
 """The first part starts it."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
 """Limit of each part in seconds, for one shape."""
-END_TO_END_ON_CPU_S: Final = 45.0
 WHOLE_S: Final = 350.0
 """Limit of all parts together. The last parts get less time, or are skipped."""
 LEAST_S: Final = 20.0
@@ -55,16 +54,11 @@ def cases() -> list[tuple[str, str, str]]:
     return [(f"{part}, {shape}", part, shape) for part, shape in found]
 
 
-def limit_of(part: str) -> float:
-    """Return the seconds of a part. The end-to-end part uses all of them; on a CPU a short run is enough."""
-    return END_TO_END_ON_CPU_S if part == end_to_end.PART and os.environ.get(ON_CPU) else PARTS[part]
-
-
 def plan() -> list[Planned]:
     lacks = "" if device_type() else "there is no GPU that PyTorch can use by CUDA"
     without_trl = lacks or ("" if importlib.util.find_spec("trl") else "TRL is not installed")
     return [
-        Planned(name=name, seconds=limit_of(part), lacks=without_trl if part == "beside TRL" else lacks)
+        Planned(name=name, seconds=PARTS[part], lacks=without_trl if part == "beside TRL" else lacks)
         for name, part, _ in cases()
     ]
 
@@ -75,7 +69,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
         for name, part, shape in cases():
             if not progress.wants(name):
                 continue
-            limit_s = min(limit_of(part), WHOLE_S - progress.elapsed_s)
+            limit_s = min(PARTS[part], WHOLE_S - progress.elapsed_s)
             if limit_s < LEAST_S:
                 progress.leave_out(name, f"{progress.elapsed_s:.0f} of {WHOLE_S:.0f} s are over")
                 continue

@@ -27,6 +27,11 @@ ENDING_S: Final = 12.0
 MOST_STEPS: Final = 100_000
 LOOK_S: Final = 0.5
 _SUMS: Final = 12
+_END_WITH_PARENT: Final = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execv(sys.argv[1], sys.argv[1:])"
+)
+_WITH_PARENT: Final = (sys.executable, "-c", _END_WITH_PARENT) if sys.platform == "linux" else ()
+"""Linux: the hub gets SIGTERM at the end of this process, even if this process is killed. A node watches its input."""
 _SETTINGS: Final = {
     BUILT_IN: {"ECHO_HUB_SAMPLING__MAX_TOKENS": "6"},
     REAL_MODEL: {
@@ -60,7 +65,7 @@ def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
         budget.say("the hub starts")
         began_at = time.time()
         try:
-            with hub_process(run, directory / "hub.log", env=environment) as (hub, url):
+            with hub_process(run, directory / "hub.log", within=_WITH_PARENT, env=environment) as (hub, url):
                 budget.say("the node starts")
                 joined_at = time.time()
                 with node_process(url, home, ["--backend", "torch"], env=_NODE) as node:

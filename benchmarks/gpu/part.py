@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import gpu
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
@@ -45,8 +46,8 @@ PROMPT_TOKENS: Final = 32
 STEPS: Final = 3
 """The first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
-ALONE_S: Final = 120.0
-"""Limit of a part that is started without one."""
+IMPORTS_S: Final = 15.0
+"""Seconds for importing the libraries, if a part is started alone and without a limit."""
 RESERVE_S: Final = 5.0
 """Seconds kept for work after a loop."""
 
@@ -291,7 +292,7 @@ def main() -> None:
         running.serve(run)
         return
     part, shape, seed, *limit = sys.argv[1:]
-    print(json.dumps(run(part, shape, int(seed), float(limit[0]) if limit else ALONE_S)))
+    print(json.dumps(run(part, shape, int(seed), float(limit[0]) if limit else gpu.PARTS[part] - IMPORTS_S)))
 
 
 if __name__ == "__main__":
