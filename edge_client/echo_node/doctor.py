@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends import registry
-from echo_node.backends.cage_report import report
 from echo_node.backends.caging import CAGED_ENVIRONMENT
 from echo_node.backends.gpu_cage import STARTS, GpuCages
 from echo_node.backends.registry import BackendChoice, Possibility
@@ -284,6 +283,8 @@ def cage_lines() -> Iterator[str]:
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return
+    from echo_node.backends.cage_report import report  # Other systems lack what it imports.
+
     usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
     on_gpu = [choice for choice in usable if choice.device != "cpu" and choice.name in STARTS]
     if not on_gpu:
