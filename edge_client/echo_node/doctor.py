@@ -124,6 +124,8 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
         yield Finding(subject="GPU", level="ok", what=what)
     if not hardware.cuda_gpus and not hardware.apple_silicon:
         what = "none that an NVIDIA driver answers for: the processor samples"
+        if hardware.silent_gpu:
+            what = "an NVIDIA GPU is plugged in, but its driver does not answer: the processor samples"
         yield Finding(subject="GPU", level="note", what=what)
 
 

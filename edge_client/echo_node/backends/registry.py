@@ -195,6 +195,11 @@ def choose(
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
     """See `BackendChoice`. A GPU that works and was measured slower than the processor is of no use."""
+    if hardware.silent_gpu:
+        return (
+            "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"
+            " nvidia-smi lists the GPU. Start a container with --gpus all."
+        )
     names = [gpu.name for gpu in hardware.cuda_gpus] or (["Apple silicon"] if hardware.apple_silicon else [])
     on_gpu = [possible for possible in wanted if possible.choice.device != "cpu"]
     whys = [_why_unused(possible, failures.get((possible.choice.name, possible.choice.device))) for possible in on_gpu]

@@ -68,6 +68,7 @@ def test_a_gpu_that_is_not_used_is_told_with_what_to_do(monkeypatch: pytest.Monk
         assert "https://pytorch.org/get-started/locally/" in unused
     assert "no engine that was asked for can use it" in registry.choose(WITH_GPU, "llama_cpp").unused_gpu
     assert registry.choose(PLAIN).unused_gpu == ""
+    assert "its driver does not answer" in registry.choose(replace(PLAIN, silent_gpu=True)).unused_gpu
 
 
 def test_a_gpu_that_failed_when_it_was_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
