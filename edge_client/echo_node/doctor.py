@@ -38,7 +38,8 @@ from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_node.net.tls import handshake_failure
-from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
+from echo_shared.codec import check_codec
+from echo_shared.errors import BackendError, ConfigError, EchoError, LocalProtocolError, StorageError
 from echo_shared.messages.fields import printable_line
 
 PROBE_S: Final = 120.0
@@ -98,7 +99,7 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
     except (ConfigError, StorageError) as error:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
-    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), _swarm()]
+    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), *_messages(), _swarm()]
     findings += _data_directory(patient)
     on_gpu = bool(patient.hardware.cuda_gpus) or patient.hardware.apple_silicon
     findings += [*examine_manners(paths, config, on_gpu=on_gpu), *_hub(patient)]
@@ -278,7 +279,15 @@ def _said(error: EchoError) -> str:
     return f"{error.what} ({error.got})" if error.got else error.what
 
 
-# Swarm and disk
+# Messages, swarm and disk
+
+
+def _messages() -> Iterator[Finding]:
+    """Say so if this installation could not read what a hub sends."""
+    try:
+        check_codec()
+    except LocalProtocolError as error:
+        yield Finding(subject="messages", level="problem", what=_said(error), do=error.do or "")
 
 
 def _swarm() -> Finding:

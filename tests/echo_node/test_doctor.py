@@ -26,6 +26,7 @@ from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
+from echo_shared.errors import LocalProtocolError
 from tests.small_disk import mounted, needs_mounts
 
 Broken = Callable[..., None]
@@ -64,6 +65,19 @@ def test_this_machine_can_join(paths: Paths) -> None:
     assert diagnosis.as_json()["can_join"] is True
     text = "\n".join(lines_of(diagnosis))
     assert "echo-node join URL" in text
+
+
+def test_an_installation_that_cannot_read_messages_cannot_join(
+    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise LocalProtocolError("Nothing can be read.", got="numpy 9", do="Install numpy 2.")
+
+    monkeypatch.setattr(doctor, "check_codec", fail)
+    diagnosis = examine(paths, None)
+    found = of(diagnosis, "messages")
+    assert (found.level, found.what, found.do) == ("problem", "Nothing can be read. (numpy 9)", "Install numpy 2.")
+    assert not diagnosis.can_join
 
 
 @pytest.mark.parametrize(
