@@ -47,6 +47,8 @@ PROBE_S: Final = 120.0
 HUB_S: Final = 10.0
 LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
+LIBTORRENT_MACOS: Final = 14
+"""The oldest macOS with a build of libtorrent, for Apple Silicon."""
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
@@ -291,13 +293,20 @@ def _messages() -> Iterator[Finding]:
 
 
 def _swarm() -> Finding:
-    failure = _probe("import libtorrent")
+    failure = _probe("from echo_shared.swarm.trial import main; main()")
     if failure is None:
-        return Finding(subject="swarm", level="ok", what="libtorrent works")
+        return Finding(subject="swarm", level="ok", what="libtorrent works: one client has fetched from another")
     what = f"libtorrent does not work ({failure}): all that is not pushed is fetched from the hub itself"
-    if sys.platform == "darwin" and platform.machine() != "arm64":
-        return Finding(subject="swarm", level="warning", what=what, do="There is no build of it for this system.")
-    return Finding(subject="swarm", level="warning", what=what, do=f"{sys.executable} -m pip install libtorrent")
+    if sys.platform == "darwin" and not _has_libtorrent(platform.machine(), platform.mac_ver()[0]):
+        do = "There is no build of it for this Mac. The node works without it; it only serves no other nodes."
+        return Finding(subject="swarm", level="warning", what=what, do=do)
+    do = f"{sys.executable} -m pip install --upgrade libtorrent"
+    return Finding(subject="swarm", level="warning", what=what, do=do)
+
+
+def _has_libtorrent(machine: str, macos: str) -> bool:
+    """Return True if there is a build of libtorrent for this macOS."""
+    return machine == "arm64" and int(macos.partition(".")[0] or 0) >= LIBTORRENT_MACOS
 
 
 def _data_directory(patient: _Patient) -> Iterator[Finding]:

@@ -60,7 +60,7 @@ def test_this_machine_can_join(paths: Paths) -> None:
     assert diagnosis.can_join
     assert of(diagnosis, "llama_cpp on cpu").what.startswith("usable: ")
     assert of(diagnosis, "engine").what.startswith("llama_cpp on cpu (")
-    assert of(diagnosis, "swarm").what == "libtorrent works"
+    assert of(diagnosis, "swarm").what.startswith("libtorrent works")
     assert not paths.data_dir.exists()
     assert diagnosis.as_json()["can_join"] is True
     text = "\n".join(lines_of(diagnosis))
@@ -147,12 +147,32 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
 
 
 def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, broken: Broken) -> None:
-    broken(llama_supports_rpc="raise SystemExit(1)", libtorrent="import no_such_library")
+    broken(llama_supports_rpc="raise SystemExit(1)", swarm="import no_such_library")
     diagnosis = examine(paths, None)
     rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
     assert rpc.level == "note" and "GGML_RPC=ON" in rpc.do
-    assert swarm.level == "warning" and "pip install libtorrent" in swarm.do
+    assert swarm.level == "warning" and "pip install --upgrade libtorrent" in swarm.do
     assert diagnosis.can_join
+
+
+def test_a_libtorrent_that_lacks_what_a_fetch_needs_is_found() -> None:
+    trial = "from echo_shared.swarm.trial import main; main()"
+    said = doctor._probe(f"import libtorrent; del libtorrent.torrent_info.layout; {trial}")
+    assert said is not None and "no attribute 'layout'" in said
+
+
+@pytest.mark.parametrize(
+    ("machine", "macos", "has"),
+    [("arm64", "14.0", True), ("arm64", "26.1", True), ("arm64", "13.7.8", False), ("x86_64", "15.2", False)],
+)
+def test_old_and_intel_macs_have_no_libtorrent(
+    monkeypatch: pytest.MonkeyPatch, broken: Broken, machine: str, macos: str, has: bool
+) -> None:
+    broken(swarm="import no_such_library")
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
+    monkeypatch.setattr(doctor.platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
+    assert ("pip install" in doctor._swarm().do) == has
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, paths: Paths, broken: Broken) -> None:
