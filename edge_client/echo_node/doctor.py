@@ -42,12 +42,15 @@ from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_node.host.probing import PROBE_S, failure_of
 from echo_node.net.tls import handshake_failure
-from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
+from echo_shared.codec import check_codec
+from echo_shared.errors import BackendError, ConfigError, EchoError, LocalProtocolError, StorageError
 from echo_shared.messages.fields import printable_line
 
 HUB_S: Final = 10.0
 LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
+LIBTORRENT_MACOS: Final = 14
+"""The oldest macOS with a build of libtorrent, for Apple Silicon."""
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
@@ -100,7 +103,7 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
     except (ConfigError, StorageError) as error:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
-    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), _swarm()]
+    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), *_messages(), _swarm()]
     findings += _data_directory(patient)
     on_gpu = bool(patient.hardware.cuda_gpus) or patient.hardware.apple_silicon
     findings += [*examine_manners(paths, config, on_gpu=on_gpu), *_hub(patient)]
@@ -295,17 +298,32 @@ def cage_lines() -> Iterator[str]:
         yield from report(choice)
 
 
-# Swarm and disk
+# Messages, swarm and disk
+
+
+def _messages() -> Iterator[Finding]:
+    """Say so if this installation could not read what a hub sends."""
+    try:
+        check_codec()
+    except LocalProtocolError as error:
+        yield Finding(subject="messages", level="problem", what=_said(error), do=error.do or "")
 
 
 def _swarm() -> Finding:
-    failure = failure_of("import libtorrent")
+    failure = failure_of("from echo_shared.swarm.trial import main; main()")
     if failure is None:
-        return Finding(subject="swarm", level="ok", what="libtorrent works")
+        return Finding(subject="swarm", level="ok", what="libtorrent works: one client has fetched from another")
     what = f"libtorrent does not work ({failure}): all that is not pushed is fetched from the hub itself"
-    if sys.platform == "darwin" and platform.machine() != "arm64":
-        return Finding(subject="swarm", level="warning", what=what, do="There is no build of it for this system.")
-    return Finding(subject="swarm", level="warning", what=what, do=f"{sys.executable} -m pip install libtorrent")
+    if sys.platform == "darwin" and not _has_libtorrent(platform.machine(), platform.mac_ver()[0]):
+        do = "There is no build of it for this Mac. The node works without it; it only serves no other nodes."
+        return Finding(subject="swarm", level="warning", what=what, do=do)
+    do = f"{sys.executable} -m pip install --upgrade libtorrent"
+    return Finding(subject="swarm", level="warning", what=what, do=do)
+
+
+def _has_libtorrent(machine: str, macos: str) -> bool:
+    """Return True if there is a build of libtorrent for this macOS."""
+    return machine == "arm64" and int(macos.partition(".")[0] or 0) >= LIBTORRENT_MACOS
 
 
 def _data_directory(patient: _Patient) -> Iterator[Finding]:

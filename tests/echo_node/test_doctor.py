@@ -27,6 +27,7 @@ from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.leeway import BY_NAME, SEALED
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
+from echo_shared.errors import LocalProtocolError
 from tests.small_disk import mounted, needs_mounts
 
 Broken = Callable[..., None]
@@ -60,11 +61,24 @@ def test_this_machine_can_join(paths: Paths) -> None:
     assert diagnosis.can_join
     assert of(diagnosis, "llama_cpp on cpu").what.startswith("usable: ")
     assert of(diagnosis, "engine").what.startswith("llama_cpp on cpu (")
-    assert of(diagnosis, "swarm").what == "libtorrent works"
+    assert of(diagnosis, "swarm").what.startswith("libtorrent works")
     assert not paths.data_dir.exists()
     assert diagnosis.as_json()["can_join"] is True
     text = "\n".join(lines_of(diagnosis))
     assert "echo-node join URL" in text
+
+
+def test_an_installation_that_cannot_read_messages_cannot_join(
+    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise LocalProtocolError("Nothing can be read.", got="numpy 9", do="Install numpy 2.")
+
+    monkeypatch.setattr(doctor, "check_codec", fail)
+    diagnosis = examine(paths, None)
+    found = of(diagnosis, "messages")
+    assert (found.level, found.what, found.do) == ("problem", "Nothing can be read. (numpy 9)", "Install numpy 2.")
+    assert not diagnosis.can_join
 
 
 def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, broken: Broken) -> None:
@@ -113,12 +127,32 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
 
 
 def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, broken: Broken) -> None:
-    broken(llama_supports_rpc="raise SystemExit(1)", libtorrent="import no_such_library")
+    broken(llama_supports_rpc="raise SystemExit(1)", swarm="import no_such_library")
     diagnosis = examine(paths, None)
     rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
     assert rpc.level == "note" and "GGML_RPC=ON" in rpc.do
-    assert swarm.level == "warning" and "pip install libtorrent" in swarm.do
+    assert swarm.level == "warning" and "pip install --upgrade libtorrent" in swarm.do
     assert diagnosis.can_join
+
+
+def test_a_libtorrent_that_lacks_what_a_fetch_needs_is_found() -> None:
+    trial = "from echo_shared.swarm.trial import main; main()"
+    said = doctor.failure_of(f"import libtorrent; del libtorrent.torrent_info.layout; {trial}")
+    assert said is not None and "no attribute 'layout'" in said
+
+
+@pytest.mark.parametrize(
+    ("machine", "macos", "has"),
+    [("arm64", "14.0", True), ("arm64", "26.1", True), ("arm64", "13.7.8", False), ("x86_64", "15.2", False)],
+)
+def test_old_and_intel_macs_have_no_libtorrent(
+    monkeypatch: pytest.MonkeyPatch, broken: Broken, machine: str, macos: str, has: bool
+) -> None:
+    broken(swarm="import no_such_library")
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
+    monkeypatch.setattr(doctor.platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
+    assert ("pip install" in doctor._swarm().do) == has
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, paths: Paths, broken: Broken) -> None:
