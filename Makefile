@@ -1,6 +1,8 @@
 # Echo's developer commands. They need Python 3.11+ and a C compiler; all else comes from the Python package index.
 #   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
 #   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
+#   make test-newest  messages, settings, docs and a run, by the newest Python here and the newest libraries (two minutes)
+#   make test-lowest  imports, messages, swarm and connections with the lowest versions allowed (two minutes)
 #   make lint         ruff and mypy; `make format` mends what ruff can
 #   make docs         the documentation as a site, in build/docs/site; `make docs-serve` shows it on loopback
 #   make wheelhouse   in dist/, all that an installation on this kind of machine needs, so that none compiles (half an hour)
@@ -31,7 +33,7 @@ BIN := $(VENV)/bin
 TOOLS := build/wheelhouse/tools/bin/python
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 
-.PHONY: demo env test test-slow lint format docs docs-serve wheelhouse deb deb-hub wheelhouse-tools constraints clean
+.PHONY: demo env test test-slow test-newest test-lowest lint format docs docs-serve wheelhouse deb deb-hub wheelhouse-tools constraints clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.stamp-demo
@@ -44,6 +46,12 @@ test: $(VENV)/.stamp-dev
 
 test-slow: $(VENV)/.stamp-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(PYTEST_ARGS)
+
+test-newest: $(VENV)/.stamp-dev
+	VENV=$(VENV) scripts/ci/libraries.sh newest
+
+test-lowest: $(VENV)/.stamp-dev
+	VENV=$(VENV) scripts/ci/libraries.sh lowest
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

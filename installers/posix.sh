@@ -9,6 +9,8 @@
 #   detected_extra  the optional dependencies that fit this machine's hardware
 #   python_hint     how to get Python here
 #   compiler_hint   how to get a C++ compiler here
+#   unsupported     if a checkout cannot be installed on this machine: why, and what to do
+#   pins_edit       a sed command for pins in constraints.txt that have no build for this machine
 # Each installation is an environment of its own below versions/; the link `current` says which one holds. A new one
 # takes the place of the one before at once, when it has shown that it starts.
 # shellcheck shell=sh disable=SC2154
@@ -108,7 +110,10 @@ install_source() {
     # Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in ~/.cache.
     export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$home_dir/pip-cache}"
     set --
-    [ ! -f "$source/constraints.txt" ] || set -- -c "$source/constraints.txt"
+    if [ -f "$source/constraints.txt" ]; then
+        sed -e "${pins_edit:-}" "$source/constraints.txt" >"$new/constraints.txt"
+        set -- -c "$new/constraints.txt"
+    fi
     # llama.cpp joins several machines only if it is compiled with RPC.
     export CMAKE_ARGS="-DGGML_RPC=ON${CMAKE_ARGS:+ $CMAKE_ARGS}"
     say "Installing $source${extra:+ with [$extra]}; this can take minutes"
@@ -307,6 +312,7 @@ install_main() {
     read_install_options "$@"
     interpreter=$(find_python) || fail "Python 3.11 or newer is needed${python:+, and $python is not}. $python_hint"
     check_link
+    [ -n "$from" ] || [ -z "${unsupported:-}" ] || fail "$unsupported"
     [ -z "$from" ] || open_wheelhouse
     make_directories
     installing=yes

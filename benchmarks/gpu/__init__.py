@@ -1,27 +1,32 @@
 """The learner and the sampler on a CUDA GPU, with random weights of real models' shapes: speed, memory, agreement.
 
-Eight minutes at most, on a machine with PyTorch, transformers and PEFT; no weights are downloaded, and no server runs.
-Every part has a process of its own with a time limit: one that fails costs its own row, which says why. Without a GPU
-all is left out.
+Six minutes at most, on a machine with PyTorch, transformers and PEFT; no weights are downloaded. Every part has a
+process of its own with a time limit: one that fails costs its own row, which says why. The part "end to end" runs a hub
+and a node on the built-in model, or on that in the directory ECHO_BENCHMARK_MODEL. Without a GPU all is left out.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from typing import Any, Final
 
+from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.shapes import ON_CPU, SHAPES, device_type
 from benchmarks.measurement import Measurement
 from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 
-PARTS: Final = {"learner": 75.0, "sampler": 75.0, "beside TRL": 90.0}
-"""The seconds that each may take, for one shape."""
+SERVER: Final = running.Server()
+"""The first part starts it."""
+PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
+"""Limit of each part in seconds, for one shape."""
+WHOLE_S: Final = 350.0
+"""Limit of all parts together. The last parts get less time, or are skipped."""
+LEAST_S: Final = 20.0
+"""Shortest useful time of a part."""
+SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
 """The shape of the comparison: TRL wants its base on a disk."""
 
@@ -31,16 +36,21 @@ CONDITIONS: Final = {
     "a product of 8,192 x 8,192 in bfloat16 reaches on the spot",
     "sampler": "the learner's own sampling: prompts of 32 tokens, completions of 64, groups of 8",
     "agreement": "share of drawn tokens that the same weights in float32 draw from the same prefixes and numbers",
-    "peak_gib": "most memory that PyTorch allocated",
+    "peak_gib": "most memory that PyTorch allocated, in the process that did the work (beside TRL: on Echo's side)",
+    "end to end": "hub and node with default settings on this machine; seconds_to_first_step: from the node's start to "
+    "the first trained step; learner_waited: share of the time between the first and the last step in which the "
+    "learner had no step to train; quarantines: of a node that is honest; as_asked: the node used the GPU",
 }
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Name, part and shape of each case."""
+    """Return name, part and shape of each case, the most important ones first: the last may run out of time."""
     on_cpu = bool(os.environ.get(ON_CPU))
     shapes = [name for name, shape in SHAPES.items() if shape.tiny == on_cpu]
-    compared = [shape for shape in shapes if shape == COMPARED or on_cpu]
-    found = [(part, shape) for shape in shapes for part in PARTS if part != "beside TRL" or shape in compared]
+    first, *others = shapes
+    found = [("learner", first), ("sampler", first), (end_to_end.PART, end_to_end.model())]
+    found += [(part, shape) for shape in others for part in ("learner", "sampler")]
+    found += [("beside TRL", shape) for shape in shapes if shape == COMPARED or on_cpu]
     return [(f"{part}, {shape}", part, shape) for part, shape in found]
 
 
@@ -54,33 +64,38 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    rows = []
-    for name, part, shape in cases():
-        if progress.wants(name):
-            row = {"case": name, **run_part(part, shape, seed, limit_s=PARTS[part])}
+    rows: list[dict[str, Any]] = []
+    with SERVER:
+        for name, part, shape in cases():
+            if not progress.wants(name):
+                continue
+            limit_s = min(PARTS[part], WHOLE_S - progress.elapsed_s)
+            if limit_s < LEAST_S:
+                progress.leave_out(name, f"{progress.elapsed_s:.0f} of {WHOLE_S:.0f} s are over")
+                continue
+            row = {**run_part(part, shape, seed, limit_s=limit_s), "case": name}
             rows.append(row)
             progress.done(name, {key: value for key, value in row.items() if key not in ("case", "device")})
-            progress.so_far = Measurement(headline=headline(rows), rows=rows, conditions=CONDITIONS)
-    return Measurement(headline=headline(rows), rows=rows, conditions=CONDITIONS)
+            progress.so_far = _measured(rows)
+    return _measured(rows)
+
+
+def _measured(rows: list[dict[str, Any]]) -> Measurement:
+    return Measurement(headline=headline(rows), rows=rows, shown=SHOWN, conditions=CONDITIONS)
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Shape by shape, and how many parts have failed."""
-    wanted = ("tokens_per_s", "matmul_share", "tokens_per_s_at_256", "agreement", "time_ratio")
+    wanted = (
+        *("tokens_per_s", "matmul_share", "tokens_per_s_at_256", "agreement", "time_ratio", "peak_gib"),
+        *("seconds_to_first_step", "learner_waited", "quarantines", "as_asked"),
+    )
     found = {f"{row['case']}: {key}": row[key] for row in rows for key in wanted if key in row}
     return {**found, "failed": sum("error" in row for row in rows)}
 
 
 def run_part(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
     """The figures of one part, or `error`: why there are none."""
-    command = [sys.executable, "-m", "benchmarks.gpu.part", part, shape, str(seed)]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"took more than {limit_s:.0f} s"}
-    lines = run.stdout.splitlines()
-    if run.returncode or not lines:
-        said = run.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        return {"error": f"ended with status {run.returncode}: {said[0][:300]}"}
-    figures: dict[str, Any] = json.loads(lines[-1])
-    return figures
+    if running.CAN_FORK:
+        return SERVER.run(part, shape, seed, limit_s=limit_s)
+    return running.run_alone(part, shape, seed, limit_s=limit_s)

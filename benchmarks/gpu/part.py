@@ -1,4 +1,8 @@
-"""One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED`; its last line is a JSON object."""
+"""One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED [SECONDS]`; its last line is JSON.
+
+`python -m benchmarks.gpu.part --serve` runs the parts that it is told on its standard input, see `running`. Each part
+prints its progress on standard error and skips work that does not fit into its seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks import gpu
+from benchmarks.gpu import end_to_end, running
+from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
@@ -39,19 +46,28 @@ PROMPT_TOKENS: Final = 32
 STEPS: Final = 3
 """The first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
+IMPORTS_S: Final = 15.0
+"""Seconds for importing the libraries, if a part is started alone and without a limit."""
+RESERVE_S: Final = 5.0
+"""Seconds kept for work after a loop."""
 
 
-def learner(shape: Shape, seed: int) -> dict[str, Any]:
+def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """A step, cut as the learner would cut it."""
+    budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
     groups = batch(shape, seed)
+    budget.say("the learner looks how it must cut a batch")
     cut = first_cut(policy, settings)
-    seconds = []
+    seconds: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
         cuts = Cuts(Path(directory) / "checkpoints")
         cuts.put(1, cut)
         for step in range(STEPS):
+            if step > 1 and budget.left_s < seconds[-1] + RESERVE_S:
+                break
+            budget.say(f"step {step + 1} of {STEPS}")
             took_s, outcome = timed(
                 lambda step=step: step_within_memory(  # type: ignore[misc]
                     policy, optimizer, groups, settings, cuts=cuts, learner_version=step
@@ -60,11 +76,13 @@ def learner(shape: Shape, seed: int) -> dict[str, Any]:
             seconds.append(took_s)
     step_s = statistics.median(seconds[1:])
     trained = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
+    budget.say("a matrix product is timed")
     operations = shape.operations(trained + len(groups) * PROMPT_TOKENS, trained)
     peak = matrix_operations_per_s(policy.device)
     return {
         "step_s": step_s,
         "first_step_s": seconds[0],
+        "steps": len(seconds),
         "tokens_per_s": trained / step_s,
         "matmul_share": operations / step_s / peak,
         "matmul_tflops": peak / 1e12,
@@ -75,30 +93,43 @@ def learner(shape: Shape, seed: int) -> dict[str, Any]:
     }
 
 
-def sampler(shape: Shape, seed: int) -> dict[str, Any]:
+def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """Draws at several widths, swaps the adapter, and lets float32 draw again."""
+    budget.say("the model is made")
     _, policy = load(shape, seed)
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"left_out": []}
     with policy.autocast():
-        list(sample_groups(policy.model, requests(shape, seed, GROUP_SIZE)))  # Kernels are chosen, memory is allocated.
+        budget.say("kernels are chosen, memory is allocated")
+        asked = requests(shape, seed, GROUP_SIZE)
+        took_s, rollouts = timed(lambda: list(sample_groups(policy.model, asked)))
         for width in shape.widths:
+            # Doubling the width less than doubles the time.
+            if budget.left_s < 2 * took_s + RESERVE_S:
+                row["left_out"].append(f"width {width}")
+                continue
+            budget.say(f"width {width}")
             asked = requests(shape, seed, width)
             took_s, rollouts = timed(lambda asked=asked: list(sample_groups(policy.model, asked)))  # type: ignore[misc]
             row[f"tokens_per_s_at_{width}"] = sum(len(rollout.completion_ids) for rollout in rollouts) / took_s
+    budget.say("the adapter is swapped")
     other = {name: weight.detach().clone() for name, weight in policy.parameters.items()}
     row["swap_ms"] = 1e3 * statistics.median(timed(lambda: policy.set_adapter(other))[0] for _ in range(5))
     row["sampling_peak_gib"] = peak_gib()
-    row["agreement"] = agreement(policy, asked, rollouts[:COMPARED_ROLLOUTS])
-    return row
+    budget.say("float32 draws again")
+    return row | agreement(policy, asked, rollouts[:COMPARED_ROLLOUTS], budget)
 
 
 @torch.inference_mode()
-def agreement(policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout]) -> float:
-    """The share of tokens that the same weights in float32 draw as well."""
+def agreement(
+    policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout], budget: Budget
+) -> dict[str, Any]:
+    """Compute the share of tokens that the same weights in float32 draw as well. Skip rollouts when time runs out."""
     policy.model.float()
     by_group = {request.group_id: request for request in asked}
-    same = []
+    same: list[Any] = []
     for rollout in rollouts:
+        if same and budget.left_s < RESERVE_S:
+            break
         request = by_group[rollout.group_id]
         count = len(rollout.completion_ids)
         ids = np.concatenate([request.prompt_ids, rollout.completion_ids[:-1]]).astype(np.int64)
@@ -107,10 +138,10 @@ def agreement(policy: Policy, asked: list[GroupRequest], rollouts: list[Finished
         u_R = torch.from_numpy(draws.uniforms(request.seed, rollout.index, count)).to(policy.device)
         tokens_R, _ = torch_draws.draw(logits, u_R, torch.full_like(u_R, request.temperature))
         same.append(tokens_R.numpy(force=True) == rollout.completion_ids)
-    return float(np.concatenate(same).mean())
+    return {"agreement": float(np.concatenate(same).mean()), "compared_rollouts": len(same)}
 
 
-def beside_trl(shape: Shape, seed: int) -> dict[str, Any]:
+def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """The same step by TRL's trainer, in turns: see `benchmarks.learner`."""
     from benchmarks.learner import compare
     from benchmarks.learner.cases import Case
@@ -129,11 +160,12 @@ def beside_trl(shape: Shape, seed: int) -> dict[str, Any]:
         steps=3,
         seconds=60,
     )
+    budget.say("the model is written, both sides load it, then they make a step in turns")
     with tempfile.TemporaryDirectory() as directory:
         return compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
 
 
-PARTS: Final[dict[str, Callable[[Shape, int], dict[str, Any]]]] = {
+PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {
     "learner": learner,
     "sampler": sampler,
     "beside TRL": beside_trl,
@@ -243,12 +275,24 @@ def matrix_operations_per_s(device: torch.device) -> float:
     return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))
 
 
+def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:
+    """Return the figures of one part and the device. Parts with child processes report peak memory themselves."""
+    budget = Budget(f"{part}, {shape}", limit_s)
+    kind = device_type()
+    device = torch.cuda.get_device_name() if kind == "cuda" else "cpu"
+    if part == end_to_end.PART:
+        return {"device": device, **end_to_end.measure(seed, budget, device=kind)}
+    figures = PARTS[part](SHAPES[shape], seed, budget)
+    return {"device": device, "peak_gib": peak_gib(), **figures}
+
+
 def main() -> None:
-    part, shape, seed = sys.argv[1:]
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    figures = PARTS[part](SHAPES[shape], int(seed))
-    name = torch.cuda.get_device_name() if device_type() == "cuda" else "cpu"
-    print(json.dumps({"device": name, "peak_gib": peak_gib(), **figures}))
+    if sys.argv[1:] == [running.SERVE]:
+        running.serve(run)
+        return
+    part, shape, seed, *limit = sys.argv[1:]
+    print(json.dumps(run(part, shape, int(seed), float(limit[0]) if limit else gpu.PARTS[part] - IMPORTS_S)))
 
 
 if __name__ == "__main__":

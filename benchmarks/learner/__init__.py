@@ -74,7 +74,7 @@ def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[st
     with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)
         pairs = [(trl.step(), echo.step()) for _ in repetitions]
-        peaks = trl.peak_bytes(), echo.peak_bytes()
+        peaks, whole_peak = (trl.peak_bytes(), echo.peak_bytes()), echo.whole_peak_bytes()
         speed = echo.matrix_operations_per_s()
     # The first step also allocates, and is compared instead.
     timed = pairs[1:] or pairs
@@ -93,6 +93,7 @@ def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[st
         "trl_peak_mib": peaks[0] / 2**20,
         "echo_peak_mib": peaks[1] / 2**20,
         "memory_ratio": peaks[1] / peaks[0],
+        "peak_gib": whole_peak / 2**30,
         **_differences(*pairs[0]),
         "tokens_per_s": tokens / seconds[1],
         "matmul_share": operations / seconds[1] / speed,

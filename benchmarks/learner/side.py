@@ -56,6 +56,11 @@ class Side:
         peak: int = self._ask("peak")
         return peak
 
+    def whole_peak_bytes(self) -> int:
+        """The most that this side's process held, the model included."""
+        peak: int = self._ask("whole peak")
+        return peak
+
     def matrix_operations_per_s(self) -> float:
         """Of a large matrix product on this side's device, in the case's precision."""
         speed: float = self._ask("speed")
@@ -99,13 +104,18 @@ class Questions:
         """Whether there is to be one more step."""
         try:
             while (question := self._pipe.recv()) != "step":
-                peak = question == "peak"
-                self._pipe.send(_memory_bytes(peak=True) - self._baseline if peak else _matrix_peak(self._dtype))
+                self._pipe.send(self._answer(question))
         except EOFError:
             return False
         _synchronize()
         self._began = time.perf_counter()
         return True
+
+    def _answer(self, question: str) -> float:
+        if question == "speed":
+            return _matrix_peak(self._dtype)
+        peak = _memory_bytes(peak=True)
+        return peak if question == "whole peak" else peak - self._baseline
 
     def done(self, loss: Callable[[], float], gradient: Callable[[], dict[str, NDArray[np.float32]]]) -> None:
         _synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import tempfile
@@ -17,14 +18,15 @@ from rich.text import Text
 
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY
-from echo_node.backends.caging import Terms
+from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import EngineChild
 from echo_node.backends.random_model import make_random_model
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import limits_of, measured_rates, place_of, settings_of
+from echo_node.engine.supervisor import chosen as chosen_by
+from echo_node.engine.supervisor import limits_of, place_of, settings_of
 from echo_node.engine.widths import Widths
 from echo_node.host.artefact_files import content_here
 from echo_node.host.hardware import Hardware
@@ -85,7 +87,8 @@ class Report:
         ]
         chosen = None
         if self.chosen is not None:
-            chosen = {"backend": self.chosen.name, "device": self.chosen.device, "why": self.chosen.reason}
+            one = self.chosen
+            chosen = {"backend": one.name, "device": one.device, "why": one.reason, "unused_gpu": one.unused_gpu}
         return {
             "base": self.base,
             "machine": self.machine,
@@ -138,6 +141,7 @@ class Bench:
         self._log = paths.logs / "bench.log"
         self._book = SpeedBook(paths.speeds)
         self._widths = Widths(paths.widths)
+        self._cages = GpuCages(paths.gpu_cages)
         self._config = config
         self._hardware = hardware
         self._base = base
@@ -172,7 +176,7 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
-            speeds = Speeds.now(())
+            speeds = Speeds.now((), problem)
         else:
             problem = "" if speeds.decode else f"It is too slow to be measured in {seconds:.0f} s."
         settings = settings_of(self._config)
@@ -192,6 +196,7 @@ class Bench:
                 width //= 2
 
     async def _rows_at(self, choice: BackendChoice, width: int, seconds: float) -> list[dict[str, Any]]:
+        terms = await asyncio.to_thread(self._cages.terms, choice, self._config.cage)
         engine = await EngineChild.start(
             choice,
             base_dir=self._base.directory,
@@ -199,7 +204,7 @@ class Bench:
             log=self._log,
             settings=replace(settings_of(self._config), width=width),
             limits=limits_of(self._config, self._hardware),
-            cage=Terms(mode=self._config.cage),
+            cage=terms,
         )
         try:
             return await engine.measure(widths=widths_up_to(engine.width), budget_s=seconds)
@@ -211,10 +216,10 @@ class Bench:
 
     def _report(self, outcomes: tuple[Outcome, ...]) -> Report:
         settings = settings_of(self._config)
-        rates = measured_rates(self._book, self._hardware, self._base.content, settings)
         chosen, width = None, settings.width
         if any(outcome.speeds is not None and outcome.speeds.decode for outcome in outcomes):
-            chosen = registry.choose(self._hardware, self._config.wanted_backend, rates)
+            wanted = self._config.wanted_backend
+            chosen = chosen_by(self._book, self._hardware, self._base.content, settings, wanted)
             speeds = self._book.find(place_of(chosen, self._hardware, self._base.content), settings)
             width = width or (0 if speeds is None else speeds.width)
         return Report(
@@ -256,7 +261,8 @@ def verdict(report: Report) -> str:
         return "No engine works on this machine. echo-node doctor says more."
     chosen = report.chosen
     width = f"{report.width} rollouts at once" if report.width else "as many rollouts at once as the engine likes"
-    return f"Chosen: {chosen.name} on {chosen.device}, {width} ({chosen.reason})."
+    sentence = f"Chosen: {chosen.name} on {chosen.device}, {width} ({chosen.reason})."
+    return f"{sentence} {chosen.unused_gpu}".rstrip()
 
 
 def _number(rate: float) -> str:

@@ -54,6 +54,7 @@ from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import Changes, changes, in_force
 from echo_node.shell import RunShell
 from echo_node.updating import Node, Updater
+from echo_shared.codec import check_codec
 from echo_shared.errors import EchoError, RefusedError
 from echo_shared.identity import Identity
 from echo_shared.messages import (
@@ -163,6 +164,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
+        check_codec()
         self._running = asyncio.current_task()
         LastWord(self._paths.last_word_file).save(None)
         await self._chooser.decide()

@@ -24,28 +24,33 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.backends import registry
+from echo_node.backends.caging import CAGED_ENVIRONMENT
+from echo_node.backends.gpu_cage import STARTS, GpuCages
 from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig, load_config
 from echo_node.doctor_manners import examine_manners
 from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import measured_rates, place_of, settings_of
+from echo_node.engine.supervisor import chosen, place_of, settings_of
 from echo_node.findings import Finding, Level
 from echo_node.host import control, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
 from echo_node.host.cage.description import CageMode, Held
+from echo_node.host.cage.leeway import Leeway
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
+from echo_node.host.probing import PROBE_S, failure_of
 from echo_node.net.tls import handshake_failure
-from echo_shared.errors import BackendError, ConfigError, EchoError, StorageError
+from echo_shared.codec import check_codec
+from echo_shared.errors import BackendError, ConfigError, EchoError, LocalProtocolError, StorageError
 from echo_shared.messages.fields import printable_line
 
-PROBE_S: Final = 120.0
-"""The first import of PyTorch from a slow disk takes most of a minute."""
 HUB_S: Final = 10.0
 LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
+LIBTORRENT_MACOS: Final = 14
+"""The oldest macOS with a build of libtorrent, for Apple Silicon."""
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
@@ -98,7 +103,7 @@ def examine(paths: Paths, url: str | None) -> Diagnosis:
     except (ConfigError, StorageError) as error:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
-    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), _swarm()]
+    findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), *_messages(), _swarm()]
     findings += _data_directory(patient)
     on_gpu = bool(patient.hardware.cuda_gpus) or patient.hardware.apple_silicon
     findings += [*examine_manners(paths, config, on_gpu=on_gpu), *_hub(patient)]
@@ -122,6 +127,8 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
         yield Finding(subject="GPU", level="ok", what=what)
     if not hardware.cuda_gpus and not hardware.apple_silicon:
         what = "none that an NVIDIA driver answers for: the processor samples"
+        if hardware.silent_gpu:
+            what = "an NVIDIA GPU is plugged in, but its driver does not answer: the processor samples"
         yield Finding(subject="GPU", level="note", what=what)
 
 
@@ -132,75 +139,72 @@ def _engines(patient: _Patient) -> Iterator[Finding]:
     """Each engine on each device, which is chosen, and how fast it is."""
     wanted = patient.config.wanted_backend
     survey = [one for one in registry.survey(patient.hardware) if not one.on_request or one.choice.name == wanted]
-    failures = {
-        (one.choice.name, one.choice.device): _try(one.choice, patient.config.cage)
+    cages = GpuCages(patient.paths.gpu_cages, probe=_probe_gpu)
+    tried = {
+        (one.choice.name, one.choice.device): _try(one.choice, patient.config.cage, cages)
         for one in survey
         if one.missing is None
     }
-    working = [key for key, failure in failures.items() if failure is None]
+    working = [key for key, (failure, _) in tried.items() if failure is None]
     better = True
     for one in survey:
         key = (one.choice.name, one.choice.device)
         better = better and key not in working
-        yield _engine(
-            one, failures.get(key), level="warning" if better else "note", config_file=patient.paths.config_file
-        )
+        if one.missing is not None:
+            yield _missing(one, one.missing, level="warning" if better else "note")
+        else:
+            yield _engine(one.choice, *tried[key], config_file=patient.paths.config_file)
     if any(name == "llama_cpp" for name, _ in working):
         yield _rpc()
     yield from _choice(patient, working)
 
 
-def _engine(one: Possibility, failure: str | None, *, level: Level, config_file: Path) -> Finding:
+def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Finding:
     """`level`: of an engine that is not there; it is no loss where a better one works."""
     subject = f"{one.choice.name} on {one.choice.device}"
-    if one.missing is not None:
-        if one.missing.code == registry.NO_DEVICE:
-            return Finding(subject=subject, level="note", what="not for this machine")
-        return Finding(subject=subject, level=level, what=_said(one.missing), do=one.missing.do or "")
+    if missing.code == registry.NO_DEVICE:
+        return Finding(subject=subject, level="note", what="not for this machine")
+    return Finding(subject=subject, level=level, what=_said(missing), do=missing.do or "")
+
+
+def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, config_file: Path) -> Finding:
+    """An engine that was tried, in the cage that its GPU needs."""
+    subject = f"{choice.name} on {choice.device}"
     if failure is not None:
-        do = registry.reinstall(one.choice.name)
-        if one.choice.device == "cuda":
+        do = registry.reinstall(choice.name)
+        if choice.device == "cuda":
             do = "Update the NVIDIA driver, or install a PyTorch for it: https://pytorch.org/get-started/locally/"
         if failure.endswith(UNCAGED_WORKS):
             do = f'Report it. Until then, if you trust your hubs: cage = "off" in {config_file}'
         return Finding(subject=subject, level="warning", what=f"does not work: {failure}", do=do)
-    return Finding(subject=subject, level="ok", what=f"usable: {registry.software(one.choice.name)}")
+    usable = f"usable: {registry.software(choice.name)}"
+    if not leeway.lacks:
+        return Finding(subject=subject, level="ok", what=usable)
+    what = f"{usable}, in a wider cage (not {', '.join(leeway.lacks)}): {leeway.why}"
+    do = "Join only hubs that you trust, and report what this says: echo-node doctor --cage"
+    return Finding(subject=subject, level="warning", what=what, do=do)
 
 
-def _try(choice: BackendChoice, cage: CageMode) -> str | None:
-    """What happens when the engine's library is loaded for this device, in its cage; None when all is well."""
+def _try(choice: BackendChoice, cage: CageMode, cages: GpuCages) -> tuple[str | None, Leeway]:
+    """What happens when the engine's library is loaded for this device; None when all is well. And the cage's step."""
+    fit = cages.find(choice, cage)
+    if fit.failure:
+        return fit.failure, fit.leeway
+    if cage == "required" and fit.leeway.lacks:
+        return f"it would have no whole cage: {fit.leeway.why}", fit.leeway
     imports = "; ".join(f"import {package}" for package in registry.packages(choice.name))
     if choice.device == "cuda":
         imports += "; import torch; torch.zeros(1, device='cuda')"
     with tempfile.TemporaryDirectory(prefix="echo-doctor-", ignore_cleanup_errors=True) as directory:
-        arguments = f"{choice.name!r}, {choice.device!r}, {directory!r}, {cage!r}"
-        failure = _probe(f"from echo_node.backends.caging import cage_trial; cage_trial({arguments}); {imports}")
-    if failure is not None and cage == "auto" and _probe(imports) is None:
-        return failure + UNCAGED_WORKS
-    return failure
+        arguments = f"{choice.name!r}, {choice.device!r}, {directory!r}, {cage!r}, {fit.leeway.name!r}"
+        failure = failure_of(f"from echo_node.backends.caging import cage_trial; cage_trial({arguments}); {imports}")
+    if failure is not None and cage == "auto" and failure_of(imports) is None:
+        return failure + UNCAGED_WORKS, fit.leeway
+    return failure, fit.leeway
 
 
-def _probe(code: str) -> str | None:
-    """Runs Python code in a process of its own; what went wrong, or None."""
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", code],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no answer within {PROBE_S:.0f} s"
-    except OSError as error:
-        return str(error)
-    if ended.returncode == 0:
-        return None
-    last = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "")
-    status = f"exit status {ended.returncode}" if ended.returncode > 0 else f"killed by signal {-ended.returncode}"
-    return f"{status}: {printable_line(last)[:_MOST_SAID]}" if last and ended.returncode > 0 else status
+def _probe_gpu(code: str) -> str | None:
+    return failure_of(code, env=CAGED_ENVIRONMENT)
 
 
 def _cage(mode: CageMode) -> Finding:
@@ -235,7 +239,7 @@ def _tried(private: Path) -> Held:
 
 def _rpc() -> Finding:
     subject = "several devices as one"
-    if _probe(_SUPPORTS_RPC) is None:
+    if failure_of(_SUPPORTS_RPC) is None:
         return Finding(subject=subject, level="ok", what="llama.cpp is built for it")
     what = "llama.cpp is not built for it (needed for `lend` and `--with` only)"
     return Finding(subject=subject, level="note", what=what, do=registry.reinstall_llama_with_rpc())
@@ -248,19 +252,20 @@ def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Findi
         return
     base = None if patient.hub is None else content_here(patient.paths.base(patient.hub.run_id))
     book, settings = SpeedBook(patient.paths.speeds), settings_of(patient.config)
-    rates = {} if base is None else measured_rates(book, patient.hardware, base, settings)
     try:
-        choice = registry.choose(patient.hardware, patient.config.wanted_backend, rates)
+        choice = chosen(book, patient.hardware, base, settings, patient.config.wanted_backend)
     except BackendError as error:
         yield Finding(subject="engine", level="problem", what=_said(error), do=error.do or "")
         return
-    chosen = f"{choice.name} on {choice.device} ({choice.reason})"
+    named = f"{choice.name} on {choice.device} ({choice.reason})"
+    if choice.unused_gpu:
+        yield Finding(subject="unused GPU", level="warning", what=choice.unused_gpu)
     if (choice.name, choice.device) in working:
-        yield Finding(subject="engine", level="ok", what=chosen)
+        yield Finding(subject="engine", level="ok", what=named)
     else:
         others = " or ".join(f"--backend {name}" for name in sorted({name for name, _ in working}))
         do = f"Mend it as said above, or use another: echo-node join URL {others}"
-        yield Finding(subject="engine", level="problem", what=f"{chosen} is the choice, but it does not work", do=do)
+        yield Finding(subject="engine", level="problem", what=f"{named} is the choice, but it does not work", do=do)
     speeds = None if base is None else book.find(place_of(choice, patient.hardware, base), settings)
     if speeds is not None and speeds.decode:
         yield Finding(subject="speed", level="ok", what=str(speeds))
@@ -278,17 +283,47 @@ def _said(error: EchoError) -> str:
     return f"{error.what} ({error.got})" if error.got else error.what
 
 
-# Swarm and disk
+def cage_lines() -> Iterator[str]:
+    """At which step of the cage each engine starts on a GPU of this machine, and what it is refused; as it is found."""
+    if sys.platform != "linux":
+        yield "Only Linux has a cage with steps."
+        return
+    from echo_node.backends.cage_report import report  # Other systems lack what it imports.
+
+    usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
+    on_gpu = [choice for choice in usable if choice.device != "cpu" and choice.name in STARTS]
+    if not on_gpu:
+        yield "No engine that has a cage uses a GPU here: echo-node doctor says what is missing."
+    for choice in on_gpu:
+        yield from report(choice)
+
+
+# Messages, swarm and disk
+
+
+def _messages() -> Iterator[Finding]:
+    """Say so if this installation could not read what a hub sends."""
+    try:
+        check_codec()
+    except LocalProtocolError as error:
+        yield Finding(subject="messages", level="problem", what=_said(error), do=error.do or "")
 
 
 def _swarm() -> Finding:
-    failure = _probe("import libtorrent")
+    failure = failure_of("from echo_shared.swarm.trial import main; main()")
     if failure is None:
-        return Finding(subject="swarm", level="ok", what="libtorrent works")
+        return Finding(subject="swarm", level="ok", what="libtorrent works: one client has fetched from another")
     what = f"libtorrent does not work ({failure}): all that is not pushed is fetched from the hub itself"
-    if sys.platform == "darwin" and platform.machine() != "arm64":
-        return Finding(subject="swarm", level="warning", what=what, do="There is no build of it for this system.")
-    return Finding(subject="swarm", level="warning", what=what, do=f"{sys.executable} -m pip install libtorrent")
+    if sys.platform == "darwin" and not _has_libtorrent(platform.machine(), platform.mac_ver()[0]):
+        do = "There is no build of it for this Mac. The node works without it; it only serves no other nodes."
+        return Finding(subject="swarm", level="warning", what=what, do=do)
+    do = f"{sys.executable} -m pip install --upgrade libtorrent"
+    return Finding(subject="swarm", level="warning", what=what, do=do)
+
+
+def _has_libtorrent(machine: str, macos: str) -> bool:
+    """Return True if there is a build of libtorrent for this macOS."""
+    return machine == "arm64" and int(macos.partition(".")[0] or 0) >= LIBTORRENT_MACOS
 
 
 def _data_directory(patient: _Patient) -> Iterator[Finding]:

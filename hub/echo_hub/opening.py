@@ -55,6 +55,7 @@ from echo_hub.store.store import Store
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
 from echo_shared import key_file
+from echo_shared.codec import check_codec
 from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.room import Room
@@ -82,6 +83,7 @@ async def open_hub(
 
     Everything that was opened is closed again, in reverse order, however the block is left.
     """
+    check_codec()
     sys.setswitchinterval(SWITCH_S)
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())

@@ -1,6 +1,7 @@
 # What posix.sh wants to know about macOS; sourced.
-# Apple silicon gets MLX, which computes on the GPU and needs no compiler; an Intel Mac gets llama.cpp. On an Intel Mac
-# libtorrent has no wheel and is left out; artefacts then come over HTTP alone.
+# Apple silicon gets MLX, which computes on the GPU and needs no compiler; an Intel Mac gets llama.cpp.
+# libtorrent has wheels for Apple silicon from macOS 14 (Darwin 23) on, and none for older ones: Echo does not require it
+# on Intel Macs, where artefacts come over HTTP alone. cryptography has wheels for Intel Macs up to release 48.
 # shellcheck shell=sh disable=SC2034
 
 home_dir="$HOME/Library/Application Support/echo-swarm"
@@ -10,8 +11,14 @@ service_dir=$HOME/Library/LaunchAgents
 service_file=$service_dir/org.echo-swarm.node.plist
 python_hint="For example: brew install python@3.13"
 compiler_hint="Get one with: xcode-select --install"
+unsupported='' pins_edit=''
 if [ "$(uname -m)" = arm64 ]; then
     detected_extra=mlx
+    darwin=$(uname -r)
+    if [ "${darwin%%.*}" -lt 23 ]; then
+        unsupported="On Apple silicon Echo needs macOS 14 or newer: libtorrent has no build for older ones. Update macOS."
+    fi
 else
     detected_extra=cpu
+    pins_edit='s/^cryptography==.*/cryptography<49/'
 fi

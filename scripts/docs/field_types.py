@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from echo_shared.messages.fields import PackedArray
 from scripts.docs.markdown import code
 
 _PLAIN: Final = {
@@ -29,6 +30,10 @@ _PLAIN: Final = {
 
 def in_words(kind: Any, metadata: Iterable[Any] = ()) -> str:
     """The type, and the bounds that `metadata` gives, as Markdown for a table's cell."""
+    metadata = tuple(metadata)
+    for part in metadata:
+        if isinstance(part, PackedArray):
+            return f"array of {np.dtype(part.dtype).name}"
     bounds = ", ".join(_bounds(metadata, counted=_counted(kind)))
     return _kind(kind) + (f", {bounds}" if bounds else "")
 
@@ -80,8 +85,6 @@ def _kind(kind: Any) -> str:
         return f"list of {_item(parts[0])}" if parts[-1] is Ellipsis else "[" + "; ".join(map(in_words, parts)) + "]"
     if origin in (dict, list):
         return f"table of {_item(parts[1])}" if origin is dict else f"list of {_item(parts[0])}"
-    if origin is np.ndarray:
-        return f"array of {np.dtype(get_args(parts[1])[0]).name}"
     if kind in _PLAIN:
         return _PLAIN[kind]
     assert isinstance(kind, type), kind

@@ -27,6 +27,7 @@ import numpy as np
 import psutil
 
 from echo_shared.errors import EchoError
+from echo_shared.user_variables import user_variables
 
 Frame = dict[str, Any]
 _HEADER = struct.Struct("<I")
@@ -220,7 +221,7 @@ class Child:
                 stdin=their_end,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **user_variables(), **(env or {})},
                 start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle; and `kill` needs a group.
             )
             stdin = process.stdin if open_our_end is None else await open_our_end()

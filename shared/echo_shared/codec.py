@@ -7,19 +7,18 @@ longer than it says, and what it does not know is skipped. Small ones are built 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
-from types import NoneType
-from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
+from importlib import metadata
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import msgpack
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
-from pydantic.fields import FieldInfo
 
-from echo_shared.errors import CodecError
-from echo_shared.messages import MAX_FRAME_BYTES, FromHub, FromNode, Message
+from echo_shared.errors import CodecError, LocalProtocolError
+from echo_shared.message_form import Form, ListForm, MapForm, form_of
+from echo_shared.messages import MAX_FRAME_BYTES, FromHub, FromNode, Message, specimens
 from echo_shared.messages.fields import pack_array, printable_line
 
 _T = TypeVar("_T")
@@ -54,16 +53,62 @@ def _plain(value: object) -> dict[str, Any]:
 
 
 def decode_from_hub(frame: bytes) -> FromHub:
-    """The message in `frame`. Raises CodecError unless it is one valid message that a hub may send."""
+    """Return the message in `frame`.
+
+    Raises CodecError unless it is one valid message that a hub may send, and LocalProtocolError if this installation
+    cannot read such a message either.
+    """
     return _decode(frame, _from_hub)
 
 
 def decode_from_node(frame: bytes) -> FromNode:
-    """The message in `frame`. Raises CodecError unless it is one valid message that a node may send."""
+    """Return the message in `frame`, from a node; raises as `decode_from_hub`."""
     return _decode(frame, _from_node)
 
 
+@cache
+def check_codec() -> None:
+    """Raise LocalProtocolError unless this installation reads the large frames that it writes.
+
+    Libraries that Echo was not tested with are the usual cause. Every node and hub checks this before it connects.
+    """
+    try:
+        of_hub, of_node = specimens.from_hub(), specimens.from_node()
+    except ValidationError as error:
+        raise _cannot_read(_said(error)) from error
+    _check(of_hub, _from_hub)
+    _check(of_node, _from_node)
+
+
+def _check(messages: Sequence[FromHub | FromNode], adapter: TypeAdapter[Any]) -> None:
+    for message in messages:
+        frame = encode(message)
+        try:
+            is_same = encode(_decoded(frame, adapter)) == frame
+        except CodecError as error:
+            raise _cannot_read(f"{message.type}: {error.brief}") from error
+        if not is_same:
+            raise _cannot_read(f"{message.type}: it is read as another")
+
+
+def _cannot_read(got: str) -> LocalProtocolError:
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("msgpack", "numpy", "pydantic"))
+    return LocalProtocolError(
+        "This installation cannot read Echo's own messages.",
+        got=f"{got} (with {libraries})",
+        do="Install the versions of these libraries that constraints.txt names, and report it.",
+    )
+
+
 def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
+    try:
+        return _decoded(frame, adapter)
+    except CodecError:
+        check_codec()  # A peer is to blame only if this end can read an honest frame.
+        raise
+
+
+def _decoded(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
     if len(frame) > MAX_FRAME_BYTES:
         raise CodecError("A message is too large.", got=f"{len(frame)} bytes, at most {MAX_FRAME_BYTES} are allowed")
     try:
@@ -73,36 +118,22 @@ def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the message"
-        # pydantic may quote the peer: what goes into logs and pages is cut and made printable.
-        raise _not_valid(printable_line(f"{place}: {first['msg']}")[:200]) from error
+        raise _not_valid(_said(error)) from error
+
+
+def _said(error: ValidationError) -> str:
+    """Return the first fault and its place. pydantic may quote the peer: what goes into logs is cut and printable."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the message"
+    return printable_line(f"{place}: {first['msg']}")[:200]
 
 
 def _not_valid(got: str) -> CodecError:
     return CodecError("A message is not valid.", got=got)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tuple:
-    """A list of values of one form."""
-
-    item: _Form
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Map:
-    """A map of which these keys matter."""
-
-    fields: Mapping[str, _Form]
-
-
-_Form = _Tuple | _Map | None
-"""What a value may be made of; None: it is no container."""
-
-_TYPE: Final = _Map({"type": None})
-_ARRAY: Final = _Map({"dtype": None, "shape": _Tuple(None, 1), "data": None})
+_TYPE: Final = MapForm({"type": None})
+"""The form in which only a frame's type is read."""
 
 
 def _read(frame: bytes) -> Any:
@@ -112,7 +143,7 @@ def _read(frame: bytes) -> Any:
         raise _not_valid(f"the message: {type(found).__name__}, where a map was expected")
     name = str(found.get("type"))[:64]
     kind = _BY_TYPE.get(name)
-    return _Reader(frame, name).read(_TYPE if kind is None else _form_of(kind))
+    return _Reader(frame, name).read(_TYPE if kind is None else form_of(kind))
 
 
 class _Reader:
@@ -125,26 +156,26 @@ class _Reader:
         self._unpacker = msgpack.Unpacker(read_size=len(frame), max_buffer_size=len(frame))
         self._unpacker.feed(frame)
 
-    def read(self, form: _Form) -> Any:
+    def read(self, form: Form) -> Any:
         """The frame's only value."""
         value = self._value(form)
         if self._unpacker.tell() != len(self._frame):
             raise ValueError("there is more after its end")
         return value
 
-    def _value(self, form: _Form) -> Any:
+    def _value(self, form: Form) -> Any:
         at = self._unpacker.tell()
         if at >= len(self._frame):
             raise ValueError("it ends too soon")
         if self._frame[at] not in _CONTAINERS:
             return self._unpacker.unpack()
-        if isinstance(form, _Map):
+        if isinstance(form, MapForm):
             return self._map(form)
-        if isinstance(form, _Tuple):
+        if isinstance(form, ListForm):
             return self._list(form)
         raise self._not_valid("a list or a map, where a number or a text was expected")
 
-    def _map(self, form: _Map) -> dict[Any, Any]:
+    def _map(self, form: MapForm) -> dict[Any, Any]:
         number = self._unpacker.read_map_header()
         if number > MOST_FIELDS:
             raise self._not_valid(f"a map of {number} entries, at most {MOST_FIELDS} are allowed")
@@ -159,7 +190,7 @@ class _Reader:
                 self._unpacker.skip()
         return values
 
-    def _list(self, form: _Tuple) -> list[Any]:
+    def _list(self, form: ListForm) -> list[Any]:
         number = self._unpacker.read_array_header()
         if number > form.most:
             raise self._not_valid(f"a list of {number} items, at most {form.most} are allowed")
@@ -167,31 +198,3 @@ class _Reader:
 
     def _not_valid(self, got: str) -> CodecError:
         return _not_valid(printable_line(f"{'.'.join(self._place)}: {got}")[:200])
-
-
-@cache
-def _form_of(kind: type[Message]) -> _Map:
-    return _Map({name: _form(field.annotation, field.metadata) for name, field in kind.model_fields.items()})
-
-
-def _form(annotation: Any, metadata: list[Any]) -> _Form:
-    """The form of a field's values, whichever of its types they are of."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _form(arguments[0], [*metadata, *arguments[1:]])
-    if origin is np.ndarray:
-        return _ARRAY
-    if origin is tuple:
-        if arguments[-1] is not Ellipsis:
-            assert all(_form(each, []) is None for each in arguments), "of unlike values only plain ones"
-            return _Tuple(None, len(arguments))
-        most = [each.max_length for each in _constraints(metadata) if hasattr(each, "max_length")]
-        return _Tuple(_form(arguments[0], []), most[0])
-    if isinstance(annotation, type) and issubclass(annotation, Message):
-        return _form_of(annotation)
-    forms = [_form(each, metadata) for each in arguments if each is not NoneType]
-    return next((form for form in forms if form is not None), None)
-
-
-def _constraints(metadata: list[Any]) -> list[Any]:
-    return [part for each in metadata for part in (each.metadata if isinstance(each, FieldInfo) else [each])]

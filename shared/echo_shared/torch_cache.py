@@ -10,7 +10,8 @@ Rows are 0..n-1 without gaps. Layers with a recurrent state have no columns: the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
 import numpy as np
@@ -25,10 +26,23 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from echo_shared.errors import BackendError
 
 _COLUMN_STEP: Final = 32
+_CACHE: Final = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
+"""What models call their cache: transformers 5.24 has renamed it, and takes the old name until 5.40."""
+
+
+def cache_argument(cache: Any) -> Mapping[str, Any]:
+    """Return the keyword argument by which a model takes `cache`; None = it begins a new one."""
+    return {_CACHE: cache}
+
+
+def cache_of(output: Any) -> Any:
+    """Return the cache in what a model has computed."""
+    return output[_CACHE]
 
 
 def columns_for(length: int) -> int:

@@ -33,7 +33,7 @@ from echo_shared import draws
 from echo_shared.errors import BackendError
 from echo_shared.rollout_table import Rollout, RolloutTable
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
-from echo_shared.torch_cache import SlotCache, columns_for
+from echo_shared.torch_cache import SlotCache, cache_argument, cache_of, columns_for
 from echo_shared.torch_draws import draw, most_likely
 from echo_shared.torch_prefix_cache import PrefixCache, as_past, length_of
 
@@ -365,11 +365,11 @@ class Batch:
             input_ids=ids,
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **cache_argument(cache),
         )
-        return output.logits[:, -1], output.past_key_values
+        return output.logits[:, -1], cache_of(output)
 
     def _draw(self, logits: Tensor, drawing: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """`drawing`: uniforms and temperatures [2, R]. One transfer to the device and one back."""

@@ -1,29 +1,45 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu
-
-
-def test_a_part_that_fails_or_hangs_is_a_row_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = subprocess.run
-
-    def of_child(code: str, limit_s: float) -> dict[str, object]:
-        monkeypatch.setattr(
-            subprocess, "run", lambda command, **options: real([sys.executable, "-S", "-c", code], **options)
-        )
-        return gpu.run_part("learner", "tiny", 0, limit_s=limit_s)
-
-    assert of_child("print('words'); print('{\"a\": 1}')", 60) == {"a": 1}
-    assert of_child("raise ValueError('no memory')", 60) == {"error": "ended with status 1: ValueError: no memory"}
-    assert of_child("import os; os._exit(9)", 60) == {"error": "ended with status 9: it said nothing"}
-    assert of_child("import threading; threading.Event().wait()", 0.3) == {"error": "took more than 0 s"}
+from benchmarks.gpu.end_to_end import REAL_MODEL
+from benchmarks.gpu.shapes import ON_CPU
+from benchmarks.progress import Planned, Progress
 
 
 def test_the_headline_counts_failures() -> None:
     rows = [{"case": "a", "tokens_per_s": 5.0}, {"case": "b", "error": "x"}]
     assert gpu.headline(rows) == {"a: tokens_per_s": 5.0, "failed": 1}
     assert gpu.plan()
+
+
+@pytest.mark.parametrize(("whole_s", "left_out"), [(gpu.WHOLE_S, 0), (gpu.WHOLE_S - 30, 1)])
+def test_all_parts_have_their_turn_within_the_time(
+    whole_s: float, left_out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes all that it may: the last one has what is left, and is left out where that is too little."""
+    now = [0.0]
+    asked: list[tuple[str, float]] = []
+
+    def run_part(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, object]:
+        asked.append((f"{part}, {shape}", limit_s))
+        now[0] += limit_s
+        return {"peak_gib": 1.0, "case": "its own name"}
+
+    monkeypatch.delenv(ON_CPU, raising=False)
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    monkeypatch.setattr(gpu, "WHOLE_S", whole_s)
+    progress = Progress([Planned(name=name, seconds=1) for name, _, _ in gpu.cases()], clock=lambda: now[0])
+    measured = gpu.measure(0, progress)
+    names = [name for name, _, _ in gpu.cases()]
+    assert names[2] == "end to end, builtin:tiny" and names[-1] == "beside TRL, Qwen3-0.6B"
+    assert [name for name, _ in asked] == [row["case"] for row in measured.rows] == names[: len(names) - left_out]
+    assert now[0] <= whole_s and [one.case for one in progress.left_out] == names[len(names) - left_out :]
+
+
+def test_a_real_model_gives_the_end_to_end_part_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(REAL_MODEL, str(tmp_path / "SmolLM2"))
+    assert ("end to end, SmolLM2", "end to end", "SmolLM2") in gpu.cases()

@@ -1,7 +1,10 @@
 """A hub that a test drives, and nodes' engines that are odd."""
 
 import os
-from collections.abc import AsyncIterator
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,35 @@ def odd_worker(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(process, "WORKER", "tests.echo_node.odd_worker")
     return process.WORKER
+
+
+@pytest.fixture(scope="session")
+def _compiled_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    directory = tmp_path_factory.mktemp("stub-cuda")
+    source = Path(__file__).with_name("stub_cuda.c")
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(directory / "libcuda.so.1"), str(source)]
+    subprocess.run([*command, "-lpthread"], check=True, timeout=60)
+    return directory
+
+
+@pytest.fixture
+def stub_cuda(_compiled_stub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a stand-in for NVIDIA's driver, which processes that are started find."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(_compiled_stub))
+    return _compiled_stub
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Path]:
+    """A local socket on which a program listens, as NVIDIA's MPS does."""
+    path = tmp_path / "service"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        yield path
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -203,6 +204,28 @@ def connect_to_a_unix_socket(targets: Targets) -> None:
 def connect_to_an_abstract_socket(targets: Targets) -> None:
     with socket.socket(socket.AF_UNIX) as unix:
         unix.connect("\0" + targets["abstract"])
+
+
+@on_linux
+def connect_a_sequenced_socket(targets: Targets) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sequenced:
+        sequenced.connect(targets["sequenced"])
+
+
+@on_linux
+def give_a_socket_a_file(targets: Targets) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sequenced:
+        sequenced.bind(str(Path(targets["scratch"]) / "socket"))
+
+
+@on_linux
+def accept_a_connection(_: Targets) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sequenced:
+        sequenced.bind("")  # Linux gives it an abstract name.
+        sequenced.listen()
+        sequenced.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # Nobody connects.
+            sequenced.accept()
 
 
 @on_linux

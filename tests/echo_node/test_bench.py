@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from echo_node.backends import registry
+from echo_node.backends.gpu_cage import Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.bench import Base, Bench, Outcome, Report, base_for, table_of, verdict
 from echo_node.config import NodeConfig
@@ -18,6 +20,7 @@ from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
+from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConfigError, StorageError
@@ -179,3 +182,26 @@ def test_the_table_can_be_read_on_narrow_terminals(columns: int) -> None:
     if columns == 200:
         assert "no '/checkout[cpu]'" in shown
     assert verdict(report()) == "Chosen: torch on cpu, 64 rollouts at once (test)."
+
+
+@pytest.mark.usefixtures("odd_worker")
+async def test_a_gpu_that_cannot_be_used_is_told_in_the_verdict(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
+    (tmp_path / "enough.json").write_text("64")
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
+    monkeypatch.setattr(registry, "_llama_has_gpu", lambda: False)
+    failed = Fit(leeway=SEALED, failure="cuInit failed with error 304")
+    monkeypatch.setattr(
+        GpuCages, "find", lambda _, choice, mode: failed if choice.device == "cuda" else Fit(leeway=SEALED)
+    )
+    gpu = hardware.Gpu(name="a GPU", memory_bytes=2**33)
+    base = Base(title="a model", directory=tmp_path, derived=tmp_path / "derived", content="x")
+    bench = Bench(paths, NodeConfig(), replace(hardware.detect(), cuda_gpus=(gpu,)), base)
+    report = await bench.run(backend="torch", seconds=0.3, begin=ignore)
+    assert report.chosen is not None and report.chosen.device == "cpu"
+    told = (
+        "The GPU (a GPU) is not used, only the processor: torch on cuda failed (The GPU cannot be used by torch. cuInit"
+    )
+    assert told in verdict(report) and told in report.as_json()["chosen"]["unused_gpu"]

@@ -20,7 +20,7 @@ from echo_node.core.manners import MannersConfig
 from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
 from echo_node.host import control
 from echo_node.host.address import HubAddress
-from echo_node.host.cage.description import GUARDS
+from echo_node.host.cage.guards import GUARDS
 from echo_node.host.hubs import Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.sensors.machine import Sensors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import sys
@@ -16,6 +15,7 @@ from aiohttp import web
 
 from echo_node import doctor
 from echo_node.backends import registry
+from echo_node.backends.gpu_cage import Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.doctor import Diagnosis, examine, lines_of
@@ -24,8 +24,10 @@ from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.findings import Finding
 from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
+from echo_node.host.cage.leeway import BY_NAME, SEALED
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
+from echo_shared.errors import LocalProtocolError
 from tests.small_disk import mounted, needs_mounts
 
 Broken = Callable[..., None]
@@ -41,12 +43,12 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
     """Code that is probed, if it holds one of these words, is replaced by other code."""
     replacements: dict[str, str] = {}
-    probe = doctor._probe
+    probe = doctor.failure_of
 
-    def instead(code: str) -> str | None:
+    def instead(code: str, **_: Any) -> str | None:
         return probe(next((other for word, other in replacements.items() if word in code), "pass"))
 
-    monkeypatch.setattr(doctor, "_probe", instead)
+    monkeypatch.setattr(doctor, "failure_of", instead)
     return replacements.update
 
 
@@ -59,34 +61,24 @@ def test_this_machine_can_join(paths: Paths) -> None:
     assert diagnosis.can_join
     assert of(diagnosis, "llama_cpp on cpu").what.startswith("usable: ")
     assert of(diagnosis, "engine").what.startswith("llama_cpp on cpu (")
-    assert of(diagnosis, "swarm").what == "libtorrent works"
+    assert of(diagnosis, "swarm").what.startswith("libtorrent works")
     assert not paths.data_dir.exists()
     assert diagnosis.as_json()["can_join"] is True
     text = "\n".join(lines_of(diagnosis))
     assert "echo-node join URL" in text
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("pass", None),
-        ("raise SystemExit(3)", "exit status 3"),
-        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
-        pytest.param(
-            "import os; os.kill(os.getpid(), 11)",
-            "killed by signal 11",
-            marks=pytest.mark.skipif(os.name == "nt", reason="POSIX signals"),
-        ),
-    ],
-)
-def test_a_library_that_fails_or_crashes_is_a_finding(code: str, words: str | None) -> None:
-    said = doctor._probe(code)
-    assert said == words if words is None else words in (said or "")
+def test_an_installation_that_cannot_read_messages_cannot_join(
+    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise LocalProtocolError("Nothing can be read.", got="numpy 9", do="Install numpy 2.")
 
-
-def test_a_library_that_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROBE_S", 0.2)
-    assert doctor._probe("import threading; threading.Event().wait()") == "no answer within 0 s"
+    monkeypatch.setattr(doctor, "check_codec", fail)
+    diagnosis = examine(paths, None)
+    found = of(diagnosis, "messages")
+    assert (found.level, found.what, found.do) == ("problem", "Nothing can be read. (numpy 9)", "Install numpy 2.")
+    assert not diagnosis.can_join
 
 
 def test_an_engine_that_crashes_leaves_the_choice_to_the_user(paths: Paths, broken: Broken) -> None:
@@ -129,16 +121,38 @@ def test_a_torch_without_cuda_on_a_machine_with_a_gpu_is_named(
     diagnosis = examine(paths, None)
     found = of(diagnosis, "torch on cuda")
     assert found.level == "warning" and "without CUDA" in found.what and "CUDA" in found.do
+    unused = of(diagnosis, "unused GPU")
+    assert unused.level == "warning" and "a GPU" in unused.what and "pytorch.org" in unused.what
     assert diagnosis.can_join
 
 
 def test_what_is_missing_but_not_needed_is_said_without_alarm(paths: Paths, broken: Broken) -> None:
-    broken(llama_supports_rpc="raise SystemExit(1)", libtorrent="import no_such_library")
+    broken(llama_supports_rpc="raise SystemExit(1)", swarm="import no_such_library")
     diagnosis = examine(paths, None)
     rpc, swarm = of(diagnosis, "several devices as one"), of(diagnosis, "swarm")
     assert rpc.level == "note" and "GGML_RPC=ON" in rpc.do
-    assert swarm.level == "warning" and "pip install libtorrent" in swarm.do
+    assert swarm.level == "warning" and "pip install --upgrade libtorrent" in swarm.do
     assert diagnosis.can_join
+
+
+def test_a_libtorrent_that_lacks_what_a_fetch_needs_is_found() -> None:
+    trial = "from echo_shared.swarm.trial import main; main()"
+    said = doctor.failure_of(f"import libtorrent; del libtorrent.torrent_info.layout; {trial}")
+    assert said is not None and "no attribute 'layout'" in said
+
+
+@pytest.mark.parametrize(
+    ("machine", "macos", "has"),
+    [("arm64", "14.0", True), ("arm64", "26.1", True), ("arm64", "13.7.8", False), ("x86_64", "15.2", False)],
+)
+def test_old_and_intel_macs_have_no_libtorrent(
+    monkeypatch: pytest.MonkeyPatch, broken: Broken, machine: str, macos: str, has: bool
+) -> None:
+    broken(swarm="import no_such_library")
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: machine)
+    monkeypatch.setattr(doctor.platform, "mac_ver", lambda: (macos, ("", "", ""), machine))
+    assert ("pip install" in doctor._swarm().do) == has
 
 
 def test_a_directory_that_cannot_be_written_is_a_problem(tmp_path: Path, paths: Paths, broken: Broken) -> None:
@@ -318,8 +332,22 @@ def test_an_engine_that_works_without_its_cage_alone_is_told(monkeypatch: pytest
     code = f"open({str(tmp_path / 'private')!r})"
     monkeypatch.setattr(registry, "packages", lambda name: [f"sys; {code}"] if name == "llama_cpp" else [])
     choice = BackendChoice(name="torch", device="cpu", reason="test")
-    assert doctor._try(choice, "auto") is None
+    cages = GpuCages(tmp_path / "cages.json")
+    assert doctor._try(choice, "auto", cages) == (None, SEALED)
     choice = BackendChoice(name="llama_cpp", device="cpu", reason="test")
-    failure = doctor._try(choice, "auto")
+    failure, _ = doctor._try(choice, "auto", cages)
     assert failure is not None and "PermissionError" in failure and failure.endswith(doctor.UNCAGED_WORKS)
-    assert doctor._try(choice, "off") is None
+    assert doctor._try(choice, "off", cages) == (None, SEALED)
+
+
+@pytest.mark.parametrize(("mode", "works"), [("auto", True), ("required", False)])
+def test_a_gpu_that_needs_a_wider_cage_is_told(
+    mode: CageMode, works: bool, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=BY_NAME["local sockets"]))
+    monkeypatch.setattr(doctor, "failure_of", lambda *_: None)
+    choice = BackendChoice(name="torch", device="cuda", reason="test")
+    failure, leeway = doctor._try(choice, mode, GpuCages(paths.gpu_cages))
+    found = doctor._engine(choice, failure, leeway, config_file=paths.config_file)
+    assert (failure is None) == works and found.level == "warning"
+    assert 'step "local sockets"' in found.what and ("usable: torch" in found.what) == works

@@ -89,7 +89,7 @@ def test_the_flags_of_join_are_these() -> None:
         ("receipts certificate", {"--out", "--json", "--data-dir"}),
         ("receipts verify", {"--hub-key", "--json", "--data-dir"}),
         ("bench", {"--backend", "--model", "--seconds", "--json", "--data-dir"}),
-        ("doctor", {"--json", "--data-dir"}),
+        ("doctor", {"--cage", "--json", "--data-dir"}),
     ],
 )
 def test_the_flags_of_what_looks_and_sets_are_these(command: str, flags: set[str]) -> None:
@@ -97,7 +97,7 @@ def test_the_flags_of_what_looks_and_sets_are_these(command: str, flags: set[str
 
 
 def test_doctor_has_a_status_that_says_whether_the_node_can_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_probe", lambda code: None)
+    monkeypatch.setattr(doctor, "failure_of", lambda code, **_: None)
     assert json.loads(invoke("doctor", "--json"))["can_join"] is True
     failing = CliRunner().invoke(app, ["doctor", "http://127.0.0.1:1"], catch_exceptions=False)
     assert failing.exit_code == 1

@@ -1,14 +1,17 @@
 """Frames that ask for more than they are worth, and large ones that are honest."""
 
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 
-from echo_shared.codec import MOST_FIELDS, SMALL_BYTES, decode_from_hub, decode_from_node, encode
-from echo_shared.errors import CodecError
+from echo_shared import codec
+from echo_shared.codec import MOST_FIELDS, SMALL_BYTES, check_codec, decode_from_hub, decode_from_node, encode
+from echo_shared.errors import CodecError, LocalProtocolError
+from echo_shared.message_form import MapForm, form_of
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_FRAME_BYTES,
@@ -22,8 +25,10 @@ from echo_shared.messages import (
     ReceiptState,
     ReceiptsWanted,
     RolloutParts,
+    fields,
+    specimens,
 )
-from echo_shared.messages.fields import MAX_TOKENS
+from echo_shared.messages.fields import MAX_TOKENS, pack_array
 from tests.echo_shared.messages.examples import FROM_HUB, FROM_NODE, MIXED, PARTS, plain
 
 STATUS = NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.5)
@@ -84,6 +89,7 @@ def test_the_largest_messages_come_back_the_same(message: FromHub | FromNode) ->
 
 def decode_frugally(frame: bytes) -> Any:
     """Decodes it, which must take no more memory than a copy of the frame and a little."""
+    check_codec()  # As hub and node do when they start: a refusal asks for it.
     tracemalloc.start()
     try:
         return decode_from_node(frame)
@@ -141,3 +147,41 @@ def test_the_refusal_says_what_was_got() -> None:
 def test_a_large_frame_that_is_no_map_is_refused(frame: bytes) -> None:
     with pytest.raises(CodecError, match="a map was expected"):
         decode_from_node(frame)
+
+
+def test_this_installation_reads_what_it_writes() -> None:
+    check_codec.__wrapped__()
+
+
+@pytest.fixture
+def misread_arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An end whose libraries make it take each field for a plain value, as a new numpy could."""
+    monkeypatch.setattr(codec, "form_of", lambda kind: MapForm(dict.fromkeys(form_of(kind).fields)))
+    check_codec.cache_clear()
+    yield
+    check_codec.cache_clear()
+
+
+@pytest.mark.usefixtures("misread_arrays")
+def test_what_this_end_cannot_read_is_not_the_peers_fault() -> None:
+    with pytest.raises(LocalProtocolError, match="cannot read Echo's own messages") as raised:
+        decode_from_node(encode(specimens.from_node()[0]))
+    assert "lease.indices: a list or a map" in str(raised.value) and f"numpy {np.__version__}" in str(raised.value)
+
+
+def test_an_end_that_packs_arrays_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if numpy called a type by another name."""
+    monkeypatch.setattr(fields, "pack_array", lambda array: {**pack_array(array), "dtype": "int32"})
+    with pytest.raises(LocalProtocolError, match="cannot read Echo's own messages") as raised:
+        check_codec.__wrapped__()
+    assert "the array's dtype must be <i4" in str(raised.value)
+
+
+@pytest.mark.usefixtures("misread_arrays")
+def test_small_frames_are_read_while_large_ones_cannot_be() -> None:
+    assert decode_from_node(encode(STATUS)) == STATUS
+
+
+def test_what_no_end_can_read_is_the_peers_fault() -> None:
+    with pytest.raises(CodecError):
+        decode_from_node(b"no message")

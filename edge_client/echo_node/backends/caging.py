@@ -20,17 +20,24 @@ from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
 from echo_node.host.cage.description import Cage, CageMode, Held
 from echo_node.host.cage.entering import enter
+from echo_node.host.cage.leeway import BY_NAME, SEALED, Leeway
+from echo_node.host.gpu_nodes import make_nodes
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK
 from echo_shared.errors import BackendError
+from echo_shared.user_variables import user_variables
 
 CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
 """With which an engine's process is started: numpy's threads would run before there is a cage around them."""
 NOT_CAGED: Final = "not_caged"
 """Code of the BackendError of an engine that must have a cage, and has none."""
 
-_UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM compiles by programs that it starts"}
-_CACHES: Final = ("CUDA_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "AMD_COMGR_CACHE_DIR", "XDG_CACHE_HOME")
+UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM compiles by programs that it starts"}
+"""Backends that have no cage, and why."""
+_CACHES: Final = (
+    *("CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "AMD_COMGR_CACHE_DIR"),
+    *("NEO_CACHE_DIR", "SYCL_CACHE_DIR", "XDG_CACHE_HOME"),
+)
 """Where GPU drivers keep what they have compiled; other programs of the user read theirs, and trust it."""
 
 
@@ -41,14 +48,18 @@ class Terms:
     mode: CageMode = "auto"
     policies: Path | None = None
     """The directory below which adapters lie; the base model's is read in any case."""
+    leeway: Leeway = SEALED
+    """What a GPU's driver needs on this machine, as `gpu_cage` has found."""
 
     def to_frame(self) -> dict[str, Any]:
-        return {"mode": self.mode, "policies": None if self.policies is None else str(self.policies)}
+        policies = None if self.policies is None else str(self.policies)
+        return {"mode": self.mode, "policies": policies, "leeway": self.leeway.name}
 
     @classmethod
     def from_frame(cls, frame: Mapping[str, Any]) -> Terms:
         policies = frame["policies"]
-        return cls(mode=frame["mode"], policies=None if policies is None else Path(policies))
+        directory = None if policies is None else Path(policies)
+        return cls(mode=frame["mode"], policies=directory, leeway=BY_NAME[frame["leeway"]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +80,16 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
         os.environ.pop(variable, None)  # What is loaded from here on may have threads.
     if terms.mode == "off":
         return Caged(held=Held.to_nothing("the settings say so"), settings=settings)
-    if backend in _UNCAGED:
-        held = Held.to_nothing(_UNCAGED[backend])
+    if backend in UNCAGED:
+        held = Held.to_nothing(UNCAGED[backend])
     else:
         derived_dir.mkdir(parents=True, exist_ok=True)
         reads = [base_dir, *_packages(backend)] + ([] if terms.policies is None else [terms.policies])
         gpu = settings.device != "cpu"
         _prepare(derived_dir, gpu=gpu)
         settings, ports = _with_doors(settings)
-        held = enter(Cage(reads=tuple(reads), writes=(derived_dir,), connects=ports, gpu=gpu))
+        cage = Cage(reads=tuple(reads), writes=(derived_dir,), connects=ports, gpu=gpu, leeway=terms.leeway)
+        held = enter(cage)
     if terms.mode == "required" and held.lacks:
         raise BackendError(
             "The engine is to run in a cage, and this system does not hold it in one.",
@@ -88,10 +100,10 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
     return Caged(held=held, settings=settings)
 
 
-def cage_trial(backend: str, device: str, scratch: str, mode: CageMode) -> Held:
+def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
     """The cage of such an engine around this process, with `scratch` for its model and its conversions."""
-    where = Path(scratch)
-    return cage_engine(backend, where, where, EngineSettings(device=device), Terms(mode=mode)).held
+    where, terms = Path(scratch), Terms(mode=mode, leeway=BY_NAME[leeway])
+    return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
 
 
 def _packages(backend: str) -> Iterator[Path]:
@@ -103,9 +115,12 @@ def _packages(backend: str) -> Iterator[Path]:
 
 def _prepare(derived_dir: Path, *, gpu: bool) -> None:
     """What libraries write without being asked to, they write beside the engine's conversions, or not at all."""
+    os.environ.update(user_variables())  # Who this is stands in a file that the cage does not let be read.
+    os.environ.setdefault("HOME", str(derived_dir))
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
     tempfile.tempdir = None  # It is looked for anew.
     if gpu:
+        make_nodes()
         caches = derived_dir / "driver-caches"
         caches.mkdir(exist_ok=True)
         os.environ.update(dict.fromkeys(_CACHES, str(caches)))

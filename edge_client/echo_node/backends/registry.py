@@ -29,6 +29,8 @@ class BackendChoice:
     name: str
     device: str
     reason: str
+    unused_gpu: str = ""
+    """Why no GPU of this machine is used, and what to do, in one line; empty = one is used, or none is of use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,12 +161,15 @@ def survey(hardware: Hardware) -> tuple[Possibility, ...]:
 
 
 def choose(
-    hardware: Hardware, requested: str = "auto", measured: Mapping[tuple[str, str], float] = MappingProxyType({})
+    hardware: Hardware,
+    requested: str = "auto",
+    measured: Mapping[tuple[str, str], float] = MappingProxyType({}),
+    failures: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> BackendChoice:
     """The best usable backend, or the best device for the requested one. Raises BackendError when there is none.
 
     `measured`: tokens a second by (name, device), 0 = it failed. Once all that is usable was measured, the fastest is
-    the best.
+    the best. `failures`: what went wrong with those that failed; they are taken only where nothing else is usable.
     """
     if requested != "auto" and requested not in _BACKENDS:
         raise BackendError("There is no such backend.", got=requested, do=f"Use auto, {' or '.join(NAMES)}.")
@@ -176,14 +181,43 @@ def choose(
     usable = [possible.choice for possible in wanted if possible.missing is None]
     if not usable:
         raise _nothing_usable(hardware, requested, [possible.missing for possible in wanted])
-    best = usable[0]
-    if requested != "auto":
-        return replace(best, reason="requested")
+    best = next((choice for choice in usable if (choice.name, choice.device) not in failures), usable[0])
     rates = [measured.get((choice.name, choice.device), -1.0) for choice in usable]
-    if len(usable) > 1 and min(rates) >= 0.0 and max(rates) > 0.0:
+    if requested != "auto":
+        best = replace(best, reason="requested")
+    elif len(usable) > 1 and min(rates) >= 0.0 and max(rates) > 0.0:
         rate, best = max(zip(rates, usable, strict=True), key=itemgetter(0))
         best = replace(best, reason=f"measured the fastest: {rate:.0f} tokens/s")
-    return best
+    if best.device != "cpu":
+        return best
+    return replace(best, unused_gpu=_unused_gpu(hardware, wanted, failures))
+
+
+def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
+    """See `BackendChoice`. A GPU that works and was measured slower than the processor is of no use."""
+    if hardware.silent_gpu:
+        return (
+            "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"
+            " nvidia-smi lists the GPU. Start a container with --gpus all."
+        )
+    names = [gpu.name for gpu in hardware.cuda_gpus] or (["Apple silicon"] if hardware.apple_silicon else [])
+    on_gpu = [possible for possible in wanted if possible.choice.device != "cpu"]
+    whys = [_why_unused(possible, failures.get((possible.choice.name, possible.choice.device))) for possible in on_gpu]
+    if not names or not on_gpu or None in whys:
+        return ""
+    told = [why for why in whys if why] or ["no engine that was asked for can use it."]
+    return f"The GPU ({names[0]}) is not used, only the processor: {' '.join(told)}"
+
+
+def _why_unused(possible: Possibility, failure: str | None) -> str | None:
+    """In a sentence; empty = this machine is not made for it; None = it works."""
+    choice, missing = possible.choice, possible.missing
+    if missing is None:
+        do = "Repair it, then run: echo-node bench."
+        return None if failure is None else f"{choice.name} on {choice.device} failed ({failure}). {do}"
+    if missing.code == NO_DEVICE or choice.name == "vllm":  # What vLLM needs is an option beside PyTorch's engine.
+        return ""
+    return " ".join(part for part in (missing.what, missing.do) if part)
 
 
 def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[BackendError | None]) -> BackendError:

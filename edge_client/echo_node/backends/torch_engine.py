@@ -35,7 +35,7 @@ from echo_shared.errors import BackendError
 from echo_shared.out_of_memory import ran_out
 from echo_shared.sampling import DrawnPart, GroupRequest
 from echo_shared.scoring import Intervals
-from echo_shared.torch_cache import kv_bytes_per_token, spare_bytes
+from echo_shared.torch_cache import cache_argument, cache_of, kv_bytes_per_token, spare_bytes
 from echo_shared.torch_precision import multiplies
 from echo_shared.torch_sampler import Batch
 
@@ -144,11 +144,11 @@ class TorchEngine:
                 output = self._model(
                     input_ids=fed[:, begin:end],
                     position_ids=torch.arange(begin, end, device=self._device)[None],
-                    past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=max(wanted, 1),
+                    **cache_argument(cache),
                 )
-                cache = output.past_key_values
+                cache = cache_of(output)
                 if wanted:
                     tokens_R = fed[0, end - wanted + 1 : end + 1]
                     parts.append(self._intervals(output.logits[0], tokens_R, temperature))

@@ -21,10 +21,17 @@ def doctor(
     url: Annotated[str | None, typer.Argument(help="A hub to be joined; else the one that was joined last.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
+    cage: Annotated[
+        bool, typer.Option("--cage", help="Say instead what the engine's cage refuses to a GPU's driver.")
+    ] = False,
 ) -> None:
     """Say what this machine has, what keeps it from joining, and how to mend it."""
-    from echo_node.doctor import examine, lines_of
+    from echo_node.doctor import cage_lines, examine, lines_of
 
+    if cage:
+        for line in cage_lines():
+            typer.echo(line)
+        return
     diagnosis = examine(Paths.find(data_dir), url)
     if as_json:
         typer.echo(json.dumps(diagnosis.as_json(), indent=2))

@@ -23,6 +23,7 @@ class TroubleCode(StrEnum):
     FETCH = "fetch"
     ENGINE = "engine"
     DEVICE_GONE = "device_gone"
+    GPU_UNUSED = "gpu_unused"
     CLOCK = "clock"
     HUB = "hub"
     SLEPT = "slept"
@@ -45,6 +46,7 @@ OVER: Final[Mapping[TroubleCode, str]] = {
     TroubleCode.FETCH: "What could not be fetched is here.",
     TroubleCode.ENGINE: "The sampling engine works again.",
     TroubleCode.DEVICE_GONE: "The device is back.",
+    TroubleCode.GPU_UNUSED: "The GPU is used.",
     TroubleCode.CLOCK: "This machine's clock is right again.",
     TroubleCode.HUB: "Connected again.",
     TroubleCode.SLEPT: "Connected again.",

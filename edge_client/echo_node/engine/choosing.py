@@ -49,10 +49,13 @@ class EngineChooser:
 
     @property
     def trouble(self) -> Trouble | None:
-        """That the device of the first choice is gone, while it is."""
+        """That the device of the first choice is gone, or that a GPU is not used, while that is so."""
         first = self._first
-        if first is None or first.device == "cpu" or self.choice.device == first.device:
+        if first is None:
             return None
+        if first.device == "cpu" or self.choice.device == first.device:
+            unused = self.choice.unused_gpu
+            return Trouble(TroubleCode.GPU_UNUSED, unused) if unused else None
         return Trouble(
             TroubleCode.DEVICE_GONE,
             f"The device of {first.name} on {first.device} is gone: the node works by {self.choice.name} on"
@@ -72,6 +75,8 @@ class EngineChooser:
             self._first, self._is_renewed = self.choice, False
         if before is None:
             log.info("Engine: %s on %s (%s).", self.choice.name, self.choice.device, self.choice.reason)
+            if self.choice.unused_gpu:
+                log.warning("%s", self.choice.unused_gpu)
         elif not _same(before, self.choice):
             log.warning(
                 "Engine: %s on %s (%s), no longer %s on %s.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from echo_node.backends import registry
+from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.engine.choosing import EngineChooser
@@ -15,8 +15,8 @@ from echo_node.engine.supervisor import (
     EngineFiles,
     EngineParts,
     EngineSupervisor,
+    chosen,
     limits_of,
-    measured_rates,
     settings_of,
 )
 from echo_node.engine.widths import Widths
@@ -38,8 +38,10 @@ class EngineMaker:
 
     def look(self) -> tuple[Hardware, BackendChoice]:
         """This machine, and what suits it best. Blocks. Raises BackendError when there is nothing to choose."""
-        found = hardware.detect()
-        return found, registry.choose(found, self.config().wanted_backend, self._measured(found))
+        found, config, run_id = hardware.detect(), self.config(), self.run_id()
+        content = None if run_id is None else content_here(self.paths.base(run_id))
+        book = SpeedBook(self.paths.speeds)
+        return found, chosen(book, found, content, settings_of(config), config.wanted_backend)
 
     def make(self, files: EngineFiles, chooser: EngineChooser, deliver: Deliver) -> EngineSupervisor:
         """An engine that works as `chooser` says, and tells through `deliver`."""
@@ -53,14 +55,7 @@ class EngineMaker:
             priority=config.manners.priority,
             bench_seconds=config.bench_seconds,
             cage=config.cage,
+            cages=GpuCages(self.paths.gpu_cages),
             deliver=deliver,
         )
         return EngineSupervisor(parts, files)
-
-    def _measured(self, found: Hardware) -> dict[tuple[str, str], float]:
-        """What engines were measured at on the run's base model, if that is here."""
-        run_id = self.run_id()
-        content = None if run_id is None else content_here(self.paths.base(run_id))
-        if content is None:
-            return {}
-        return measured_rates(SpeedBook(self.paths.speeds), found, content, settings_of(self.config()))

@@ -23,6 +23,8 @@ from echo_shared.files import write_private
 log = logging.getLogger(__name__)
 
 MOST_ENTRIES: Final = 64
+FAILURE_KEPT_S: Final = 86_400.0
+"""An engine that failed is tried again after this time: the driver of its GPU may have been mended."""
 GOOD_ENOUGH: Final = 0.9
 """Share of the best rate at which a narrower engine is preferred: it needs less memory, and answers sooner."""
 
@@ -43,18 +45,20 @@ class Row(BaseModel):
 
 
 class Speeds(BaseModel):
-    """What was measured of one engine; empty when it could not be measured, which is not tried again."""
+    """What was measured of one engine; empty when it could not be measured, which counts for `FAILURE_KEPT_S`."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     rows: tuple[Row, ...]
     measured_at: float
     """Seconds since the epoch."""
+    failure: str = ""
+    """What went wrong, if anything did."""
 
     @classmethod
-    def now(cls, rows: Sequence[Mapping[str, Any]]) -> Speeds:
+    def now(cls, rows: Sequence[Mapping[str, Any]], failure: str = "") -> Speeds:
         """The speeds in the rows that `measure` gave, as of now."""
-        return cls.model_validate({"rows": rows, "measured_at": time.time()})
+        return cls.model_validate({"rows": rows, "measured_at": time.time(), "failure": failure})
 
     def __str__(self) -> str:
         if not self.decode:
@@ -101,7 +105,9 @@ class SpeedBook:
 
     def find(self, place: Place, settings: EngineSettings) -> Speeds | None:
         """What was measured in this place with these settings, whatever their width."""
-        return self._entries().get(_key(place, settings))
+        found = self._entries().get(_key(place, settings))
+        is_old = found is not None and found.failure and time.time() - found.measured_at >= FAILURE_KEPT_S
+        return None if is_old else found
 
     def remember(self, place: Place, settings: EngineSettings, speeds: Speeds) -> None:
         entries = {**self._entries(), _key(place, settings): speeds}

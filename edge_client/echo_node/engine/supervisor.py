@@ -12,7 +12,7 @@ from typing import Final, assert_never
 
 from echo_node.backends import registry
 from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
-from echo_node.backends.caging import Terms
+from echo_node.backends.gpu_cage import GPU_UNUSABLE, GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Finished, Prepared
 from echo_node.backends.registry import BackendChoice
@@ -88,6 +88,7 @@ class EngineParts:
     bench_seconds: float
     """For measuring the engine when it is first used on a base; 0 = do not."""
     cage: CageMode
+    cages: GpuCages
     deliver: Deliver
 
 
@@ -124,13 +125,26 @@ def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> Pl
     )
 
 
-def measured_rates(
+def measured(
     book: SpeedBook, hardware: Hardware, base_content: str, settings: EngineSettings
-) -> dict[tuple[str, str], float]:
-    """The best drawn tokens a second by backend and device, for `registry.choose`; 0 = it failed. Blocks."""
+) -> dict[tuple[str, str], Speeds]:
+    """What was measured of each usable engine on this base model, by backend and device. Blocks."""
     usable = [possible.choice for possible in registry.survey(hardware) if possible.missing is None]
     found = [(choice, book.find(place_of(choice, hardware, base_content), settings)) for choice in usable]
-    return {(choice.name, choice.device): speeds.best for choice, speeds in found if speeds is not None}
+    return {(choice.name, choice.device): speeds for choice, speeds in found if speeds is not None}
+
+
+def chosen(
+    book: SpeedBook, hardware: Hardware, base_content: str | None, settings: EngineSettings, wanted: str
+) -> BackendChoice:
+    """What suits this machine best, by what was measured on the base model if that is known. Blocks.
+
+    Raises BackendError when there is nothing to choose.
+    """
+    known = {} if base_content is None else measured(book, hardware, base_content, settings)
+    rates = {key: speeds.best for key, speeds in known.items()}
+    failures = {key: speeds.failure for key, speeds in known.items() if speeds.failure}
+    return registry.choose(hardware, wanted, rates, failures)
 
 
 def _for_the_hub(what: str) -> str:
@@ -215,6 +229,8 @@ class EngineSupervisor:
         speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
         wanted = settings.width or (0 if speeds is None else speeds.width)
         self._width = min(wanted or limit, limit or wanted)
+        cage, policies = self._parts.cage, self._files.policies_dir
+        terms = await asyncio.to_thread(self._parts.cages.terms, choice, cage, policies)
         self._child = await EngineChild.start(
             choice,
             base_dir=self._files.base_dir,
@@ -223,7 +239,7 @@ class EngineSupervisor:
             settings=replace(settings, width=self._width),
             limits=self._parts.limits,
             priority=self._parts.priority,
-            cage=Terms(mode=self._parts.cage, policies=self._files.policies_dir),
+            cage=terms,
         )
         return _Opened(self._child, place, speeds, limit)
 
@@ -281,7 +297,8 @@ class EngineSupervisor:
 
     async def _lost(self, error: BackendError, width: int) -> None:
         cause = _CAUSES.get(error.code, "died")
-        await self._parts.deliver(EngineLost(what=_for_the_hub(error.brief), cause=cause, width=width, code=error.code))
+        what = f"{error.brief} {error.do or ''}" if error.code == GPU_UNUSABLE else error.brief
+        await self._parts.deliver(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
 
     async def _make_way(self, child: EngineChild) -> None:
         """An engine on a device that is not the first choice ends when that is to be had again."""
@@ -298,7 +315,8 @@ class EngineSupervisor:
         except BackendError as error:
             if error.code not in (OUT_OF_MEMORY, STOPPED):
                 log.warning("The engine failed when it was measured: it goes on unmeasured.")
-                await asyncio.to_thread(parts.speeds.remember, place, parts.settings, Speeds.now(()))
+                failed = Speeds.now((), _for_the_hub(error.brief))
+                await asyncio.to_thread(parts.speeds.remember, place, parts.settings, failed)
             raise
         speeds = Speeds.now(rows)
         log.info("%s", speeds)

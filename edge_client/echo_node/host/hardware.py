@@ -24,6 +24,10 @@ _UNSAID: Final = (OSError, ValueError, RuntimeError, psutil.Error)
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CGROUPS_OF_THIS_PROCESS: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
+_PCI: Final = Path("/sys/bus/pci/devices")
+_NVIDIA: Final = "0x10de"
+_DISPLAY: Final = "0x03"
+"""First digits of the PCI class of display and 3D controllers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class Hardware:
     memory_bytes: int
     cuda_gpus: tuple[Gpu, ...]
     apple_silicon: bool
+    silent_gpu: bool = False
+    """True if an NVIDIA GPU is plugged in, and its driver does not answer."""
 
     @property
     def summary(self) -> str:
@@ -57,13 +63,15 @@ class Hardware:
 
 def detect() -> Hardware:
     """Asks the system; never raises. Takes up to seconds where an NVIDIA driver has to wake up."""
+    gpus = _cuda_gpus()
     return Hardware(
         cpu_name=_cpu_name(),
         physical_cores=_physical_cores(),
         usable_cores=_usable_cores(),
         memory_bytes=_memory_bytes(),
-        cuda_gpus=_cuda_gpus(),
+        cuda_gpus=gpus,
         apple_silicon=platform.system() == "Darwin" and platform.machine() == "arm64",
+        silent_gpu=not gpus and _has_nvidia_card(),
     )
 
 
@@ -148,6 +156,16 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()  # No driver, or one that does not answer: no CUDA.
     return parse_nvidia_smi(result.stdout)
+
+
+def _has_nvidia_card() -> bool:
+    """Return True if the PCI bus has an NVIDIA GPU. Only Linux tells."""
+    for device in _PCI.glob("*"):
+        with suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == _NVIDIA and kind.startswith(_DISPLAY):
+                return True
+    return False
 
 
 def parse_nvidia_smi(output: str) -> tuple[Gpu, ...]:

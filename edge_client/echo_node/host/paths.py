@@ -13,6 +13,7 @@ data_dir/
     derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
     widths.json               what engines were found to have memory for
     speeds.json               how fast engines were measured to be
+    gpu_cages.json            in which cage an engine on the GPU starts
     logs/
 """
 
@@ -29,7 +30,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from echo_shared.artefacts import artefact_name
-from echo_shared.errors import StorageError
+from echo_shared.errors import ConfigError, StorageError
 
 APP: str = "echo-node"
 HOME_VARIABLE: str = "ECHO_NODE_HOME"
@@ -44,12 +45,20 @@ class Paths:
 
     @classmethod
     def find(cls, data_dir: Path | None) -> Paths:
-        """The paths below `data_dir` if given, else ECHO_NODE_HOME, else the platform's own place."""
+        """The paths below `data_dir` if given, else ECHO_NODE_HOME, else the platform's own place.
+
+        Raises ConfigError where that would be the home of a user who has none.
+        """
         home = os.environ.get(HOME_VARIABLE)
-        config_dir = Path(home) if home else Path(platformdirs.user_config_dir(APP, appauthor=False))
-        default = Path(home) if home else Path(platformdirs.user_data_dir(APP, appauthor=False))
-        chosen = data_dir if data_dir is not None else default
-        return cls(data_dir=chosen.expanduser().absolute(), config_file=config_dir / "config.toml")
+        try:
+            config_dir = Path(home or platformdirs.user_config_dir(APP, appauthor=False)).expanduser()
+            default = Path(home or platformdirs.user_data_dir(APP, appauthor=False))
+            chosen = (data_dir if data_dir is not None else default).expanduser().absolute()
+        except RuntimeError as error:
+            if data_dir is None:
+                raise _homeless(f"Name another directory, by --data-dir DIR or by {HOME_VARIABLE}.") from error
+            chosen = config_dir = data_dir.absolute()
+        return cls(data_dir=chosen, config_file=config_dir / "config.toml")
 
     @property
     def identity_key(self) -> Path:
@@ -108,6 +117,10 @@ class Paths:
         return self.data_dir / "speeds.json"
 
     @property
+    def gpu_cages(self) -> Path:
+        return self.data_dir / "gpu_cages.json"
+
+    @property
     def logs(self) -> Path:
         return self.data_dir / "logs"
 
@@ -142,3 +155,16 @@ class Paths:
                 do="Make it writable, or choose another: --data-dir DIR",
             ) from error
         return lock
+
+
+def home() -> Path:
+    """The user's home directory. Raises ConfigError where there is none."""
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise _homeless("Set HOME.") from error
+
+
+def _homeless(do: str) -> ConfigError:
+    got = "neither HOME nor an entry in the system's list of users"
+    return ConfigError("This user has no home directory to keep the node's files in.", got=got, do=do)

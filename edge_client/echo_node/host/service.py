@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
+from echo_node.host.paths import home
 from echo_shared.errors import ConfigError, StorageError
 
 UNIT: Final = "echo-node.service"
@@ -150,9 +151,9 @@ def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service
         return logon_task(command, data_dir, user=user)
     if sys.platform == "darwin":
         log = data_dir / "logs" / "service.log"
-        return launch_agent(command, environment, Path.home(), log=log, uid=os.getuid())
+        return launch_agent(command, environment, home(), log=log, uid=os.getuid())
     config_home = os.environ.get("XDG_CONFIG_HOME")
-    return systemd_unit(command, environment, Path(config_home) if config_home else Path.home() / ".config")
+    return systemd_unit(command, environment, Path(config_home) if config_home else home() / ".config")
 
 
 def lasting(python: Path, environment: Path) -> Path:

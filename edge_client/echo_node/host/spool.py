@@ -89,18 +89,16 @@ class Spool:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Opens the file, made where there is none. Raises StorageError when it cannot be opened or is no spool."""
+        """Open the file, or make it. Raises StorageError if it cannot be opened or is no spool; it is closed then."""
         with self._guarded():
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._connection.executescript(_SCHEMA)
-            columns = {row[1] for row in self._connection.execute("PRAGMA table_info(rollouts)")}
-            for name, kind in _ADDED.items():
-                if name not in columns:  # Older software has made it.
-                    self._connection.execute(f"ALTER TABLE rollouts ADD COLUMN {name} {kind}")
-            self._connection.execute(_CHECKED_INDEX)
+            connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+            try:
+                _prepare(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
 
     def close(self) -> None:
         with self._lock:
@@ -268,6 +266,18 @@ def _is_full(error: Exception, directory: Path) -> bool:
     except OSError:
         return False
     return has_no_room and isinstance(error, sqlite3.OperationalError)
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Make the tables, and the columns that a file of an older release lacks."""
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.executescript(_SCHEMA)
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(rollouts)")}
+    for name, kind in _ADDED.items():
+        if name not in columns:
+            connection.execute(f"ALTER TABLE rollouts ADD COLUMN {name} {kind}")
+    connection.execute(_CHECKED_INDEX)
 
 
 def _add(connection: sqlite3.Connection, rollout: Rollout, now: float) -> None:

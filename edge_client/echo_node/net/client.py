@@ -31,6 +31,7 @@ from echo_node.host.address import HubAddress
 from echo_node.host.clock import running_s
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.flow import Flow
+from echo_node.net.hub_connection import connection_to
 from echo_node.net.online import Online
 from echo_node.net.tls import handshake_failure
 from echo_shared.backoff import backoff_s
@@ -300,7 +301,7 @@ class HubClient:
         try:
             return await connect(
                 self._address.websocket,
-                additional_headers={"Authorization": credentials.header()},
+                create_connection=connection_to(self._address, credentials),
                 open_timeout=CONNECT_S,
                 ping_interval=PING_S,
                 ping_timeout=self._ping_timeout_s,

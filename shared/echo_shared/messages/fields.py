@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 MAX_TOKENS: Final = 131_072
 
@@ -37,28 +40,40 @@ def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
     return array
 
 
-def _within_one(array: NDArray[Any]) -> NDArray[Any]:
-    if len(array) and not 0.0 <= array.min() <= array.max() <= 1.0:
-        raise ValueError("the array holds a value that is not between 0 and 1")
-    return array
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedArray:
+    """Annotation of a field that holds an array [N] and travels as `pack_array` packs it.
+
+    It gives pydantic the field's schema itself. How numpy defines `NDArray` then makes no difference: up to numpy 2.4
+    `NDArray[np.int32]` is a generic alias, from 2.5 on a type alias.
+    """
+
+    dtype: str
+    within_one: bool = False
+    """True: each value is between 0 and 1."""
+
+    def unpack(self, value: Any) -> NDArray[Any]:
+        """Return the array in `value`. Raises ValueError unless it is as this annotation says."""
+        array = unpack_array(value, dtype=self.dtype, max_length=MAX_TOKENS)
+        if self.within_one and len(array) and not 0.0 <= array.min() <= array.max() <= 1.0:
+            raise ValueError("the array holds a value that is not between 0 and 1")
+        return array
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validate by `unpack`, serialize by `pack_array`."""
+        packed = core_schema.plain_serializer_function_ser_schema(pack_array)
+        return core_schema.no_info_plain_validator_function(self.unpack, serialization=packed)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe the map that `pack_array` makes."""
+        shape = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}, "maxItems": 1}
+        properties = {"dtype": {"const": self.dtype}, "shape": shape, "data": {"type": "string", "format": "binary"}}
+        return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-TokenIds = Annotated[
-    NDArray[np.int32],
-    PlainValidator(lambda value: unpack_array(value, dtype="<i4", max_length=MAX_TOKENS)),
-    PlainSerializer(pack_array),
-]
-Logprobs = Annotated[
-    NDArray[np.float32],
-    PlainValidator(lambda value: unpack_array(value, dtype="<f4", max_length=MAX_TOKENS)),
-    PlainSerializer(pack_array),
-]
-
-Shares = Annotated[
-    NDArray[np.float32],
-    PlainValidator(lambda value: _within_one(unpack_array(value, dtype="<f4", max_length=MAX_TOKENS))),
-    PlainSerializer(pack_array),
-]
+TokenIds = Annotated[NDArray[np.int32], PackedArray(dtype="<i4")]
+Logprobs = Annotated[NDArray[np.float32], PackedArray(dtype="<f4")]
+Shares = Annotated[NDArray[np.float32], PackedArray(dtype="<f4", within_one=True)]
 
 
 _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

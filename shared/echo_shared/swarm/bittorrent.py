@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 
 import libtorrent as lt
 
+from echo_shared import bencode
 from echo_shared.errors import CodecError, LocalProtocolError, SwarmError
 from echo_shared.swarm.base import (
     FetchStats,
@@ -35,7 +36,7 @@ from echo_shared.swarm.base import (
     resolve,
     stalled,
 )
-from echo_shared.swarm.torrent import Layout, read_torrent
+from echo_shared.swarm.torrent import BLOCK_BYTES, Layout, piece_hash, read_torrent
 from echo_shared.swarm.transfer import Transfer, stopped
 
 log = logging.getLogger(__name__)
@@ -329,6 +330,28 @@ def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add
     params.dht_nodes = []
     params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     return params
+
+
+def check_libtorrent() -> None:
+    """Raise SwarmError if this libtorrent cannot read a torrent as `BitTorrentSwarm` does.
+
+    Cheap enough for each start; `echo_shared.swarm.trial` tries all of it.
+    """
+    info: bencode.Encodable = {
+        "files": [{"length": 1, "path": ["file"]}],
+        "name": "trial",
+        "piece length": BLOCK_BYTES,
+        "pieces": piece_hash(b"x"),
+        "private": 1,
+    }
+    try:
+        _params(read_torrent(bencode.encode({"info": info})), Path(), ())
+    except (AttributeError, TypeError, CodecError) as error:
+        raise SwarmError(
+            "This libtorrent does not fit.",
+            got=f"libtorrent {lt.__version__}: {error}",
+            do="Install libtorrent 2.1.1 or a newer one that Echo was tested with.",
+        ) from error
 
 
 def _server_of(url: str) -> PeerAddress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from echo_shared.errors import SwarmError
 from echo_shared.swarm.base import Swarm, SwarmSettings
 from echo_shared.swarm.web_seed import WebSeedSwarm
 
@@ -11,11 +12,17 @@ log = logging.getLogger(__name__)
 
 
 async def open_swarm(settings: SwarmSettings) -> Swarm:
-    """A client that is listening, by libtorrent where it has a build. Raises SwarmError when it cannot listen there."""
+    """Return a client that is listening: by libtorrent if there is one that fits, else by the web seed alone.
+
+    Raises SwarmError if libtorrent cannot listen there.
+    """
     try:
-        from echo_shared.swarm.bittorrent import BitTorrentSwarm
-    except ImportError as error:
-        log.warning("libtorrent is not installed (%s): artefacts come from the hub's web seed alone.", error)
+        from echo_shared.swarm.bittorrent import BitTorrentSwarm, check_libtorrent
+
+        check_libtorrent()
+    except (ImportError, SwarmError) as error:
+        why = error.brief if isinstance(error, SwarmError) else f"libtorrent is not installed ({error})"
+        log.warning("Artefacts come from the hub's web seed alone: %s", why)
         return WebSeedSwarm(settings)
     swarm = BitTorrentSwarm(settings)
     await swarm.listen()

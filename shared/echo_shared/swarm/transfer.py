@@ -14,6 +14,7 @@ from echo_shared.messages.fields import printable_line
 from echo_shared.swarm.base import OnProgress, PeerAddress
 from echo_shared.swarm.disk import storage_error
 from echo_shared.swarm.torrent import Layout
+from echo_shared.swarm.tracker_answers import TrackerAnswers
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Transfer:
         self._on_progress = on_progress
         self._done_bytes = 0
         self._damaged = False
+        self._tracker = TrackerAnswers()
 
     @property
     def complete(self) -> bool:
@@ -105,9 +107,21 @@ class Transfer:
                 self._note(alert.message())
             case lt.url_seed_alert():
                 self._note(f"the web seed says: {alert.error_message() or alert.error.message()}")
+            case lt.tracker_reply_alert():
+                self._tracker.answered(alert.local_endpoint)
             case lt.tracker_error_alert():
-                # The whole message would tell the log the tracker's address, and so the passkey.
-                self._note(f"the tracker says: {alert.failure_reason() or alert.error.message()}")
+                self._tracker_failed(alert)
+
+    def _tracker_failed(self, alert: lt.tracker_error_alert) -> None:
+        # The alert's whole message would tell the log the tracker's address, and so the passkey.
+        if reason := alert.failure_reason():
+            self._note(f"the tracker says: {reason}")
+            return
+        silence = f"the tracker cannot be reached from {alert.local_endpoint[0]}: {alert.error.message()}"
+        if self._tracker.failed(alert.local_endpoint, alert.times_in_row):
+            self._note(silence)
+        else:
+            log.debug("%s: %s", self.layout.name, silence)
 
     def _break(self, error: EchoError) -> None:
         if self.complete:

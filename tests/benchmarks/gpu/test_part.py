@@ -34,13 +34,19 @@ def measured(tmp_path: Path, *arguments: str, **environment: str) -> tuple[dict[
 def test_every_part_gives_its_figures(tmp_path: Path) -> None:
     document, said = measured(tmp_path, **{ON_CPU: "1"})
     rows = {row["case"]: row for row in document["rows"]}  # type: ignore[attr-defined]
-    assert rows.keys() >= {"learner, tiny", "sampler, tiny"}
+    assert rows.keys() >= {"learner, tiny", "sampler, tiny", "end to end, builtin:tiny"}
     assert not [row for row in rows.values() if "error" in row], said
     learner, sampler = rows["learner, tiny"], rows["sampler, tiny"]
     assert learner["learns"] and learner["out_of_memory"] == 0 and learner["tokens_per_s"] > 0
     assert learner["fitted_tokens"] == 16_384 and learner["matmul_share"] > 0
     assert sampler["tokens_per_s_at_16"] > 0 and sampler["swap_ms"] > 0
     assert sampler["agreement"] == 1.0, "on a CPU both are float32"
+    assert sampler["left_out"] == [] and "learner, tiny, 0 of 60 s: step 3 of 3" in said
+    whole = rows["end to end, builtin:tiny"]
+    assert whole["steps"] > 1 and whole["tokens_per_s"] > 0 and 0 <= whole["learner_waited"] < 1
+    assert (whole["quarantines"], whole["node"], whole["as_asked"]) == (0, "torch on cpu", True)
+    if "beside TRL, tiny" in rows:
+        assert rows["beside TRL, tiny"]["peak_gib"] > 0, "of the process that trained"
 
 
 @pytest.mark.slow

@@ -16,8 +16,10 @@ from echo_hub.net import node_connection, pace, send_queue
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.penalties import Fault
 from echo_hub.net.send_queue import Rank
+from echo_shared import codec
 from echo_shared.codec import encode
 from echo_shared.errors import RefusedError, StorageError
+from echo_shared.message_form import MapForm
 from echo_shared.messages import (
     MAX_FRAME_FROM_NODE_BYTES,
     FromHub,
@@ -32,6 +34,7 @@ from echo_shared.messages import (
     RefusalCode,
     Refused,
     Welcome,
+    specimens,
 )
 from tests.echo_hub.net.gateway_parts import OFFER, Hub, MakeHub, Node, hubs, revoked, status
 
@@ -183,6 +186,20 @@ async def test_who_breaks_the_protocol_waits_ever_longer_before_it_may_come_back
         bad = hub.connect(bad.me)
     assert isinstance(await bad.join(), Welcome)
     assert hub.gateway.turned_away == {"node": {"too_soon": 3}, "frame": {"not_decodable": 3}}
+
+
+async def test_who_sends_what_this_hub_cannot_read_may_come_back_at_once(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(codec, "form_of", lambda kind: MapForm({"type": None, "completion_ids": None}))
+    codec.check_codec.cache_clear()
+    node = await hub.node()
+    await node.say(specimens.from_node()[0])
+    assert "The hub failed" in (await node.refusal()).what
+    assert isinstance(await hub.connect(node.me).join(), Welcome)
+    assert hub.gateway.turned_away == {"node": {}, "frame": {}}
+    assert "cannot read Echo's own messages" in caplog.text
+    codec.check_codec.cache_clear()
 
 
 async def test_who_speaks_too_fast_is_read_more_slowly_and_loses_nothing(

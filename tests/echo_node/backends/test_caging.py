@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -19,10 +20,13 @@ from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import NOT_CAGED, Terms, _with_doors, cage_engine
 from echo_node.backends.process import EngineChild
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage.description import GUARDS, CageMode, Held
+from echo_node.host.cage.description import CageMode, Held
+from echo_node.host.cage.guards import GUARDS
+from echo_node.host.cage.leeway import BY_NAME
 from echo_shared.errors import BackendError
 from echo_shared.supervised import Limits
 from tests.echo_node.prying_worker import ATTEMPTS, LINUX
+from tests.homeless import USER, run_homeless
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its cage holds less, and was not tried")
 
@@ -36,10 +40,23 @@ REFUSED_BY_SOME = {
     "mark_a_file": "a file system without marks",
 }
 """What some systems refuse to everybody."""
+NO_SUCH_SOCKETS = "OSError(97,"
 OTHER_REFUSALS = {
     "clone_the_new_way": "OSError(38,",  # There is no such call.
     "link_a_file_to_where_it_writes": "OSError(18,",  # As if between two disks.
 }
+SOCKETS = (
+    *("connect_by_tcp", "send_by_udp", "listen", "connect_to_a_unix_socket", "connect_to_an_abstract_socket"),
+    *("connect_a_sequenced_socket", "give_a_socket_a_file", "accept_a_connection", "talk_to_the_kernel"),
+)
+if sys.platform == "linux":
+    OTHER_REFUSALS |= dict.fromkeys(SOCKETS, NO_SUCH_SOCKETS)
+WITH_A_GPU = {
+    "connect_a_sequenced_socket": "FileNotFoundError(",  # As if nobody listened.
+    "give_a_socket_a_file": "PermissionError(",
+    "accept_a_connection": "PermissionError(",
+}
+"""What is said otherwise where NVIDIA's driver may listen."""
 SECRET = ctypes.create_string_buffer(b"a secret")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,13 +66,16 @@ def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
     tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     udp.bind(("127.0.0.1", 0))
-    unix, datagrams = (stack.enter_context(socket.socket(socket.AF_UNIX, kind)) for kind in (1, 2))
+    unix, datagrams, sequenced = (stack.enter_context(socket.socket(socket.AF_UNIX, kind)) for kind in _kinds())
     unix.bind(str(directory / "u"))
     unix.listen()
     datagrams.bind(str(directory / "d"))
     targets = {"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1]}
     targets |= {"unix": str(directory / "u"), "unix_datagrams": str(directory / "d")}
     if sys.platform == "linux":
+        sequenced.bind(str(directory / "s"))
+        sequenced.listen()
+        targets["sequenced"] = str(directory / "s")
         abstract = stack.enter_context(socket.socket(socket.AF_UNIX))
         abstract.bind(f"\0echo-{os.getpid()}-{directory.name}")
         abstract.listen()
@@ -63,7 +83,12 @@ def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
     return targets
 
 
-async def _run(directory: Path, targets: dict[str, object], mode: CageMode) -> tuple[Held, dict[str, str]]:
+def _kinds() -> tuple[int, int, int]:
+    """macOS has no sequenced ones."""
+    return (1, 2, 5) if sys.platform == "linux" else (1, 2, 1)
+
+
+async def _run(directory: Path, targets: dict[str, object], mode: CageMode, device: str) -> tuple[Held, dict[str, str]]:
     base, derived, scratch = directory / "base", directory / "derived", directory / "scratch"
     for made in (base, derived, scratch):
         made.mkdir()
@@ -75,46 +100,53 @@ async def _run(directory: Path, targets: dict[str, object], mode: CageMode) -> t
     targets["address"] = ctypes.addressof(SECRET)
     (base / "targets.json").write_text(json.dumps(targets))
     engine = await EngineChild.start(
-        BackendChoice(name="prying", device="cpu", reason="test"),
+        BackendChoice(name="prying", device=device, reason="test"),
         base_dir=base,
         derived_dir=derived,
         log=directory / "log",
         settings=EngineSettings(),
         limits=Limits(),
-        cage=Terms(mode=mode),
+        cage=Terms(mode=mode, leeway=BY_NAME["listening socket"]),
     )
     await engine.stop()
     assert (scratch / "victim").exists(), "attempts undo what they did"
     return engine.held, json.loads(engine.precision)
 
 
+Case = Literal["required", "off", "GPU"]
+Outcomes = dict[Case, tuple[Held, dict[str, str]]]
+
+
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[CageMode, tuple[Held, dict[str, str]]]]:
-    """Of all attempts, in a cage and without one."""
-    modes: tuple[CageMode, ...] = ("required", "off")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """Of all attempts, in a cage, without one, and in that of an engine on a GPU."""
+    cases: tuple[Case, ...] = ("required", "off", "GPU")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         patch.setattr(process, "WORKER", "tests.echo_node.prying_worker")
-        found = {}
-        for mode in modes:
-            directory = tmp_path_factory.mktemp(mode)
-            found[mode] = asyncio.run(_run(directory, _listeners(stack, directory), mode))
+        found: Outcomes = {}
+        for case in cases:
+            directory = tmp_path_factory.mktemp(case)
+            mode: CageMode = "off" if case == "off" else "required"
+            device = "cuda" if case == "GPU" else "cpu"
+            found[case] = asyncio.run(_run(directory, _listeners(stack, directory), mode, device))
         yield found
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_caged_engine_tries_is_refused(name: str, outcomes: dict[CageMode, tuple[Held, dict[str, str]]]) -> None:
+def test_what_a_caged_engine_tries_is_refused(name: str, outcomes: Outcomes) -> None:
     uncaged = outcomes["off"][1][name]
     if uncaged != "done" and name in REFUSED_BY_SOME:
         pytest.skip(f"refused without a cage as well, by {REFUSED_BY_SOME[name]}: {uncaged}")
     assert uncaged == "done"
-    outcome = outcomes["required"][1][name]
-    assert outcome.startswith(OTHER_REFUSALS.get(name, "PermissionError("))
+    expected = OTHER_REFUSALS.get(name, "PermissionError(")
+    assert outcomes["required"][1][name].startswith(expected)
+    assert outcomes["GPU"][1][name].startswith(WITH_A_GPU.get(name, expected))
 
 
-def test_it_says_what_holds(outcomes: dict[CageMode, tuple[Held, dict[str, str]]]) -> None:
-    assert outcomes["required"][0].holds == tuple(GUARDS)
+def test_it_says_what_holds(outcomes: Outcomes) -> None:
+    assert outcomes["required"][0].holds == outcomes["GPU"][0].holds == tuple(GUARDS)
     assert outcomes["off"][0] == Held.to_nothing("the settings say so")
 
 
@@ -146,3 +178,17 @@ def test_helpers_are_found_and_have_their_doors_before_there_is_a_cage(monkeypat
         for door in doors:
             door.close()
     assert _with_doors(EngineSettings()) == (EngineSettings(), ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")
+def test_an_engine_of_a_user_without_name_and_home_has_both(tmp_path: Path) -> None:
+    """PyTorch's compiler asks for the name; in the cage, nobody can read the list of users."""
+    code = (
+        "import getpass; from pathlib import Path; from echo_node.backends.caging import cage_trial\n"
+        f"held = cage_trial('torch', 'cuda', {str(tmp_path)!r}, 'required', 'listening socket')\n"
+        "from torch._inductor.runtime.cache_dir_utils import default_cache_dir\n"
+        "print(getpass.getuser(), Path.home(), default_cache_dir(), len(held.lacks))"
+    )
+    said = run_homeless("-c", code)
+    name = f"user-{USER}"
+    assert said.stdout == f"{name} {tmp_path} {tmp_path}/torchinductor_{name} 0\n", said.stderr

@@ -59,6 +59,32 @@ def test_a_gpu_with_a_torch_that_cannot_use_it_gets_the_cpu(monkeypatch: pytest.
     assert registry.choose(WITH_GPU, "torch").device == "cpu"
 
 
+def test_a_gpu_that_is_not_used_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_llama_has_gpu", lambda: False)
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: False)
+    for requested in ("auto", "torch"):
+        unused = registry.choose(WITH_GPU, requested).unused_gpu
+        assert unused.startswith("The GPU (gpu) is not used, only the processor: The torch backend cannot use the GPU.")
+        assert "https://pytorch.org/get-started/locally/" in unused
+    assert "no engine that was asked for can use it" in registry.choose(WITH_GPU, "llama_cpp").unused_gpu
+    assert registry.choose(PLAIN).unused_gpu == ""
+    assert "its driver does not answer" in registry.choose(replace(PLAIN, silent_gpu=True)).unused_gpu
+
+
+def test_a_gpu_that_failed_when_it_was_measured_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_llama_has_gpu", lambda: False)
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
+    rates = {("torch", "cuda"): 0.0, ("llama_cpp", "cpu"): 9.0, ("torch", "cpu"): 8.0}
+    failed = registry.choose(WITH_GPU, "auto", rates, {("torch", "cuda"): "CUDA does not start"})
+    assert failed.device == "cpu"
+    assert "torch on cuda failed (CUDA does not start). Repair it, then run: echo-node bench." in failed.unused_gpu
+    partly = registry.choose(WITH_GPU, "torch", {("torch", "cuda"): 0.0}, {("torch", "cuda"): "CUDA does not start"})
+    assert (partly.device, partly.unused_gpu) == ("cpu", failed.unused_gpu), "not all were measured"
+    slower = registry.choose(WITH_GPU, "auto", {**rates, ("torch", "cuda"): 1.0})
+    assert (slower.device, slower.unused_gpu) == ("cpu", ""), "it works, and the processor is faster"
+    assert registry.choose(WITH_GPU, "auto", {**rates, ("torch", "cuda"): 99.0}).unused_gpu == ""
+
+
 @pytest.mark.parametrize(("platform", "name"), [("linux", "vllm"), ("win32", "torch")])
 def test_a_big_gpu_gets_vllm_on_linux(
     platform: str, name: str, without: set[str], monkeypatch: pytest.MonkeyPatch

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from echo_node.backends.registry import BackendChoice
-from echo_node.core.troubles import TroubleCode
+from echo_node.core.troubles import Trouble, TroubleCode
 from echo_node.engine.choosing import EngineChooser
 from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
@@ -56,6 +57,15 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.changes) == (False, 2)
     assert chooser.hardware == FOUND and chooser.trouble is None
+
+
+async def test_a_gpu_that_is_not_used_is_a_trouble(
+    chooser_of: Callable[[Machine], EngineChooser], caplog: pytest.LogCaptureFixture
+) -> None:
+    told = "The GPU (gpu) is not used, only the processor: torch on cuda failed (error 304)."
+    chooser = chooser_of(Machine(replace(CPU, unused_gpu=told)))
+    await chooser.decide()
+    assert chooser.trouble == Trouble(TroubleCode.GPU_UNUSED, told) and told in caplog.text
 
 
 async def test_who_wakes_up_looks_at_once() -> None:

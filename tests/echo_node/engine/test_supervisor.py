@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from echo_node.backends.base import EngineSettings
+from echo_node.backends.gpu_cage import GPU_UNUSABLE, Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import (
     EngineLost,
@@ -29,7 +30,8 @@ from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
-from echo_node.host.cage.description import GUARDS
+from echo_node.host.cage.guards import GUARDS
+from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 from echo_shared.messages import LeaseReturned
@@ -77,6 +79,7 @@ class Bench:
             priority="normal",
             bench_seconds=0.0,
             cage="auto",
+            cages=GpuCages(self.directory / "gpu_cages.json"),
             deliver=self.events.put,
         )
         files = EngineFiles(
@@ -122,6 +125,13 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
     await bench.end()
+
+
+async def test_a_gpu_that_does_not_start_is_told_with_what_to_do(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=SEALED, failure="cuInit failed with error 304"))
+    lost = await bench.start()
+    assert isinstance(lost, EngineLost) and lost.cause == "died" and lost.code == GPU_UNUSABLE
+    assert "(cuInit failed with error 304)" in lost.what and "echo-node doctor" in lost.what
 
 
 async def test_an_engine_too_wide_for_its_memory_is_halved_and_that_is_remembered(bench: Bench) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,19 @@ import pytest
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
+from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core.events import EngineLost, EngineReady
 from echo_node.engine.choosing import EngineChooser
-from echo_node.engine.speeds import SpeedBook, Speeds
+from echo_node.engine.speeds import FAILURE_KEPT_S, SpeedBook, Speeds
 from echo_node.engine.supervisor import (
     EngineFiles,
     EngineParts,
     EngineSupervisor,
+    chosen,
     limits_of,
-    measured_rates,
+    measured,
     place_of,
     settings_of,
 )
@@ -72,6 +76,7 @@ class Node:
             priority="normal",
             bench_seconds=bench_seconds,
             cage="auto",
+            cages=GpuCages(self.directory / "gpu_cages.json"),
             deliver=self._events.put,
         )
         files = EngineFiles(
@@ -155,12 +160,29 @@ def test_what_the_node_is_told_goes_to_the_engine() -> None:
 
 def test_rates_are_those_of_usable_engines_on_this_base(node: Node) -> None:
     settings = EngineSettings()
-    assert measured_rates(node.book, node.found, "base", settings) == {}
+    assert measured(node.book, node.found, "base", settings) == {}
     row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0}
     expected = {}
+    speeds = Speeds.now([row])
     for possible in registry.survey(node.found):
-        node.book.remember(place_of(possible.choice, node.found, "base"), settings, Speeds.now([row]))
+        node.book.remember(place_of(possible.choice, node.found, "base"), settings, speeds)
         if possible.missing is None:
-            expected[possible.choice.name, possible.choice.device] = 10.0
-    assert expected and measured_rates(node.book, node.found, "base", settings) == expected
-    assert measured_rates(node.book, node.found, "another", settings) == {}
+            expected[possible.choice.name, possible.choice.device] = speeds
+    assert expected and measured(node.book, node.found, "base", settings) == expected
+    assert measured(node.book, node.found, "another", settings) == {}
+
+
+async def test_a_failure_is_told_for_a_day_and_then_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, gpu = EngineSettings(), hardware.Gpu(name="a GPU", memory_bytes=2**33)
+    monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
+    found = replace(node.found, cuda_gpus=(gpu,))
+    row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0}
+    for possible in registry.survey(found):
+        failed = possible.choice.device != "cpu"
+        speeds = Speeds.now((), "error 304") if failed else Speeds.now([row])
+        node.book.remember(place_of(possible.choice, found, "base"), settings, speeds)
+    choice = chosen(node.book, found, "base", settings, "auto")
+    assert choice.device == "cpu" and "torch on cuda failed (error 304)" in choice.unused_gpu
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + FAILURE_KEPT_S)
+    assert chosen(node.book, found, "base", settings, "auto").device == "cuda"

@@ -183,3 +183,23 @@ def test_any_list_of_groups_is_survived(text: str) -> None:
     for directory in hardware._cgroup_directories(text):
         assert ".." not in directory.parts
         hardware._quota(directory)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "expected"),
+    [("0x10de", "0x030200", True), ("0x10de", "0x040300", False), ("0x1002", "0x030000", False)],
+)
+def test_a_card_whose_driver_is_silent_is_seen_on_the_bus(
+    vendor: str, kind: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 3D controller of NVIDIA's, the sound device of its card, and another maker's card."""
+    device = tmp_path / "0000:01:00.0"
+    device.mkdir()
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{kind}\n")
+    (tmp_path / "0000:02:00.0").mkdir()
+    monkeypatch.setattr(hardware, "_PCI", tmp_path)
+    monkeypatch.setattr(hardware, "_cuda_gpus", tuple)
+    assert hardware.detect().silent_gpu is expected
+    monkeypatch.setattr(hardware, "_cuda_gpus", lambda: (hardware.Gpu(name="a GPU", memory_bytes=0),))
+    assert hardware.detect().silent_gpu is False

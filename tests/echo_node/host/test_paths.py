@@ -6,6 +6,7 @@ import pytest
 
 from echo_node.host.paths import Paths
 from echo_shared.errors import StorageError
+from tests.homeless import run_homeless
 
 
 def test_the_flag_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +20,20 @@ def test_the_platform_decides_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("ECHO_NODE_HOME", raising=False)
     paths = Paths.find(None)
     assert paths.data_dir.is_absolute() and "echo-node" in str(paths.data_dir)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")
+def test_a_user_without_a_home_is_asked_for_a_directory(tmp_path: Path) -> None:
+    said = run_homeless("-m", "echo_node", "status")
+    assert said.returncode == 1 and "Traceback" not in said.stderr
+    assert "no home directory" in said.stderr and "--data-dir DIR" in said.stderr
+    code = (
+        f"from pathlib import Path; from echo_node.host.paths import Paths; print(Paths.find(Path({str(tmp_path)!r})))"
+    )
+    found = run_homeless("-c", code)
+    assert f"config_file=PosixPath('{tmp_path}/config.toml')" in found.stdout, found.stderr
+    installed = run_homeless("-m", "echo_node", "service", "install", "--data-dir", str(tmp_path))
+    assert installed.returncode == 1 and "Traceback" not in installed.stderr
 
 
 def test_two_hubs_have_two_directories(tmp_path: Path) -> None:

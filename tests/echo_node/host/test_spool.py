@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -210,11 +211,22 @@ def test_a_full_disk_is_an_error_that_loses_nothing(spool: Spool, tmp_path: Path
     assert len(spool.unacked_ids()) == 9
 
 
-def test_a_file_that_is_no_spool_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_spool_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spool.db").write_bytes(b"something else entirely" * 1_000)
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", noted)
     with pytest.raises(StorageError, match="spool") as caught:
         Spool(tmp_path / "spool.db").open()
     assert isinstance(caught.value.__cause__, sqlite3.DatabaseError)
+    (connection,) = opened
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
 STATES = st.sampled_from(list(ReceiptState))

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from echo_shared import bencode
 from echo_shared.errors import CodecError, LocalProtocolError, StorageError, SwarmError
-from echo_shared.swarm import FetchStats, Swarm, SwarmSettings, opening
+from echo_shared.swarm import FetchStats, Swarm, SwarmSettings, bittorrent, opening
 from echo_shared.swarm.bittorrent import BitTorrentSwarm
 
 Opener = Callable[..., Awaitable[Swarm]]
@@ -449,6 +449,53 @@ async def test_what_a_tracker_says_steers_no_terminal(payload, open_swarm, tmp_p
     async with asyncio.timeout(60):
         await heard("the tracker says: ?[2Jno?")
     await runner.cleanup()
+
+
+def has_other_devices() -> bool:
+    """Return True if this machine has an IPv4 address with a route to elsewhere, next to 127.0.0.1."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # Sends nothing: it only asks for a route.
+        except OSError:
+            return False
+        return not probe.getsockname()[0].startswith("127.")
+
+
+async def test_an_announce_that_leads_nowhere_is_no_problem(payload, open_swarm, caplog, monkeypatch) -> None:
+    """From the address of another network device than the tracker's, as on every machine with a hub and a node."""
+    monkeypatch.setitem(bittorrent._TUNED, "tracker_completion_timeout", 1)
+    caplog.set_level(logging.DEBUG, "echo_shared.swarm")
+    asked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.set()
+        return web.Response(body=bencode.encode({"interval": 120, "peers": b""}))
+
+    app = web.Application()
+    app.add_routes([web.get("/announce", answer)])
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    node = await open_swarm(listen_host="0.0.0.0")
+    await node.seed(payload.torrent.torrent, payload.directory, [f"http://127.0.0.1:{runner.addresses[0][1]}/announce"])
+    async with asyncio.timeout(60):
+        await asked.wait()
+        if has_other_devices():
+            while "cannot be reached from" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    await asyncio.sleep(0.2)
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
+    await runner.cleanup()
+
+
+async def test_a_tracker_that_cannot_be_reached_is_a_problem(payload, open_swarm, heard, monkeypatch) -> None:
+    monkeypatch.setitem(bittorrent._TUNED, "tracker_backoff", 0)
+    node = await open_swarm()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    await node.seed(payload.torrent.torrent, payload.directory, [f"http://127.0.0.1:{port}/announce"])
+    async with asyncio.timeout(60):
+        await heard("the tracker cannot be reached from 127.0.0.1: Connection refused")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import sys
 
+import libtorrent
 import pytest
 
 from echo_shared.swarm import SwarmSettings, open_swarm
@@ -24,4 +25,14 @@ async def test_opens_where_libtorrent_is_missing(monkeypatch: pytest.MonkeyPatch
     swarm = await open_swarm(SwarmSettings())
     assert isinstance(swarm, WebSeedSwarm)
     assert swarm.port == 0
+    await swarm.close()
+
+
+async def test_opens_where_libtorrent_is_too_old(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(libtorrent.torrent_info, "layout")
+    swarm = await open_swarm(SwarmSettings())
+    assert isinstance(swarm, WebSeedSwarm)
+    assert f"libtorrent {libtorrent.__version__}" in caplog.text and "'layout'" in caplog.text
     await swarm.close()

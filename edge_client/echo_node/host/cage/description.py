@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
+
+from echo_node.host.cage.guards import GUARDS, Guard
+from echo_node.host.cage.leeway import SEALED, Leeway
 
 CageMode = Literal["auto", "off", "required"]
-Guard = Literal["reading", "writing", "network", "programs", "processes"]
-
-GUARDS: Final[Mapping[Guard, str]] = {
-    "reading": "it reads no files but its own and the system's",
-    "writing": "it writes nowhere but where it must",
-    "network": "it connects to nothing and nobody",
-    "programs": "it starts no program",
-    "processes": "it touches no other process",
-}
-"""What each guard keeps in, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +24,8 @@ class Cage:
     """TCP ports of whichever host; empty = it opens no socket at all."""
     gpu: bool = False
     """Whether it uses the devices and files of GPU drivers."""
+    leeway: Leeway = SEALED
+    """What else the driver of that GPU needs, on Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +56,10 @@ class Held:
         if not self.holds:
             return f"none: {'; '.join(dict.fromkeys(self.lacks.values()))}"
         kept = f"{', '.join(self.holds)} (by {' and '.join(self.by)})"
-        return "; ".join([kept, *(f"not {guard}: {why}" for guard, why in self.lacks.items())])
+        for_one_reason: dict[str, list[Guard]] = {}
+        for guard, why in self.lacks.items():
+            for_one_reason.setdefault(why, []).append(guard)
+        return "; ".join([kept, *(f"not {', '.join(guards)}: {why}" for why, guards in for_one_reason.items())])
 
     def as_json(self) -> dict[str, Any]:
         return {"by": list(self.by), "holds": list(self.holds), "lacks": dict(self.lacks)}

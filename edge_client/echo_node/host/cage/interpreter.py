@@ -22,9 +22,18 @@ def directories() -> tuple[Path, ...]:
 
 def narrow(paths: Iterable[Path]) -> tuple[Path, ...]:
     """Without those that hold the user's home, or do not exist."""
-    home = Path.home().resolve()
+    home = _home()
+    kept_out = () if home is None else (home, *home.parents)
     resolved = dict.fromkeys(path.resolve() for path in paths)
-    return tuple(path for path in resolved if path.exists() and path != home and path not in home.parents)
+    return tuple(path for path in resolved if path.exists() and path not in kept_out)
+
+
+def _home() -> Path | None:
+    """None in a container whose user has none."""
+    try:
+        return Path.home().resolve()
+    except RuntimeError:
+        return None
 
 
 def _importable() -> Iterator[str]:

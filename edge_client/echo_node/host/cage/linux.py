@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.host.cage import interpreter, landlock, seccomp
-from echo_node.host.cage.description import Cage, Guard, Held
+from echo_node.host.cage.description import Cage, Held
+from echo_node.host.cage.guards import Guard
 from echo_node.host.cage.landlock import DEVICE, READ, WRITE, Access
+from echo_node.host.cage.leeway import NO_CAGE, SEALED
 
 _TASKS: Final = Path("/proc/self/task")
 _SYSTEM: Final = (
@@ -23,28 +25,44 @@ _SYSTEM: Final = (
 )
 """Read by the C library, Python, psutil, and what looks at processor and memory."""
 _NOTHING: Final = "/dev/null"
-_GPU_DEVICES: Final = ("dri", "kfd", "nvidia*")
-"""Below /dev, of AMD, Intel and NVIDIA."""
+_GPU_DEVICES: Final = ("dri", "kfd", "nvidia*", "dxg", "nvhost*", "nvmap", "nvgpu*", "mali*")
+"""Device files below /dev, in order: AMD and Intel, AMD, NVIDIA, Windows Subsystem for Linux, Jetson boards, ARM."""
 _GPU_FILES: Final = (
-    *("/proc/driver/nvidia", "/proc/devices", "/proc/modules", "/opt/cuda", "/opt/rocm", "/run/opengl-driver"),
-    *("/etc/OpenCL", "/etc/vulkan", "/etc/glvnd", "/etc/nvidia"),
+    *("proc/driver/nvidia*", "proc/devices", "proc/modules", "proc/filesystems", "proc/version", "proc/bus/pci"),
+    *("opt/cuda*", "opt/rocm*", "opt/amdgpu*", "opt/intel", "run/opengl-driver"),
+    *("etc/OpenCL", "etc/vulkan", "etc/glvnd", "etc/egl", "etc/nvidia", "etc/drirc", "etc/nv_tegra_release"),
 )
+"""Files below the root that drivers read."""
+_OWN_THREADS: Final = "/proc/self/task"
+"""CUDA writes thread names to files below. All writable files there concern this process only."""
+_SHARED_PLACES: Final = ("/tmp", "/dev/shm")
 
 
 def enter(cage: Cage) -> Held:
     """See `entering.enter`."""
-    lacks: dict[Guard, str] = {}
+    leeway = cage.leeway if cage.gpu else SEALED
+    if leeway is NO_CAGE:
+        return Held.to_nothing(leeway.why)
+    lacks: dict[Guard, str] = dict.fromkeys(leeway.lacks, leeway.why)
     by: list[str] = []
-    version = _lock_files(cage, by, lacks)
-    try:
-        seccomp.install(tcp=bool(cage.connects))
-        by.append("seccomp")
-    except OSError as error:
-        why = error.strerror or str(error)
-        lacks |= {"network": why, "programs": why, "processes": why}
+    version = _lock_files(cage, by, lacks) if leeway.file_rules else 0
+    if leeway.call_filter:
+        _filter_calls(cage, by, lacks)
+    if cage.connects and leeway.sockets == "listening":
+        lacks.setdefault("network", "with helpers, and a GPU whose driver listens, it could be a TCP server")
     if cage.connects and version < landlock.PORTS_ABI:
         lacks.setdefault("network", "Landlock does not limit ports here: any helper's address would do")
     return Held(by=tuple(by), lacks=lacks)
+
+
+def _filter_calls(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> None:
+    try:
+        seccomp.install(tcp=bool(cage.connects), local=cage.leeway.sockets if cage.gpu else "none")
+    except OSError as error:
+        why = error.strerror or str(error)
+        lacks |= {"network": why, "programs": why, "processes": why}
+        return
+    by.append("seccomp")
 
 
 def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
@@ -73,6 +91,18 @@ def _rules(cage: Cage) -> dict[Path, Access]:
     rules |= dict.fromkeys((path.resolve() for path in cage.reads), READ)
     rules[Path(_NOTHING)] = READ | Access.WRITE_FILE
     if cage.gpu:
-        devices = [path for pattern in _GPU_DEVICES for path in Path("/dev").glob(pattern)]
-        rules |= dict.fromkeys(map(Path, _GPU_FILES), READ) | dict.fromkeys(devices, DEVICE)
+        rules |= _gpu_rules(cage)
     return rules | dict.fromkeys((path.resolve() for path in cage.writes), WRITE)
+
+
+def _gpu_rules(cage: Cage) -> dict[Path, Access]:
+    """Return the rules for a GPU's driver."""
+    root = Path("/")
+    rules = dict.fromkeys((path for pattern in _GPU_FILES for path in root.glob(pattern)), READ)
+    if cage.leeway.system_files:
+        rules |= dict.fromkeys(interpreter.narrow(root.iterdir()), READ)
+        rules |= dict.fromkeys(interpreter.narrow(map(Path, _SHARED_PLACES)), WRITE)
+        rules[Path(_NOTHING)] = READ | Access.WRITE_FILE
+    rules[Path(_OWN_THREADS)] = READ | Access.WRITE_FILE | Access.TRUNCATE
+    devices = (path for pattern in _GPU_DEVICES for path in root.glob(f"dev/{pattern}"))
+    return rules | dict.fromkeys(devices, DEVICE)

@@ -1,4 +1,4 @@
-"""A filter of system calls, for all threads of this process: what is refused fails with EPERM.
+"""A filter of system calls, for all threads of this process: what is refused fails with EPERM, or as `ANSWERS` says.
 
 https://docs.kernel.org/userspace-api/seccomp_filter.html. What is not named is let through: GPU drivers use many calls,
 and no two the same. Arguments that are checked are C ints, of which the kernel looks at the lower 32 bits alone, and so
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_node.host.cage import syscalls
+from echo_node.host.cage.leeway import LocalSockets
 
-_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
-_JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
+_LOAD, _AND, RETURN = 0x20, 0x54, 0x06
+JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
 _ALLOW: Final = 0x7FFF0000
-_ERRNO: Final = 0x00050000
+ERRNO: Final = 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
@@ -36,7 +37,7 @@ _THREAD: Final = 0x00010000
 _NAMESPACES: Final = 0x7E020080
 """Of clone's flags."""
 _UNIX, _IPV4, _IPV6 = 1, 2, 10
-_STREAM: Final = 1
+_STREAM, _SEQUENCED = 1, 5
 _IPPROTO_TCP: Final = 6
 _KIND: Final = 0xF
 """Of a socket's type; the rest are flags."""
@@ -44,6 +45,11 @@ _FAST_OPEN: Final = 0x20000000
 """Connects by sending, which Landlock does not see."""
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
+ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
+"""Errno of a refused call where a caller would take EPERM for a broken system.
+
+clone3: a filter cannot read its flags; on ENOSYS the C library falls back to clone. socket: a kernel without that kind
+of socket answers EAFNOSUPPORT. connect: a missing service answers ENOENT, and CUDA then starts without MPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +76,25 @@ _TCP: Final = (
 )
 _PAIR: Final = (Only(0, (_UNIX,)), Only(1, (_STREAM,), _KIND))
 """Of Unix sockets that know each other alone; a datagram's could send to any."""
+_LOCAL: Final = Only(0, (_UNIX,))
+
+Check = tuple[Only | Except, ...]
+"""Conditions on the arguments, which must all hold; empty = the call is always allowed."""
 
 
-def conditions(pid: int, *, tcp: bool) -> Mapping[str, tuple[Only | Except, ...]]:
-    """Calls that are let through in part by the process `pid`; `tcp`: it may connect, as far as Landlock lets it."""
+def conditions(pid: int, *, tcp: bool, local: LocalSockets = "none") -> Mapping[str, tuple[Check, ...]]:
+    """Return the calls that process `pid` may make in part: allowed if one of the checks holds.
+
+    `tcp`: it may connect, as far as Landlock lets it. `local`: Landlock refuses to bind to a name in a file system.
+    """
+    return {name: (check,) for name, check in _for_itself(pid).items()} | _sockets(tcp=tcp, local=local)
+
+
+def _for_itself(pid: int) -> Mapping[str, Check]:
+    """Return the calls that a process may direct at itself only."""
     own, current = (pid,), (0,)
-    allowed: dict[str, tuple[Only | Except, ...]] = {
+    return {
         "clone": (Only(0, (_THREAD,), _THREAD | _NAMESPACES),),
-        "socketpair": _PAIR,
         "kill": (Only(0, own),),
         "tgkill": (Only(0, own),),
         "prlimit64": (Only(0, (0, pid)),),
@@ -94,61 +111,83 @@ def conditions(pid: int, *, tcp: bool) -> Mapping[str, tuple[Only | Except, ...]
         "sendmmsg": (Only(3, (0,), _FAST_OPEN),),
         "sendmsg": (Only(2, (0,), _FAST_OPEN),),
     }
-    return {**allowed, "socket": _TCP, "connect": (), "accept": (), "accept4": ()} if tcp else allowed
 
 
-def program(processor: str, pid: int, *, tcp: bool) -> bytes:
+def _sockets(*, tcp: bool, local: LocalSockets) -> dict[str, tuple[Check, ...]]:
+    anything: tuple[Check, ...] = ((),)
+    allowed: dict[str, tuple[Check, ...]] = {"socketpair": (_PAIR,) if local != "any" else ((_LOCAL,),)}
+    made: list[Check] = []
+    if tcp:
+        made.append(_TCP)
+        allowed |= dict.fromkeys(("connect", "accept", "accept4"), anything)
+    if local != "none":
+        made.append((_LOCAL,) if local == "any" else (_LOCAL, Only(1, (_SEQUENCED,), _KIND)))
+        allowed |= dict.fromkeys(("bind", "listen"), anything)
+    if local == "any":
+        allowed["connect"] = anything
+    return {**allowed, "socket": tuple(made)} if made else allowed
+
+
+def program(processor: str, pid: int, *, tcp: bool, local: LocalSockets = "none") -> bytes:
     """The filter, as the kernel reads it. `processor`: one of `syscalls.PROCESSORS`."""
-    refused, unknown = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+    refused = ERRNO | errno.EPERM
     code = [
         _step(_LOAD, _ARCHITECTURE),
-        _step(_JUMP_EQUAL, _ARCHITECTURES[processor], then=1),
-        _step(_RETURN, refused),
+        _step(JUMP_EQUAL, _ARCHITECTURES[processor], then=1),
+        _step(RETURN, refused),
         _step(_LOAD, _NUMBER),
         _step(_JUMP_AT_LEAST, _X32_CALLS, otherwise=1),
-        _step(_RETURN, refused),
+        _step(RETURN, refused),
     ]
-    partly = conditions(pid, tcp=tcp)
+    partly = conditions(pid, tcp=tcp, local=local)
     for name, number in syscalls.numbers(processor).items():
-        if name == "clone3":  # Its flags lie where a filter does not see them; who is told so uses clone.
-            block = [_step(_RETURN, unknown)]
-        elif name in partly:
-            block = [step for only in partly[name] for step in _check(only, refused)] + [_step(_RETURN, _ALLOW)]
-        else:
-            block = [_step(_RETURN, refused)]
-        code += [_step(_JUMP_EQUAL, number, otherwise=len(block)), *block]
-    return b"".join([*code, _step(_RETURN, _ALLOW)])
+        checks = [step for check in partly.get(name, ()) for step in _compiled(check)]
+        block = [*checks, _step(RETURN, ERRNO | ANSWERS.get(name, errno.EPERM))]
+        code += [_step(JUMP_EQUAL, number, otherwise=len(block)), *block]
+    return b"".join([*code, _step(RETURN, _ALLOW)])
 
 
-def _check(only: Only | Except, refused: int) -> list[bytes]:
-    if isinstance(only, Except):
-        load = _step(_LOAD, _ARGUMENTS + 8 * only.argument)
-        return [load, _step(_JUMP_EQUAL, only.value, otherwise=1), _step(_RETURN, refused)]
-    jumps = [_step(_JUMP_EQUAL, value, then=len(only.values) - place) for place, value in enumerate(only.values)]
-    masked = [_step(_LOAD, _ARGUMENTS + 8 * only.argument), _step(_AND, only.mask)]
-    return [*masked, *jumps, _step(_RETURN, refused)]
+def _compiled(check: Check) -> list[bytes]:
+    """Compile a check: allow the call if all conditions hold, else jump to the code after it."""
+    code = [_step(RETURN, _ALLOW)]
+    for one in reversed(check):
+        load = _step(_LOAD, _ARGUMENTS + 8 * one.argument)
+        if isinstance(one, Except):
+            code = [load, _step(JUMP_EQUAL, one.value, then=len(code)), *code]
+            continue
+        others, last = one.values[:-1], one.values[-1]
+        jumps = [_step(JUMP_EQUAL, value, then=len(others) - place) for place, value in enumerate(others)]
+        code = [load, _step(_AND, one.mask), *jumps, _step(JUMP_EQUAL, last, otherwise=len(code)), *code]
+    return code
 
 
 def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
     return struct.pack("=HBBI", code, then, otherwise, value)
 
 
-def install(*, tcp: bool) -> None:
+def install(*, tcp: bool, local: LocalSockets = "none") -> None:
     """From here on it holds for every thread. Raises OSError."""
     processor = platform.machine()
     if processor not in syscalls.PROCESSORS:
         raise OSError(errno.ENOSYS, f"Echo knows no filter of system calls for {processor}")
     if struct.calcsize("P") != 8:
         raise OSError(errno.ENOSYS, "Echo knows no filter of system calls for a Python of 32 bits")
-    steps = program(processor, os.getpid(), tcp=tcp)
-    buffer = ctypes.create_string_buffer(steps, len(steps))
-    described = struct.pack("@HP", len(steps) // 8, ctypes.addressof(buffer))
+    steps = program(processor, os.getpid(), tcp=tcp, local=local)
+    load(steps, _ALL_THREADS)
+
+
+def load(program: bytes, flags: int) -> int:
+    """Install this filter with these flags of seccomp(2), and return the result of that call. Raises OSError."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)
     long = ctypes.c_long
-    flags = _ALL_THREADS | _AS_FAST_AS_BEFORE
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, long(1), long(0), long(0), long(0)):
         raise OSError(ctypes.get_errno(), f"no_new_privs: {os.strerror(ctypes.get_errno())}")
-    unsynchronised = libc.syscall(long(_SECCOMP[processor]), long(_SET_MODE_FILTER), long(flags), described)
-    if unsynchronised:
-        why = os.strerror(ctypes.get_errno()) if unsynchronised < 0 else f"thread {unsynchronised} does not take it"
-        raise OSError(ctypes.get_errno(), f"seccomp: {why}")
+    number, wanted = long(_SECCOMP[platform.machine()]), long(flags | _AS_FAST_AS_BEFORE)
+    returned: int = libc.syscall(number, long(_SET_MODE_FILTER), wanted, described)
+    if returned < 0:
+        raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
+    if returned and flags & _ALL_THREADS:
+        raise OSError(errno.EAGAIN, f"seccomp: thread {returned} does not take it")
+    return returned

@@ -17,8 +17,9 @@ from typing import Final
 
 import psutil
 
-from echo_node.host.cage.description import Cage, Guard, Held
+from echo_node.host.cage.description import Cage, Held
 from echo_node.host.cage.entering import enter
+from echo_node.host.cage.guards import Guard
 
 
 def _read(private: Path) -> None:

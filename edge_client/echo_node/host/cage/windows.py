@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from echo_node.host.cage.description import Cage, Guard, Held
+from echo_node.host.cage.description import Cage, Held
+from echo_node.host.cage.guards import Guard
 
 _LOW_INTEGRITY: Final = "S-1-16-4096"
 _LOW_LABEL: Final = "S:(ML;OICI;NW;;;LW)"

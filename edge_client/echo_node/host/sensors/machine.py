@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -13,6 +14,7 @@ from echo_node.core.manners import MannersConfig, Reading
 from echo_node.host.sensors import cgroup
 from echo_node.host.sensors.drm import DrmSensors
 from echo_node.host.sensors.gpu_reading import GpuReading, together
+from echo_node.host.sensors.kin import Kin
 from echo_node.host.sensors.load import OthersLoad
 from echo_node.host.sensors.nvidia import NvidiaSensors
 from echo_node.host.sensors.owner import owner_here
@@ -44,7 +46,8 @@ class MachineSensors:
         self._data_dir = data_dir
         self._sys_root = sys_root
         self._owner = owner_here()
-        self._nvidia, self._drm = NvidiaSensors(), DrmSensors(sys_root, proc_root)
+        self._kin = Kin()
+        self._nvidia, self._drm = NvidiaSensors(self._kin), DrmSensors(sys_root, proc_root)
         self._load = OthersLoad()
 
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
@@ -57,7 +60,7 @@ class MachineSensors:
             battery_share=None if power is None else power.share,
             programs=running(settings.exclusive),
             full_screen=None if settings.full_screen else self._owner.full_screen(),
-            others_cpu=self._load.share(engines) if settings.others_cpu < 1 else None,
+            others_cpu=self._load.share(self._ours(engines)) if settings.others_cpu < 1 else None,
             others_gpu=gpu.others,
             cpu_celsius=cpu_celsius(self._sys_root) if settings.max_cpu_celsius else None,
             gpu_celsius=gpu.celsius,
@@ -68,7 +71,11 @@ class MachineSensors:
         )
 
     def _gpus(self, engines: Collection[int]) -> GpuReading:
-        return together([*self._nvidia.read(engines), *self._drm.read(engines, time.monotonic())])
+        return together([*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())])
+
+    def _ours(self, engines: Collection[int]) -> frozenset[int]:
+        """This node's processes besides its own, and those of other nodes and hubs of the same user."""
+        return self._kin.pids().union(engines) - {os.getpid()}
 
     def close(self) -> None:
         self._owner.close()

@@ -1,12 +1,17 @@
-"""What NVIDIA's driver tells of the GPU: how busy others keep it, how warm it is, what it draws."""
+"""What NVIDIA's driver tells of the GPU: how busy others keep it, how warm it is, what it draws.
+
+NVIDIA's driver reports the machine's process numbers. A container has different process numbers, and cannot translate
+one kind into the other. In a container the load of other programs is therefore unknown.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from echo_node.host.sensors.gpu_reading import GpuReading
+from echo_node.host.sensors.kin import Kin, sees_the_machines_pids
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +21,10 @@ _MICROSECONDS: Final = 1_000_000
 class NvidiaSensors:
     """Opened at the first reading; where there is no driver, there are no readings."""
 
-    def __init__(self) -> None:
+    def __init__(self, kin: Kin | None = None, *, sees_all: Callable[[], bool] = sees_the_machines_pids) -> None:
+        """`sees_all`: True if process numbers mean the same here and to the driver."""
+        self._kin = kin or Kin()
+        self._sees_all = sees_all
         self._nvml: Any = None
         self._devices: list[Any] = []
         self._seen: dict[int, int] = {}
@@ -27,31 +35,45 @@ class NvidiaSensors:
         """One reading for each GPU. `own`: processes of this node."""
         if not self._is_open:
             self._open()
-        return [self._read(number, device, own) for number, device in enumerate(self._devices)]
+        knows = bool(self._devices) and (self._sees_all() or self._lists(own))
+        return [self._read(number, device, own, knows=knows) for number, device in enumerate(self._devices)]
 
     def close(self) -> None:
         if self._devices:
             self._devices = []
-            self._nvml.nvmlShutdown()
+            self._ask(self._nvml.nvmlShutdown)
 
     def _open(self) -> None:
-        import pynvml
-
-        self._is_open, self._nvml = True, pynvml
+        self._is_open = True
+        try:
+            import pynvml
+        except (ImportError, OSError) as error:
+            log.debug("NVIDIA's driver is not asked: %s", error)
+            return
+        self._nvml = pynvml
         try:
             pynvml.nvmlInit()
             self._devices = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
         except pynvml.NVMLError as error:
             log.debug("No GPU of NVIDIA's tells anything: %s", error)
 
-    def _read(self, number: int, device: Any, own: Collection[int]) -> GpuReading:
+    def _lists(self, own: Collection[int]) -> bool:
+        """Return True if the driver lists one of this node's processes by the number that it has here."""
+        listed = [self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) for device in self._devices]
+        return any(process.pid in own for processes in listed for process in processes or ())
+
+    def _read(self, number: int, device: Any, own: Collection[int], *, knows: bool) -> GpuReading:
         celsius = self._ask(self._nvml.nvmlDeviceGetTemperature, device, self._nvml.NVML_TEMPERATURE_GPU)
         milliwatts = self._ask(self._nvml.nvmlDeviceGetPowerUsage, device)
         samples = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, device, self._seen.get(number, 0))
         if samples:
             self._seen[number] = max(sample.timeStamp for sample in samples)
+        others = None
+        if knows and samples is not None:
+            ours = {*own, *(one.pid for one in samples if self._kin.includes(one.pid))}
+            others = share_of_others([(one.pid, one.smUtil, one.timeStamp) for one in samples], ours)
         return GpuReading(
-            others=share_of_others([(one.pid, one.smUtil, one.timeStamp) for one in samples or ()], own),
+            others=others,
             celsius=None if celsius is None else float(celsius),
             watts=None if milliwatts is None else milliwatts / 1000,
         )

@@ -1,6 +1,7 @@
 """How a cage is told of."""
 
-from echo_node.host.cage.description import GUARDS, Held
+from echo_node.host.cage.description import Held
+from echo_node.host.cage.guards import GUARDS
 
 
 def test_a_whole_cage_in_a_sentence() -> None:
@@ -24,3 +25,8 @@ def test_no_cage_says_why() -> None:
 def test_it_travels_as_json() -> None:
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert Held.of(held.as_json()) == held
+
+
+def test_guards_that_are_missing_for_one_reason_are_told_once() -> None:
+    held = Held(by=("seccomp",), lacks={"reading": "no Landlock", "writing": "no Landlock", "network": "a socket"})
+    assert held.sentence == "programs, processes (by seccomp); not reading, writing: no Landlock; not network: a socket"

@@ -8,11 +8,15 @@ import struct
 import pytest
 
 from echo_node.host.cage import seccomp, syscalls
+from echo_node.host.cage.leeway import LocalSockets
 
-ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+ALLOW, EPERM = 0x7FFF0000, 0x50000 | errno.EPERM
+ANSWERS = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
+"""What drivers expect where nothing is there."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PID = 4_321
-STREAM, DATAGRAM, FLAGS = 1, 2, 0o2004000
+STREAM, DATAGRAM, SEQUENCED, FLAGS = 1, 2, 5, 0o2004000
+LOCAL: tuple[LocalSockets, ...] = ("none", "listening", "any")
 READ_NUMBER = {"x86_64": 0, "aarch64": 63}
 
 
@@ -40,16 +44,20 @@ def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
                 raise AssertionError(code)
 
 
+def refused(name: str) -> int:
+    return 0x50000 | ANSWERS.get(name, errno.EPERM)
+
+
+@pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("tcp", [False, True])
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
-def test_what_is_named_is_refused_and_nothing_else(processor: str, tcp: bool) -> None:
-    program = seccomp.program(processor, PID, tcp=tcp)
-    partly = seccomp.conditions(PID, tcp=tcp)
+def test_what_is_named_is_refused_and_nothing_else(processor: str, tcp: bool, local: LocalSockets) -> None:
+    program = seccomp.program(processor, PID, tcp=tcp, local=local)
+    partly = seccomp.conditions(PID, tcp=tcp, local=local)
     numbers = syscalls.numbers(processor)
     for name, number in numbers.items():
         if name not in partly:
-            expected = ENOSYS if name == "clone3" else EPERM
-            assert run(program, number, ARCHITECTURES[processor]) == expected, name
+            assert run(program, number, ARCHITECTURES[processor]) == refused(name), name
     for number in set(range(600)) - set(numbers.values()):
         assert run(program, number, ARCHITECTURES[processor]) == ALLOW
     assert len(program) // 8 < 4_096, "the kernel takes no longer one"
@@ -109,7 +117,41 @@ def test_calls_that_depend_on_their_arguments(
 ) -> None:
     program = seccomp.program(processor, PID, tcp=tcp)
     number = syscalls.numbers(processor)[name]
-    assert run(program, number, ARCHITECTURES[processor], *arguments) == (ALLOW if allowed else EPERM)
+    assert run(program, number, ARCHITECTURES[processor], *arguments) == (ALLOW if allowed else refused(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "allowed"),
+    [
+        (
+            "socket",
+            (1, SEQUENCED | FLAGS, 0),
+            {("listening", False), ("listening", True), ("any", False), ("any", True)},
+        ),
+        ("socket", (1, STREAM, 0), {("any", False), ("any", True)}),
+        ("socket", (1, DATAGRAM, 0), {("any", False), ("any", True)}),
+        ("socket", (2, STREAM, 0), {("none", True), ("listening", True), ("any", True)}),
+        ("socket", (2, SEQUENCED, 0), set()),
+        ("socket", (10, DATAGRAM, 0), set()),
+        ("socket", (16, DATAGRAM, 0), set()),  # To the kernel itself.
+        ("socketpair", (1, STREAM, 0), {(local, tcp) for local in LOCAL for tcp in (False, True)}),
+        ("socketpair", (1, SEQUENCED, 0), {("any", False), ("any", True)}),
+        ("bind", (5,), {("listening", False), ("listening", True), ("any", False), ("any", True)}),
+        ("listen", (5,), {("listening", False), ("listening", True), ("any", False), ("any", True)}),
+        ("connect", (5,), {("none", True), ("listening", True), ("any", False), ("any", True)}),
+        ("accept", (5,), {("none", True), ("listening", True), ("any", True)}),
+    ],
+)
+@pytest.mark.parametrize("processor", syscalls.PROCESSORS)
+def test_sockets_by_what_a_gpu_driver_may_do(
+    processor: str, name: str, arguments: tuple[int, ...], allowed: set[tuple[LocalSockets, bool]]
+) -> None:
+    number = syscalls.numbers(processor)[name]
+    for local in LOCAL:
+        for tcp in (False, True):
+            program = seccomp.program(processor, PID, tcp=tcp, local=local)
+            expected = ALLOW if (local, tcp) in allowed else refused(name)
+            assert run(program, number, ARCHITECTURES[processor], *arguments) == expected, (local, tcp)
 
 
 def test_a_processor_without_a_filter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

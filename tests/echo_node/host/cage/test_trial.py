@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.host.cage.description import GUARDS, Held
+from echo_node.host.cage.description import Held
+from echo_node.host.cage.guards import GUARDS
 from echo_node.host.cage.trial import tried
 
 

@@ -1,0 +1,182 @@
+"""Report the refused calls and files of a GPU's driver at each step of the cage: `echo-node doctor --cage`.
+
+One run on a machine with a card names the guard that blocks the GPU. A child process tries each step, and a supervisor
+records the child's refused calls and opened files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from echo_node.backends.base import EngineSettings
+from echo_node.backends.caging import CAGED_ENVIRONMENT, Terms, cage_engine
+from echo_node.backends.gpu_cage import STARTS
+from echo_node.backends.registry import BackendChoice
+from echo_node.host.cage import tracing
+from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, Leeway
+from echo_node.host.cage.tracing import Opened, Supervisor
+from echo_shared.errors import BackendError
+from echo_shared.messages.fields import printable_line
+
+_PATIENCE_S: Final = 120.0
+_CHILD: Final = (sys.executable, "-m", "echo_node.backends.cage_report")
+_MOST_SAID: Final = 300
+_OF_A_THREAD: Final = "/proc/self/task/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """Result of one step."""
+
+    step: Leeway
+    failure: str
+    """Error text; empty = the engine starts."""
+    refused: Mapping[str, int]
+    """Refused calls in words, with their counts."""
+    unopened: Sequence[str]
+    """Existing files that the cage does not let the driver open."""
+    unwatched: str = ""
+    """Reason for missing data on refused calls; empty = complete."""
+
+
+def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
+    """Yield lines for people: one block for each step, up to the first step at which the engine starts."""
+    yield f"{choice.name} on {choice.device}:"
+    for step in LEEWAYS:
+        tried = try_step(choice, step, "\n".join(starts[choice.name]))
+        yield f'  step "{step.name}" (its driver may {step.what}): {tried.failure or "it starts"}'
+        if tried.unwatched:
+            yield f"    what was refused is not known: {tried.unwatched}"
+        yield from (f"    refused: {what}{f' ({count} times)' * (count > 1)}" for what, count in tried.refused.items())
+        yield from (f"    kept closed: {what}" for what in tried.unopened)
+        if not tried.failure:
+            return
+
+
+def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
+    """Run this code in the cage of that step. Blocks for seconds."""
+    with tempfile.TemporaryDirectory(prefix="echo-cage-", ignore_cleanup_errors=True) as scratch:
+        arguments = [choice.name, choice.device, step.name, scratch]
+        child = subprocess.Popen(
+            [*_CHILD, "watched", *arguments, code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **CAGED_ENVIRONMENT},
+        )
+        ending = threading.Timer(_PATIENCE_S, child.kill)
+        ending.start()
+        try:
+            supervisor, unwatched = _supervised(child)
+            _, said = child.communicate()
+        finally:
+            ending.cancel()
+        opened = [] if supervisor is None else [_again(one, child.pid) for one in supervisor.opened]
+        unopened = _unopened(arguments, opened) if step.file_rules else []
+    last = (said.decode(errors="replace").strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+    return Tried(
+        step=step,
+        failure=printable_line(last)[:_MOST_SAID] if child.returncode else "",
+        refused={} if supervisor is None else supervisor.refused,
+        unopened=unopened,
+        unwatched=unwatched,
+    )
+
+
+def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]:
+    """Supervise the child until its end. Return the supervisor, or None and the reason why supervision fails."""
+    assert child.stdout is not None
+    told = child.stdout.readline().decode().strip()
+    if not told.isdecimal():
+        return None, told
+    try:
+        supervisor = Supervisor(child.pid, int(told))
+    except OSError as error:
+        child.kill()  # Its calls wait for a supervisor.
+        return None, error.strerror or str(error)
+    supervisor.run()
+    return supervisor, ""
+
+
+def _again(opened: Opened, pid: int) -> Opened:
+    """Return the same file for another process: replace the process's number by "self"."""
+    path = opened.path.replace(f"/proc/{pid}/", "/proc/self/")
+    if path.startswith(_OF_A_THREAD):
+        thread, _, rest = path.removeprefix(_OF_A_THREAD).partition("/")
+        path = f"/proc/thread-self/{rest}" if thread.isdecimal() else path
+    return Opened(path, opened.flags)
+
+
+def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
+    """Return the existing files that a process in that cage cannot open."""
+    asked = json.dumps([(one.path, one.flags) for one in opened if Path(one.path).is_absolute()])
+    done = subprocess.run(
+        [*_CHILD, "opening", *arguments],
+        input=asked.encode(),
+        capture_output=True,
+        env={**os.environ, **CAGED_ENVIRONMENT},
+        timeout=_PATIENCE_S,
+        check=True,
+    )
+    found: list[str] = json.loads(done.stdout)
+    return found
+
+
+# The rest runs in children.
+
+
+def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
+    where = Path(scratch)
+    cage_engine(backend, where, where, EngineSettings(device=device), Terms(leeway=step))
+
+
+def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
+    """Enter the cage's file rules and the notifying filter, then run the code."""
+    step = BY_NAME[name]
+    _enter(backend, device, replace(step, call_filter=False), scratch)
+    try:
+        told = str(tracing.watch(tcp=False, local=step.sockets)) if step.call_filter else "the step has no filter"
+    except OSError as error:
+        told = printable_line(str(error))
+    os.write(1, f"{told}\n".encode())
+    try:
+        exec(compile(code, "<start>", "exec"), {})  # Of `STARTS`.
+    except BackendError as error:
+        raise SystemExit(printable_line(str(error))) from error
+
+
+def _opening(backend: str, device: str, name: str, scratch: str) -> None:
+    asked = json.loads(sys.stdin.read())
+    _enter(backend, device, replace(BY_NAME[name], call_filter=False), scratch)
+    print(json.dumps([f"{path} (to {_purpose(flags)})" for path, flags in asked if not _opens(path, flags)]))
+
+
+def _opens(path: str, flags: int) -> bool:
+    """Return False if the cage refuses the file. A missing file counts as opened: drivers expect missing files."""
+    kept = flags & (os.O_ACCMODE | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.close(os.open(path, kept | os.O_CLOEXEC | os.O_NONBLOCK))
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _purpose(flags: int) -> str:
+    return "read" if flags & os.O_ACCMODE == os.O_RDONLY else "write"
+
+
+_CHILDREN: Final[Mapping[str, Callable[..., None]]] = {"watched": _watched, "opening": _opening}
+
+if __name__ == "__main__":
+    _CHILDREN[sys.argv[1]](*sys.argv[2:])

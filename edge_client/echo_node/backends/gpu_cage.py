@@ -1,0 +1,179 @@
+"""Find the narrowest cage in which an engine starts on this machine's GPU, and cache the result.
+
+A child process tries each step of `leeway.LEEWAYS`: it enters the cage and computes on the GPU. Example: a driver needs
+the MPS daemon. The steps "sealed" and "listening socket" fail, "local sockets" works, and the engine gets "local
+sockets". If a child without a cage fails as well, the GPU is unusable. Only working steps are cached: the user may
+repair the driver at any time. Only Linux has steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from echo_node.backends import registry
+from echo_node.backends.caging import CAGED_ENVIRONMENT, UNCAGED, Terms
+from echo_node.backends.registry import BackendChoice
+from echo_node.host.cage.description import CageMode
+from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, NO_CAGE, SEALED, Leeway
+from echo_node.host.probing import failure_of
+from echo_shared.errors import BackendError
+from echo_shared.files import write_private
+
+log = logging.getLogger(__name__)
+
+GPU_UNUSABLE: Final = "gpu_unusable"
+"""Error code of an engine whose GPU does not start."""
+RULES: Final = 1
+"""Version of the cage's rules. A new version invalidates all cached steps."""
+KEPT_S: Final = 7 * 86_400.0
+"""Lifetime of a cached step that lacks a guard: a later search may find a narrower one."""
+STARTS: Final[Mapping[str, Sequence[str]]] = {
+    "torch": (
+        "from echo_node.backends import cuda_driver; cuda_driver.start()",
+        "import torch; one = torch.ones(64, 64, device='cuda'); (one @ one).sum().item()",
+    ),
+    "llama_cpp": (
+        "from echo_node.backends.llama_cpp_devices import has_gpu\n"
+        "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
+    ),
+}
+"""Code that uses the GPU like the backend, quick parts first: if CUDA's driver fails at a step, importing PyTorch
+there would waste seconds."""
+_MODULES: Final = Path("/sys/module")
+_DRIVERS: Final = ("nvidia", "amdgpu", "xe", "i915")
+
+Probe = Callable[[str], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Result of the search for one engine on a GPU."""
+
+    leeway: Leeway
+    failure: str = ""
+    """Error of the GPU without a cage; empty = the GPU works."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    leeway: str
+    found_at: float
+
+
+_ENTRIES: Final = TypeAdapter(dict[str, _Entry])
+
+
+def _probe(code: str) -> str | None:
+    return failure_of(code, env=CAGED_ENVIRONMENT)
+
+
+class GpuCages:
+    """Cache of found steps in a file of the data directory. Calls block. Disk errors go to the log."""
+
+    def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
+        self._file = file
+        self._starts = starts
+        self._probe = probe
+
+    def terms(self, choice: BackendChoice, mode: CageMode, policies: Path | None = None) -> Terms:
+        """Return the terms for starting this engine. Raises BackendError if the GPU does not work."""
+        fit = self.find(choice, mode)
+        if fit.failure:
+            raise BackendError(
+                f"The GPU cannot be used by {choice.name}.",
+                got=fit.failure,
+                do=f"Repair the driver: echo-node doctor says more. To use the processor: {_on_cpu(choice)}.",
+                code=GPU_UNUSABLE,
+            )
+        return Terms(mode=mode, policies=policies, leeway=fit.leeway)
+
+    def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
+        """Return the narrowest step at which the engine starts. An uncached search takes seconds for each step."""
+        has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
+        if mode == "off" or not has_steps or choice.name in UNCAGED:
+            return Fit(leeway=SEALED)
+        key = _key(choice)
+        if (known := self._known(key)) is not None:
+            return Fit(leeway=known)
+        place = 0
+        for code in self._starts[choice.name]:
+            found = self._first(choice, code, place)
+            if isinstance(found, str):
+                return Fit(leeway=SEALED, failure=found)
+            place = found
+        step = LEEWAYS[place]
+        if step.lacks:
+            log.warning("%s on %s: %s.", choice.name, choice.device, step.why)
+        self._remember(key, step)
+        return Fit(leeway=step)
+
+    def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
+        """Return the first working step, searching from `place`; or the error without a cage, if that fails too."""
+        if self._try(choice, code, LEEWAYS[place]) is None:
+            return place
+        if (failure := self._try(choice, code, NO_CAGE)) is not None:
+            return failure
+        last = len(LEEWAYS) - 1
+        return next((at for at in range(place + 1, last) if self._try(choice, code, LEEWAYS[at]) is None), last)
+
+    def _try(self, choice: BackendChoice, code: str, step: Leeway) -> str | None:
+        """Run the code at this step. Return its error, or None."""
+        with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
+            arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
+            enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"
+            failure = self._probe(f"{enter}\n{code}")
+        log.info("%s on %s, cage %r: %s", choice.name, choice.device, step.name, failure or "it starts")
+        return failure
+
+    def _known(self, key: str) -> Leeway | None:
+        entry = self._entries().get(key)
+        step = None if entry is None else BY_NAME.get(entry.leeway)
+        if entry is None or step is None or (step.lacks and time.time() - entry.found_at >= KEPT_S):
+            return None
+        return step
+
+    def _remember(self, key: str, step: Leeway) -> None:
+        entries = {**self._entries(), key: _Entry(leeway=step.name, found_at=time.time())}
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_private(self._file, _ENTRIES.dump_json(entries, indent=1))
+        except OSError as error:
+            log.warning("The cage of the GPU's engine cannot be remembered: %s: %s", self._file, error.strerror)
+
+    def _entries(self) -> dict[str, _Entry]:
+        try:
+            return _ENTRIES.validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            log.warning("The cage of the GPU's engine is looked for anew, %s cannot be read: %s", self._file, error)
+            return {}
+
+
+def _on_cpu(choice: BackendChoice) -> str:
+    return "--backend llama_cpp" if choice.name != "llama_cpp" else "a llama.cpp that was built for it"
+
+
+def _key(choice: BackendChoice) -> str:
+    """Return the cache key: everything that changes the driver's needs."""
+    drivers = [f"{name} {version}" for name in _DRIVERS if (version := _version(name))]
+    software = registry.software(choice.name)
+    return " | ".join([choice.name, choice.device, software, *drivers, platform.release(), f"rules {RULES}"])
+
+
+def _version(module: str) -> str:
+    try:
+        return (_MODULES / module / "version").read_text().strip()
+    except OSError:
+        return ""  # The driver is not loaded, or is part of the kernel, whose release is in the key.

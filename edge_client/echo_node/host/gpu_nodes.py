@@ -1,0 +1,35 @@
+"""Create CUDA's missing device files, as after the boot of a server, if the kernel's driver is loaded.
+
+CUDA itself creates these files with the setuid program nvidia-modprobe. A process in a cage cannot start a program or
+gain rights, so the node runs nvidia-modprobe before the cage is entered.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+_DRIVER: Final = Path("/proc/driver/nvidia")
+_NODE: Final = Path("/dev/nvidia-uvm")
+_PROGRAM: Final = "nvidia-modprobe"
+_OPTIONS: Final = ("-u", "-c=0")
+"""Load the module for unified memory and create its files."""
+_PATH: Final = "/usr/bin:/usr/local/bin:/usr/sbin:/sbin"
+_PATIENCE_S: Final = 30.0
+
+
+def make_nodes() -> None:
+    """Create the files. Blocks for seconds. A failure goes to the log; CUDA then reports the missing file itself."""
+    program = shutil.which(_PROGRAM, path=_PATH)
+    if not _DRIVER.exists() or _NODE.exists() or program is None:
+        return
+    try:
+        subprocess.run([program, *_OPTIONS], capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or ""
+        log.warning("%s is missing, and %s does not make it: %s %s", _NODE, _PROGRAM, error, said.strip())

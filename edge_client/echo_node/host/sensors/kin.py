@@ -1,0 +1,79 @@
+"""Recognise Echo's own processes of the same user: this node, other nodes, and a hub with its learner.
+
+Example: a hub's learner trains on the GPU of the machine, and a node samples on the same GPU. The learner's load is not
+the owner's load, so the node must not yield to it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path, PurePath
+from typing import Final
+
+import psutil
+
+LOOK_S: Final = 10.0
+"""Seconds between two scans of all processes."""
+_PACKAGES: Final = ("echo_hub", "echo_node")
+_COMMANDS: Final = ("echo-hub", "echo-node")
+_NAMESPACE: Final = Path("/proc/self/ns/pid")
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC
+"""PROC_PID_INIT_INO of the kernel: the inode of the namespace that the machine started with."""
+
+
+class Kin:
+    """Echo's processes. A cached answer holds while the process runs."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, bool]] = {}
+        """Start time of each process, and True if the process is Echo's."""
+        self._pids: frozenset[int] = frozenset()
+        self._looked_at = -LOOK_S
+
+    def includes(self, pid: int) -> bool:
+        """Return True if the process is Echo's and this user's. An unreadable process is not."""
+        try:
+            process = psutil.Process(pid)
+            started_at = process.create_time()
+            known = self._known.get(pid)
+            if known is None or known[0] != started_at:
+                known = (started_at, process.username() == _user() and is_echo(process.cmdline()))
+                self._known[pid] = known
+            return known[1]
+        except psutil.Error:
+            self._known.pop(pid, None)
+            return False
+
+    def pids(self) -> frozenset[int]:
+        """Return the numbers of Echo's processes, at most LOOK_S old."""
+        if time.monotonic() - self._looked_at >= LOOK_S:
+            everybody = frozenset(psutil.pids())
+            self._known = {pid: known for pid, known in self._known.items() if pid in everybody}
+            self._pids = frozenset(pid for pid in everybody if self.includes(pid))
+            self._looked_at = time.monotonic()
+        return self._pids
+
+
+def is_echo(command: Sequence[str]) -> bool:
+    """Return True for `python -m echo_hub...` and for the programs echo-hub and echo-node."""
+    modules = [name for option, name in pairwise(command) if option == "-m"]
+    if any(name.partition(".")[0] in _PACKAGES for name in modules):
+        return True
+    return any(PurePath(word).name.removesuffix(".exe") in _COMMANDS for word in command[:2])
+
+
+def _user() -> str:
+    return psutil.Process().username()
+
+
+def sees_the_machines_pids() -> bool:
+    """Return False in a container: a GPU's driver reports the machine's process numbers, not the container's."""
+    if sys.platform != "linux":
+        return True
+    try:
+        return _NAMESPACE.stat().st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return False

@@ -1,0 +1,54 @@
+"""A trial of libtorrent: one client fetches a small artefact from another on this machine, as a node does from a hub.
+
+    python -m echo_shared.swarm.trial
+
+It ends with an exception if anything that a transfer needs is missing or does not work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from echo_shared.errors import SwarmError
+from echo_shared.swarm.base import SwarmSettings
+from echo_shared.swarm.bittorrent import BitTorrentSwarm
+from echo_shared.swarm.torrent import make_torrent
+
+_LOOPBACK: Final = "127.0.0.1"
+_TRIAL_S: Final = 30.0
+
+
+async def trial(directory: Path) -> None:
+    """Fetch an artefact within `directory`. Raises SwarmError, TimeoutError, or what an unfit libtorrent raises."""
+    artefact = directory / "from" / "artefact"
+    artefact.mkdir(parents=True)
+    (artefact / "file").write_bytes(bytes(range(256)) * 256)
+    torrent = make_torrent(artefact)
+    settings = SwarmSettings(listen_host=_LOOPBACK)
+    seeder, fetcher = BitTorrentSwarm(settings), BitTorrentSwarm(settings)
+    async with asyncio.timeout(_TRIAL_S):
+        try:
+            await seeder.listen()
+            await fetcher.listen()
+            await seeder.seed(torrent.torrent, artefact)
+            await fetcher.fetch(torrent.torrent, directory / "to", peers=[(_LOOPBACK, seeder.port)])
+            await fetcher.stats()
+            await fetcher.traffic()
+        finally:
+            await fetcher.close()
+            await seeder.close()
+    if (directory / "to" / "artefact" / "file").read_bytes() != (artefact / "file").read_bytes():
+        raise SwarmError("What was fetched is not what was sent.")
+
+
+def main() -> None:
+    """Run the trial in a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="echo-swarm-trial-", ignore_cleanup_errors=True) as directory:
+        asyncio.run(trial(Path(directory)))
+
+
+if __name__ == "__main__":
+    main()

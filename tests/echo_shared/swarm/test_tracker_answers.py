@@ -1,0 +1,37 @@
+"""Which failures of announces matter, as they come from several addresses of one machine."""
+
+from echo_shared.swarm.tracker_answers import TrackerAnswers
+
+LOOPBACK, ETHERNET = ("127.0.0.1", 1), ("192.0.2.2", 2)
+
+
+def test_one_answer_is_enough() -> None:
+    answers = TrackerAnswers()
+    answers.answered(LOOPBACK)
+    assert [answers.failed(ETHERNET, times) for times in (1, 2, 9)] == [False] * 3
+
+
+def test_a_failure_that_comes_before_the_answer_says_nothing() -> None:
+    answers = TrackerAnswers()
+    assert not answers.failed(LOOPBACK, 1)
+    answers.answered(ETHERNET)
+    assert not answers.failed(LOOPBACK, 2)
+
+
+def test_a_tracker_that_answers_no_address_is_a_problem() -> None:
+    answers = TrackerAnswers()
+    assert [answers.failed(one, times) for times in (1, 2) for one in (LOOPBACK, ETHERNET)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_a_tracker_that_has_fallen_silent_is_a_problem_at_once() -> None:
+    answers = TrackerAnswers()
+    answers.answered(LOOPBACK)
+    answers.answered(ETHERNET)
+    assert not answers.failed(ETHERNET, 1)
+    assert answers.failed(LOOPBACK, 1)
+    assert answers.failed(LOOPBACK, 2)

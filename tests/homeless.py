@@ -1,0 +1,33 @@
+"""Python as a user of whom the system knows neither name nor home, as in a container that is started with a number."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+USER = 54_321
+VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME", "HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "ECHO_NODE_HOME")
+INSIDE = ("unshare", "--user", f"--map-user={USER}")
+
+
+def run_homeless(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS`; the test is skipped where nobody may have such a namespace."""
+    unnamed = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    if (
+        shutil.which(INSIDE[0]) is None
+        or subprocess.run([*INSIDE, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no rights for a user namespace")
+    return subprocess.run(
+        [*INSIDE, sys.executable, *arguments],
+        env={**unnamed, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
