@@ -38,7 +38,6 @@ _EXACT: Final = "f32"
 _PRODUCTS: Final = {_aten.mm: 0, _aten.addmm: 1, _aten.addmm_: 1}
 """Products of two matrices, and the place of the first factor; the second one is a layer's transposed weight."""
 
-_MOST_SCALE: Final = torch.finfo(torch.float16).max
 _IS_WEIGHT: Final = "_echo_is_base_weight"
 """Attribute of tensors that are one of the base's weights in another shape or precision."""
 
@@ -50,7 +49,7 @@ def symmetric(bits: int) -> Rounding:
     most = 2 ** (bits - 1) - 1
 
     def rounded(blocks: Tensor) -> Tensor:
-        scale = (blocks.abs().amax(dim=-1, keepdim=True) / most).clamp(max=_MOST_SCALE).half().float()
+        scale = _in_float16(blocks.abs().amax(dim=-1, keepdim=True) / most)
         whole: Tensor = (blocks / scale.clamp(min=1e-12)).round().clamp(-most - 1, most)
         rounded_to: Tensor = whole * scale
         return rounded_to
@@ -63,13 +62,19 @@ def affine(bits: int) -> Rounding:
     most = 2**bits - 1
 
     def rounded(blocks: Tensor) -> Tensor:
-        low = blocks.amin(dim=-1, keepdim=True).half().float()
-        scale = ((blocks.amax(dim=-1, keepdim=True) - low) / most).half().float()
+        low = _in_float16(blocks.amin(dim=-1, keepdim=True))
+        scale = _in_float16((blocks.amax(dim=-1, keepdim=True) - low) / most)
         whole: Tensor = ((blocks - low) / scale.clamp(min=1e-12)).round().clamp(0, most)
         rounded_to: Tensor = whole * scale + low
         return rounded_to
 
     return rounded
+
+
+def _in_float16(values: Tensor) -> Tensor:
+    """float32 `values` rounded to float16, within its range."""
+    most = torch.finfo(torch.float16).max
+    return values.clamp(-most, most).half().float()
 
 
 def _weight_rounding(precision: str, num_inputs: int) -> Rounding:
