@@ -276,9 +276,10 @@ class Coordinator:
 
     def _reported(self, event: NodeReported, now: float) -> None:
         """Before its first report a node has said what it has given back meanwhile."""
-        self._trust.reported(
-            event.node_id, event.precision, now, checks=event.checks, policy_version=event.policy_version
-        )
+        version = event.policy_version
+        if version is not None:
+            version = min(version, self.published_version)  # Nodes may say what they like.
+        self._trust.reported(event.node_id, event.precision, now, checks=event.checks, policy_version=version)
         self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
         self._leasing.send_again(event.node_id, now)

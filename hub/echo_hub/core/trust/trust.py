@@ -71,9 +71,9 @@ from echo_hub.core.trust.under_check import Check, Held, UnderCheck
 from echo_shared.messages import Checked, DropReason, StandbyReason
 
 DOUBT: Final = 0.5
-"""A node whose sums have come so far towards a conviction is suspect."""
+"""Share of the alarm from which on a node is suspect."""
 WATCHED: Final = 0.1
-"""A node whose sums have come so far is watched, until they are smaller again."""
+"""Share of the alarm from which on a node is watched, until its sums are smaller again."""
 MEASURED_AGAIN: Final = 4
 """The rounding of a class is measured again after one version more than a fourth of all: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
@@ -181,16 +181,19 @@ class Trust:
     def reported(
         self, node_id: str, precision: str, now: float, *, checks: int = 0, policy_version: int | None = None
     ) -> None:
-        """What it says of its engine now that it is up; empty = nothing."""
+        """Take what a node says of its engine; an empty `precision` says nothing. `policy_version`: that it has."""
         if self._settings.by_nodes:
             self._checking.reported(node_id, checks, policy_version)
         if precision:
             standing = self._standings.of(node_id)
             if standing.numerics.precision != precision:
                 self._change_engine(standing, standing.numerics._replace(precision=precision), now)
+            if policy_version is not None:
+                # Before its first rollout, so that this one need not wait for it.
+                self._measure(standing.numerics, policy_version)
 
     def received(self, rollout: LeasedRollout) -> None:
-        """It has come in, or had before a restart."""
+        """Have a rollout checked that has come in, or had before a restart, if it is one of those that are."""
         if not self._settings.enabled or not self._under_check.can_check(rollout):
             return
         standing = self._standings.of(rollout.node_id)
@@ -205,43 +208,44 @@ class Trust:
             self._under_check.begin(rollout, is_blocking=is_blocking, patience=patience(standing.num_verified))
 
     def holds(self, scored: Held) -> bool:
-        """Whether what the scorer says has to wait for a verdict, which will return it."""
+        """Return True if a score has to wait for a verdict, which will return it."""
         return self._under_check.holds(scored)
 
     def _measure(self, numerics: NumericsClass, policy_version: int) -> None:
         """Have the verifier measure the rounding of the class, before it is given this version's rollouts: at once, and
         again whenever the policy is a quarter older. Nodes that check each other stay with the defaults."""
-        if self._settings.by_nodes or policy_version < self._measured_from.get(numerics.rounding, 0):
+        is_verified = self._settings.enabled and not self._settings.by_nodes
+        if not is_verified or policy_version < self._measured_from.get(numerics.rounding, 0):
             return
         self._measured_from[numerics.rounding] = policy_version + 1 + policy_version // MEASURED_AGAIN
         self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
     def measured(self, event: NumericsMeasured) -> None:
-        """What the verifier has found of a rounding; where it could not measure it, what was known before stays, and it
-        is asked again with the next version."""
+        """Take what the verifier has found of a rounding. Where it could not measure it, what was known before stays,
+        and it is asked again with the next version."""
         if event.evidence is not None:
             self._numerics.measured(event.rounding, event.evidence)
         else:
             self._measured_from[event.rounding] = event.policy_version + 1
 
     def abandoned(self, event: CheckAbandoned) -> Held | None:
-        """Nobody can say. Returns what was held."""
+        """Give up a check that cannot be made; return what was held for it."""
         self._checking.forget(event.rollout_id)
         check = self._under_check.answered(event.rollout_id)
         self._num_abandoned += check is not None
         return check.held if check is not None else None
 
     def checked(self, event: RolloutChecked, now: float) -> Held | None:
-        """The verifier's findings. Returns what was held, if its rollout is still there."""
+        """Judge by the verifier's findings; return what was held, if its rollout is still there."""
         return self._conclude(event.rollout_id, tuple((*span, None) for span in event.spans), now)
 
     def returned(self, event: CheckReturned, now: float) -> Held | None:
-        """What a node has found of others' work. Returns what was held, if that is now decided."""
+        """Take what a node has found of others' work; return what was held, if that is now decided."""
         outcome = self._checking.returned(event.node_id, event.rollout_id, event.finding)
         return None if outcome is None else self._take(outcome, now)
 
     def advance(self, now: float) -> Iterable[Held]:
-        """Has nodes asked; returns what was held for checks that are given up."""
+        """Ask nodes for checks; return what was held for checks that are given up."""
         if not self._settings.by_nodes:
             return ()
         return [held for outcome in self._checking.advance(now) if (held := self._take(outcome, now)) is not None]
@@ -356,8 +360,8 @@ class Trust:
         standing.numerics = numerics
 
     def _judge(self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest | None) -> bool:
-        """Whether this convicts the node; else it counts for it, or makes it suspect. `honest`: see `_conclude`.
-        Greedy choices are outside more seldom and farther than draws: their class learns nothing of them."""
+        """Return True if this evidence convicts the node; else it counts for the node, or makes it suspect. `honest`:
+        see `_conclude`. Greedy choices say little of a scale: their class learns nothing of them."""
         learns = honest is None and evidence.num_claims > 0
         if honest is None:
             honest = self._numerics.honest(standing.numerics, without=standing.taught)

@@ -674,6 +674,17 @@ def test_a_class_is_measured_before_its_first_check(world) -> None:
     assert bench.of(CheckRollout) and measured_of(bench) == [], "once for a version"
 
 
+@pytest.mark.parametrize("said", [0, 10**9])
+def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
+    """Before its first rollout; by a version that is published, whatever the node says."""
+    bench = world()
+    bench.tell(
+        NodeConnected(node_id="a", numerics=F32._replace(precision="")),
+        NodeReported(node_id="a", capacity=8, policy_version=said, precision="q8_0"),
+    )
+    assert measured_of(bench) == [("q8_0", 0)]
+
+
 def test_each_rounding_is_measured_and_not_each_name(world) -> None:
     bench = world(groups_per_step=8)
     found = []
