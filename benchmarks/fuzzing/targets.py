@@ -87,11 +87,14 @@ def _read_large(data: bytes) -> None:
 
 def _decoded(data: bytes, small_bytes: int) -> bytes | None:
     """The message as it would be sent again; None of what is none."""
+    before = codec.SMALL_BYTES
     vars(codec)["SMALL_BYTES"] = small_bytes
     try:
         return codec.encode(codec.decode_from_node(data))
     except EchoError:
         return None
+    finally:
+        vars(codec)["SMALL_BYTES"] = before
 
 
 def _from_node() -> list[bytes]:

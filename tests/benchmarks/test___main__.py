@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import real_model
 from benchmarks.__main__ import names
 
 ROOT = Path(__file__).parents[2]
@@ -114,4 +115,5 @@ def test_every_benchmark_leaves_out_what_takes_that_hardware_and_no_more() -> No
         "agreement, torch bf16",
         "honest, torch bf16",
         "100 M parameters, bfloat16",
+        *(["real, torch bf16"] if not real_model.lacks() else []),
     ]

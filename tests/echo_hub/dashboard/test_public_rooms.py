@@ -108,4 +108,5 @@ async def test_of_what_was_never_leased_it_is_said_so(source: Any, store: Store,
 
 
 def test_every_state_has_a_meaning() -> None:
-    assert set(WHAT_IT_MEANS) == {state.value for state in ReceiptState}
+    states, reasons = ({one.value for one in kind} for kind in (ReceiptState, DropReason))
+    assert states <= set(WHAT_IT_MEANS) <= states | reasons
