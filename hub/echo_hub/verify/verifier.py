@@ -83,7 +83,7 @@ def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker"
         kind="verifier",
         name="verifying",
         module=unquantized.command(worker),
-        counted="rollouts",
+        counted="asked",
         env={"OMP_NUM_THREADS": str(settings.learner.threads)},
     )
 
@@ -302,7 +302,7 @@ class Verifier:
             roundings = [name for name, wanted in self._to_measure.items() if wanted == version]
             adapters = {version: self._directory.adapter(version)} if version else {}
             prompts = await asyncio.to_thread(self._prompts)
-            await process.send({"roundings": roundings, "version": version, "prompts": prompts}, adapters)
+            await process.send({"asked": roundings, "version": version, "prompts": prompts}, adapters)
             for _ in roundings:
                 answer = await process.receive()
                 restarts.succeeded()
@@ -330,7 +330,7 @@ class Verifier:
         drawn = [job.drawn for job in self._in_hand.values()]
         versions = {span.policy_version for one in drawn for span in one.spans} - {0}
         adapters = {version: self._directory.adapter(version) for version in versions}
-        await process.send({"rollouts": [pack(one) for one in drawn]}, adapters)
+        await process.send({"asked": [pack(one) for one in drawn]}, adapters)
         while self._in_hand:
             answer = await process.receive()
             restarts.succeeded()

@@ -349,9 +349,11 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
 
     def answers(request: Frame) -> Iterator[Frame]:
         adapters = {version: Path(path) for version, path in request["adapters"].items()}
-        for rounding in request.get("roundings", ()):
-            yield examiner.measure(rounding, request["version"], adapters.__getitem__, request["prompts"])
-        yield from examiner.examine([unpack(frame) for frame in request.get("rollouts", ())], adapters.__getitem__)
+        if "prompts" in request:
+            for rounding in request["asked"]:
+                yield examiner.measure(rounding, request["version"], adapters.__getitem__, request["prompts"])
+        else:
+            yield from examiner.examine([unpack(frame) for frame in request["asked"]], adapters.__getitem__)
 
     return answers
 

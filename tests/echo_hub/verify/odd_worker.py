@@ -31,7 +31,7 @@ def serve(pipe: ParentPipe) -> int:
         return 3
     pipe.send({"ready": True})
     while (request := pipe.receive()) is not None:
-        roundings, rollouts = request.get("roundings", ()), request.get("rollouts", ())
+        roundings, rollouts = (request["asked"], ()) if "prompts" in request else ((), request["asked"])
         with (run_dir / "requests").open("a") as requests:
             asked = f"{','.join(roundings)}@{request['version']}" if roundings else str(len(rollouts))
             requests.write(f"{asked}\n")
