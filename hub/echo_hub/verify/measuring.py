@@ -85,7 +85,7 @@ def measured(
     adapter: Mapping[str, Tensor],
     seed: int,
 ) -> Evidence:
-    """What an honest engine with this rounding shows, by this adapter, behind `groups`. `rounding`: one of
+    """Return what an honest engine with this rounding shows, by this adapter, behind `groups`. `rounding`: one of
     `core.trust.numerics.ROUNDINGS`."""
     policy.set_adapter(adapter)
     generator = np.random.Generator(np.random.Philox(key=draws.derive_seed("numerics", rounding, seed)))

@@ -107,7 +107,7 @@ class Examiner:
     def measure(
         self, rounding: str, version: int, place: Callable[[int], Path], prompts: Sequence[NDArray[np.int32]]
     ) -> Frame:
-        """What an honest engine with this rounding shows, by this version, behind completions of `prompts`."""
+        """Answer with what an honest engine with this rounding shows, by this version, behind some of `prompts`."""
         began = self._clock()
         try:
             adapter = self._adapter(version, place)
@@ -214,7 +214,7 @@ class Examiner:
 
 
 def is_float32_affordable(settings: LearnerSettings) -> bool:
-    """Whether the base takes little enough memory in float32: always on a CPU."""
+    """Return True if the base takes little enough memory in float32: always on a CPU."""
     device = resolve_device(settings.learner.device)
     if device.type != "cuda":
         return True

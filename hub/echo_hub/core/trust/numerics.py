@@ -92,7 +92,7 @@ class Honest:
     """Steps above that an honest node may be."""
 
     def together(self, other: Honest) -> Honest:
-        """For what a node of one class finds of a node of the other: neither is exact, so the scales add up."""
+        """Return the scales for what nodes of two classes find of each other: neither is exact, so they add up."""
         return Honest(
             draws=at_least(float(SCALES[self.draws] + SCALES[other.draws])),
             claims=at_least(float(SCALES[self.claims] + SCALES[other.claims])),
@@ -153,16 +153,16 @@ class Numerics:
             self._measured[rounding] = evidence
 
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """A node in good standing has shown this."""
+        """Add what a node in good standing has shown."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """The node is in good standing no more: forget all that was learned of it."""
+        """Forget all that was learned of a node that is in good standing no more."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE) -> Honest:
-        """How coarsely honest nodes of the class round, to the best of knowledge. `without`: what was learned of the
-        node that is to be judged."""
+        """Return how coarsely honest nodes of the class round, as far as it is known. `without`: what was learned of
+        the node that is to be judged."""
         measured = self._measured.get(numerics.rounding)
         least = default(numerics, self._temperature)
         if measured is not None:
@@ -235,8 +235,8 @@ def _rounded_up(place: int) -> int:
 
 
 def _looks_forged(shown: Evidence, before: Honest, agreed: Honest) -> bool:
-    """Whether forged tokens, a share or all of them, at the class's old scale are likelier than honest ones at the new
-    one; or draws are much coarser than claims, as no engine's are."""
+    """Return True if forged tokens, a share or all of them, at the class's old scale are likelier than honest ones at
+    the new one; or if draws are much coarser than claims, as no engine's are."""
     draws_CS, claims_CS = shown.draws_CS, shown.claims_CS
     draws, claims = _most_likely(shown)
     if draws_CS[0, agreed.draws] <= 0.0 or draws > claims + MOST_APART:
