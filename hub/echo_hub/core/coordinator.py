@@ -112,7 +112,7 @@ class Coordinator:
         """Takes up the snapshot's work; repeats what a crash between commit and action may have lost."""
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         self._nodes.published(self._snapshot.published_version)
-        self._trust.restore(self._snapshot.standings)
+        self._trust.restore(self._snapshot.standings, self._snapshot.coarse_classes)
         self._training.restore(self._snapshot.groups)
         self._evaluating.restore(self._snapshot.rollouts)
         for row in self._snapshot.rollouts:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.numerics import CoarseClass
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_shared.books import TaskFigures
 from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
@@ -176,6 +177,13 @@ class StandingRecorded:
 
 
 @_effect
+class CoarseClassesRecorded:
+    """Record: all classes of numerics that unlike nodes have shown to be coarser than was measured."""
+
+    classes: tuple[CoarseClass, ...]
+
+
+@_effect
 class CheckingCredited:
     """Record: the node has computed a rollout of others again, so many tokens of it, and its finding stands."""
 
@@ -232,6 +240,7 @@ Record = (
     | CostAccrued
     | CheckRecorded
     | StandingRecorded
+    | CoarseClassesRecorded
     | CheckingCredited
     | TrustDecided
     | SettingRecorded

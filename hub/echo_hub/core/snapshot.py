@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_hub.core.curriculum import GroupResult
+from echo_hub.core.trust.numerics import CoarseClass
 from echo_hub.core.trust.standing import StandingRow
 from echo_shared.messages import Checked, ReceiptState
 
@@ -89,3 +90,5 @@ class CoordinatorSnapshot:
     """Group and index of the ended episodes of evaluations whose result is not recorded yet."""
     standings: tuple[StandingRow, ...] = ()
     """What is thought of nodes that were ever checked."""
+    coarse_classes: tuple[CoarseClass, ...] = ()
+    """Classes of numerics that unlike nodes have shown to be coarser than was measured."""

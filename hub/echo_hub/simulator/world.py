@@ -26,6 +26,7 @@ from echo_hub.core.effects import (
     CheckingCredited,
     CheckRecorded,
     CheckRollout,
+    CoarseClassesRecorded,
     CostAccrued,
     Effect,
     EvaluationDone,
@@ -286,6 +287,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     CheckingCredited: World._ignore,
     CheckRecorded: World._ignore,
     StandingRecorded: World._ignore,
+    CoarseClassesRecorded: World._ignore,
     TrustDecided: World._ignore,
     SettingRecorded: World._ignore,
     ActionSettled: World._ignore,  # There is no operator.

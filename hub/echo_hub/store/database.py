@@ -25,7 +25,7 @@ from alembic.config import Config
 from alembic.runtime.environment import EnvironmentContext
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, inspect, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 
 from echo_hub.store.lost_commits import is_away, surely_committed
@@ -129,6 +129,12 @@ def open_to_write(engine: Engine) -> Iterator[Connection]:
         surely_committed(connection),
     ):
         yield connection
+
+
+def write_meta(connection: Connection, key: str, value: str) -> None:
+    """Insert or replace one row of `run_meta`. The store has one writer, so nothing comes between."""
+    if connection.execute(update(run_meta).where(run_meta.c.key == key).values(value=value)).rowcount == 0:
+        connection.execute(insert(run_meta), {"key": key, "value": value})
 
 
 def connect(url: str) -> Engine:

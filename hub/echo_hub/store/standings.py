@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -11,11 +12,14 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from echo_hub.core.effects import TrustDecided
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING
-from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.bulk import among
-from echo_hub.store.tables import trust, trust_log
+from echo_hub.store.database import write_meta
+from echo_hub.store.tables import run_meta, trust, trust_log
 
+COARSE_CLASSES: Final = "coarse_classes"
+"""Key in `run_meta`."""
 STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
 """Of `Evidence`."""
 
@@ -56,6 +60,19 @@ def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -
     pardoned = [one.node_id for one in decisions if one.decision is Decision.PARDONED]
     if pardoned:
         connection.execute(update(trust).where(trust.c.node_id.in_(pardoned)).values(pardon_wanted_at=None))
+
+
+def write_coarse_classes(connection: Connection, classes: Sequence[CoarseClass]) -> None:
+    """Replace those of before."""
+    write_meta(connection, COARSE_CLASSES, json.dumps(classes))
+
+
+def read_coarse_classes(connection: Connection) -> tuple[CoarseClass, ...]:
+    """Return what was written last."""
+    written = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == COARSE_CLASSES))
+    return tuple(
+        CoarseClass(NumericsClass(*numerics), draws, claims) for numerics, draws, claims in json.loads(written or "[]")
+    )
 
 
 def read_standings(connection: Connection) -> tuple[StandingRow, ...]:

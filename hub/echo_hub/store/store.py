@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Final
 
-from sqlalchemy import Connection, Engine, Table, delete, insert, select, update
+from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from echo_hub.core.effects import Record
 from echo_hub.core.evaluation_groups import evaluation_ids
@@ -36,6 +36,7 @@ from echo_hub.store.database import (
     open_to_read,
     open_to_write,
     storage_errors,
+    write_meta,
 )
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.events import KEPT, add_events, read_events
@@ -345,7 +346,7 @@ class Store:
     def set_run_meta(self, key: str, value: str) -> None:
         """Remembers something of the run: its id, its settings."""
         with open_to_write(self.engine) as connection:
-            _put(connection, run_meta, "key", key, {"value": value})
+            write_meta(connection, key, value)
 
     def begin_at(self, beginning: Beginning, lineage: str, now: float) -> None:
         """The run starts with a version that it was given: once, before anything else is in its books."""
@@ -490,9 +491,3 @@ def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> 
     """Of those that are banned already nothing changes."""
     of_these = nodes.c.node_id.in_(node_ids)
     connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
-
-
-def _put(connection: Connection, table: Table, key: str, value: object, rest: Mapping[str, object]) -> None:
-    """Inserts or replaces one row; safe, for there is one writer."""
-    if connection.execute(update(table).where(table.c[key] == value).values(rest)).rowcount == 0:
-        connection.execute(insert(table), {key: value, **rest})

@@ -14,7 +14,7 @@ from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
 from echo_hub.store.reading import in_parts, scorer_failures, spans_of
-from echo_hub.store.standings import read_standings
+from echo_hub.store.standings import read_coarse_classes, read_standings
 from echo_hub.store.tables import (
     IS_OPEN,
     IS_UNFINISHED,
@@ -72,6 +72,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         replayable=frozenset(kept),
         evaluated=_evaluated(connection),
         standings=read_standings(connection),
+        coarse_classes=read_coarse_classes(connection),
     )
 
 

@@ -20,6 +20,7 @@ from echo_hub.core.effects import (
     ActionSettled,
     CheckingCredited,
     CheckRecorded,
+    CoarseClassesRecorded,
     CostAccrued,
     GroupDropped,
     GroupOpened,
@@ -43,7 +44,7 @@ from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.changing import Rows, change, check_changed, key_of, rows_of
 from echo_hub.store.credit import grant
 from echo_hub.store.settling import note_settings, settle
-from echo_hub.store.standings import write_decisions, write_standings
+from echo_hub.store.standings import write_coarse_classes, write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import (
     EVALUATED,
@@ -320,6 +321,10 @@ def _note_standings(connection: Connection, records: Sequence[StandingRecorded],
     return {record.row.node_id for record in records}
 
 
+def _note_coarse_classes(connection: Connection, records: Sequence[CoarseClassesRecorded], now: float) -> None:
+    write_coarse_classes(connection, records[-1].classes)
+
+
 def _credit(connection: Connection, records: Sequence[CheckingCredited], now: float) -> Collection[str]:
     tally_checking(connection, ((record.node_id, record.num_tokens) for record in records))
     return {record.node_id for record in records}
@@ -348,6 +353,7 @@ WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], Collec
     CostAccrued: _accrue,
     CheckRecorded: _check,
     StandingRecorded: _note_standings,
+    CoarseClassesRecorded: _note_coarse_classes,
     CheckingCredited: _credit,
     TrustDecided: _decide,
     SettingRecorded: _change_settings,

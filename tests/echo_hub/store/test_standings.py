@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from echo_hub.core.effects import CheckRecorded, RolloutsDropped, StandingRecorded, TrustDecided
+from echo_hub.core.effects import CheckRecorded, CoarseClassesRecorded, RolloutsDropped, StandingRecorded, TrustDecided
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING
-from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.store import Store
 from echo_hub.store.tables import trust, trust_log
@@ -47,6 +47,15 @@ def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> 
     assert store.snapshot().standings == (StandingRow(node_id="a"), quarantined)
     store.apply([StandingRecorded(row=StandingRow(node_id="a", num_verified=1)), StandingRecorded(row=ROW)], now=2.0)
     assert store.snapshot().standings == (STORED_ROW, quarantined)
+
+
+def test_the_newest_list_of_coarse_classes_comes_back(store: Store) -> None:
+    first = CoarseClass(NumericsClass("torch", "bf16", "cuda"), 0.25, 0.5)
+    second = CoarseClass(NumericsClass("mlx", "q8_0", "metal"), 1.0, 2.0**0.5)
+    assert store.snapshot().coarse_classes == ()
+    for classes in ((first,), (first, second)):
+        store.apply([CoarseClassesRecorded(classes=classes)], now=1.0)
+        assert store.snapshot().coarse_classes == classes
 
 
 OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl": 0.5, "bias": 0.1, "squares": 0.2}

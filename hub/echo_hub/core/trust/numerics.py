@@ -17,7 +17,7 @@ its kernels may round more than the emulated ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -78,6 +78,18 @@ ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """By precision."""
+
+
+class CoarseClass(NamedTuple):
+    """A class that several unlike nodes have shown to be coarser than was measured or assumed."""
+
+    numerics: NumericsClass
+    draws: float
+    """Scale of draws, nats."""
+    claims: float
+    """Scale of claims, nats."""
+
+
 NOT_SAID: Final = NumericsClass()
 OTHERS: Final = NumericsClass("others")
 
@@ -214,13 +226,18 @@ class Numerics:
         return alike
 
     @property
-    def coarser_than_measured(self) -> tuple[tuple[NumericsClass, float, float], ...]:
-        """Classes that are coarser than was measured or assumed, as several unlike nodes show: with the scales of their
-        draws and claims, nats."""
+    def coarser_than_measured(self) -> tuple[CoarseClass, ...]:
+        """Classes whose scale several unlike nodes have set (`class_wide`)."""
         return tuple(
-            (numerics, float(SCALES[agreed.draws]), float(SCALES[agreed.claims]))
+            CoarseClass(numerics, float(SCALES[agreed.draws]), float(SCALES[agreed.claims]))
             for numerics, agreed in self._class_wide.items()
         )
+
+    def restore(self, classes: Iterable[CoarseClass]) -> None:
+        """Take over `coarser_than_measured` of before a restart."""
+        for numerics, draws, claims in classes:
+            agreed = Honest(draws=at_least(draws), claims=at_least(claims))
+            self._class_wide[self.known(numerics)] = agreed
 
 
 def _most_likely(shown: Evidence) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from echo_hub.core.effects import (
     ActionSettled,
     CheckingCredited,
     CheckRecorded,
+    CoarseClassesRecorded,
     LookUpReceipt,
     MeasureNumerics,
     StandingRecorded,
@@ -49,7 +50,7 @@ from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, proof_added, weigh
 from echo_hub.core.trust.mismatch import Mismatch
-from echo_hub.core.trust.numerics import LEAST_TOKENS, Honest, Numerics, NumericsClass
+from echo_hub.core.trust.numerics import LEAST_TOKENS, CoarseClass, Honest, Numerics, NumericsClass
 from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
 from echo_hub.core.trust.reasons import (
     BY_OPERATOR,
@@ -146,8 +147,9 @@ class Trust:
 
     # --- what happens
 
-    def restore(self, rows: Iterable[StandingRow]) -> None:
-        """Standings from before a restart; before any node or rollout."""
+    def restore(self, rows: Iterable[StandingRow], coarse: Iterable[CoarseClass] = ()) -> None:
+        """Take over standings and coarse classes of before a restart; before any node or rollout."""
+        self._numerics.restore(coarse)
         for row in rows:
             standing = self._standings.restore(row)
             if standing.is_proven:
@@ -461,6 +463,8 @@ class Trust:
                 unlike.append(other)
                 kin |= other.kin
         alike = self._numerics.class_wide(standing.numerics, [one.recent for one in unlike])
+        if alike:
+            self._out.record(CoarseClassesRecorded(classes=self._numerics.coarser_than_measured))
         return [unlike[place].node_id for place in alike]
 
     def _release_all(self, node_ids: Iterable[str], why: str, now: float) -> None:

@@ -212,6 +212,9 @@ def test_three_unlike_nodes_that_agree_make_a_class_coarser() -> None:
     assert honest.draws == max(most_likely(one)[0] for one in shown) + ROUNDED_UP
     ((numerics_class, draws, claims),) = numerics.coarser_than_measured
     assert numerics_class == Q8 and (draws, claims) == (SCALES[honest.draws], SCALES[honest.claims])
+    restarted = known(measured=FINE)
+    restarted.restore(numerics.coarser_than_measured)
+    assert restarted.honest(Q8) == honest
 
 
 def test_a_class_of_which_nothing_was_measured_can_be_coarser() -> None:

@@ -11,6 +11,7 @@ import pytest
 from echo_hub.core.effects import (
     ActionSettled,
     CheckRecorded,
+    CoarseClassesRecorded,
     CheckRollout,
     HastenChecks,
     LookUpReceipt,
@@ -816,6 +817,13 @@ def test_from_then_on_the_class_is_known_to_be_coarser(world) -> None:
         verdict(bench, lease, shown)
         assert not bench.of(TrustDecided)
     assert standing_of(bench, "new").num_checked > 1
+
+
+def test_a_restarted_hub_knows_which_classes_are_coarser(world) -> None:
+    bench, _ = coarse_class(world, 3)
+    (record,) = bench.of(CoarseClassesRecorded)
+    restarted = world(snapshot=CoordinatorSnapshot(coarse_classes=record.classes), trust=CHECKS_ALL)
+    assert restarted.coordinator.status().trust.coarser == bench.coordinator.status().trust.coarser
 
 
 def test_two_nodes_that_round_alike_stay_in_quarantine(world) -> None:
