@@ -70,12 +70,14 @@ class Sampler:
 
 
 @contextmanager
-def opened(run: ShortRun, engine: Engine, scratch: Path, *, version: int = VERSION) -> Iterator[Sampler]:
+def opened(
+    run: ShortRun, engine: Engine, scratch: Path, *, version: int = VERSION, threads: int = 1
+) -> Iterator[Sampler]:
     """The engine in a process of its own; `scratch` is an empty directory for what it derives."""
     base = run.base if engine.change is None else altered(run.base, scratch / "base", engine.change)
     (scratch / "derived").mkdir(parents=True)
     with EngineProcess(engine.backend, base, scratch / "derived", engine.precision) as process:
-        process.open(width=WIDTH, threads=1)
+        process.open(width=WIDTH, threads=threads)
         yield Sampler(run, process, version)
 
 

@@ -57,6 +57,7 @@ class ShortRun:
         self.directory = RunDirectory(root)
         self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
+        self._tokenizer = Tokenizer.from_file(str(self.base / "tokenizer.json"))
         self._task = task or ArithmeticTask(ArithmeticOptions())
         self._seed = seed
         self.settings = LearnerSettings(
@@ -97,7 +98,7 @@ class ShortRun:
 
     def ids(self, text: str) -> NDArray[np.int32]:
         """The tokens of a text as such, without a chat template."""
-        return np.array(Tokenizer.from_file(str(self.base / "tokenizer.json")).encode(text).ids, np.int32)
+        return np.array(self._tokenizer.encode(text).ids, np.int32)
 
     def train(self, groups: int = GROUPS) -> None:
         """On-policy, as in co-located mode: drawn by what is published; so many groups a step."""

@@ -34,22 +34,27 @@ def plan() -> list[Planned]:
 def measure(seed: int, progress: Progress) -> Measurement:
     from benchmarks.trust import accuracy, attacking, objectives, real, tokens
 
+    offline: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="echo-trust-") as scratch:
         attacks = attacking.measure(Path(scratch), progress, seed=seed)
         forged = tokens.measure(Path(scratch), progress, seed=seed)
-        offline = real.measure(Path(scratch), progress, seed=seed)
+        tried = [*attacks, *(row for row in forged if "detected" in row)]
+        online = Measurement(headline={**headline(tried), **tokens.headline(forged)}, rows=[*attacks, *forged])
+        for found in real.measure(Path(scratch), progress, seed=seed):
+            offline += found
+            progress.so_far = Measurement(
+                headline={**online.headline, **real.headline(offline)}, rows=[*online.rows, *offline]
+            )
         runs = accuracy.measure(Path(scratch), progress, seed=seed)
         undisturbed = objectives.measure(progress, seed=seed)
-    tried = [*attacks, *(row for row in forged if "detected" in row)]
     return Measurement(
         headline={
-            **headline(tried),
-            **tokens.headline(forged),
+            **online.headline,
             **real.headline(offline),
             **accuracy.headline(runs),
             **objectives.headline(undisturbed),
         },
-        rows=[*attacks, *forged, *offline, *runs, *undisturbed],
+        rows=[*online.rows, *offline, *runs, *undisturbed],
     )
 
 

@@ -8,7 +8,7 @@ of them alone in its class, which is the hardest case:
 - honest ones are given the batches' groups in random orders, until each class has `HONEST_ROLLOUTS`: all that are
   quarantined are `false_quarantines_real`.
 - forgers are given what an attack makes of the short answers: `to_detection` of a row is the number of checked rollouts
-  until the node is quarantined, the worst of `ORDERS` orders of its groups.
+  until the node is quarantined, the worst of `HOSTILE_NODES` nodes, each of which begins with other groups.
 
 A row of kind "scale" has the scales of rounding, in nats, of draws and claims: as the verifier measured them, as it
 uses them, and as the engine's own tokens fit best.
@@ -17,13 +17,14 @@ uses them, and as the engine's own tokens fit best.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks import real_model
 from benchmarks.backends.cases import lacks
@@ -41,10 +42,14 @@ from benchmarks.honesty.samplers import (
     written_by_hand,
     wrong_by_hand,
 )
-from benchmarks.honesty.short_run import STEPS, ShortRun
+from benchmarks.honesty.samplers import (
+    honest as honest_ones,
+)
+from benchmarks.honesty.short_run import STEPS, Asked, ShortRun
 from benchmarks.progress import Planned, Progress
-from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import NOTHING, added, alarm, weigh
+from echo_hub.checking import PROMPTS
+from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, weigh
 from echo_hub.core.trust.likelihood import SCALES
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass
 from echo_hub.core.trust.settings import TrustSettings
@@ -60,18 +65,22 @@ TEMPERATURES: Final = (1.0, 0.6)
 VERIFIERS: Final = ("float32", "bfloat16")
 SHORT: Final = 10
 LONG: Final = 200
-GROUPS: Final = {SHORT: 32, LONG: 2}
+GROUPS: Final = {SHORT: 16, LONG: 1}
 """By tokens of a completion; of eight rollouts each."""
-ATTACKED_GROUPS: Final = 24
 TRAINED_GROUPS: Final = 8
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
 """Of each class, at least."""
-ORDERS: Final = 10
+ATTACKED_GROUPS: Final = 25
+"""As many as a node returns before it must have been found."""
+TOGETHER: Final = 5
+"""Groups of an attack that are drawn and examined at once."""
+HOSTILE_NODES: Final = 2
 UNDETECTED: Final = 10_000
 """`to_detection` of a node that all of its rollouts do not convict."""
 FIFTH: Final = 5
 FALSE_ALARM: Final = TrustSettings().false_alarm
+Falsify = Callable[[Sampler, Sequence[Asked]], Rollouts]
 _WORDS: Final = ("a cat", "the sea", "winter", "a bicycle", "bread", "a mountain", "the moon", "a train", "honey")
 
 
@@ -102,21 +111,36 @@ def _shifted(nats: float) -> Any:
     return claiming(lambda claims, _wrong: np.minimum(claims + nats, 0.0))
 
 
+def _a_fifth_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
+    """Every fifth rollout is written by hand, and right."""
+    by_hand = written_by_hand(sampler, asked)
+    return [by_hand[place] if place % FIFTH == 0 else own for place, own in enumerate(sampler.draw(asked))]
+
+
+def _copied(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
+    """Each rollout is the one before it once more."""
+    drawn = sampler.draw(asked)
+    return [
+        (one, replace(rollout, completion_ids=other.completion_ids, behavior_logprobs=other.behavior_logprobs))
+        for (one, rollout), (_, other) in zip(drawn, [*drawn[-1:], *drawn[:-1]], strict=True)
+    ]
+
+
 ATTACKS: Final = {
     "temperature 0.7": at_temperature(0.7),
     "temperature 1.5": at_temperature(1.5),
     "the base alone": by_version(0),
     "best of 4": best_of(4),
     "right answers by hand": written_by_hand,
+    "right answers by hand, a fifth": _a_fifth_by_hand,
     "wrong answers by hand": wrong_by_hand,
+    "copied rollouts": _copied,
     "claims 0.3 nats lower": _shifted(-0.3),
     "claims 0.3 nats higher": _shifted(0.3),
     "claims of -10": claiming(lambda claims, _wrong: np.full_like(claims, -10.0)),
     "-3 nats for wrong tokens": claiming(lambda claims, wrong: np.where(wrong, claims - 3.0, claims)),
 }
 """What a node may make of its work; all claim the trained policy at the run's temperature."""
-A_FIFTH: Final = "right answers by hand, a fifth"
-COPIED: Final = "copied rollouts"
 AS_FLOAT32: Final = "claims to be float32"
 COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 """Precisions that are told from float32."""
@@ -129,33 +153,71 @@ class Bench:
     temperature: float
     runs: Mapping[int, ShortRun]
     """By tokens of a completion."""
-    examiners: Mapping[str, Examiner]
-    """By precision."""
+    examiners: Mapping[tuple[str, int], Examiner]
+    """By precision and tokens of a completion."""
+    measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
+    """What verifiers have measured so far, by their precision, the tokens of a completion, rounding and version."""
+
+    def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
+        """Return what the verifier of this precision measures of a run with such completions."""
+        key = precision, tokens, rounding, version
+        if key not in self.measured:
+            run = self.runs[tokens]
+            prompts = [one.request.prompt_ids for one in run.asked("to measure", PROMPTS)]
+            answer = self.examiners[precision, tokens].measure(rounding, version, run.directory.adapter, prompts)
+            self.measured[key] = unpack_evidence(answer["evidence"])
+        return self.measured[key]
 
 
-def case(engine: str) -> str:
-    return f"real, {engine}"
+@dataclass(frozen=True, slots=True)
+class _Remembering(Sampler):
+    """Draws each group once: what attacks make of the same draws differs only in what they make of them."""
+
+    drawn: dict[tuple[int, int, int, float], Rollouts] = field(default_factory=dict)
+
+    def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
+        version = self.version if version is None else version
+        keys = {(one.request.group_id, one.request.seed, version, hotter): one for one in asked}
+        missing = [one for key, one in keys.items() if key not in self.drawn]
+        if missing:
+            for one, rollout in Sampler.draw(self, missing, version=version, hotter=hotter):
+                key = one.request.group_id, one.request.seed, version, hotter
+                self.drawn.setdefault(key, []).append((one, rollout))
+        return [rollout for key in keys for rollout in self.drawn[key]]
+
+
+def case(engine: str, temperature: float) -> str:
+    return f"real, {engine}, T = {temperature:g}"
 
 
 def plan() -> list[Planned]:
     return [
-        Planned(name=case(name), seconds=420, lacks=real_model.lacks() or lacks(engine.backend, engine.precision))
+        Planned(
+            name=case(name, temperature),
+            seconds=240,
+            lacks=real_model.lacks() or lacks(engine.backend, engine.precision),
+        )
+        for temperature in TEMPERATURES
         for name, engine in ENGINES.items()
     ]
 
 
-def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Rows of the kinds "scale", "honest" and "attack"."""
-    wanted = {name: engine for name, engine in ENGINES.items() if progress.wants(case(name))}
-    if not wanted:
-        return []
-    benches = list(_benches(scratch / "real", seed))
-    rows: list[dict[str, Any]] = []
-    for number, (name, engine) in enumerate(wanted.items()):
-        found = list(_of_engine(benches, name, engine, scratch / f"real-{number}", seed))
-        rows += found
-        progress.done(case(name), headline(found))
-    return rows
+def measure(scratch: Path, progress: Progress, *, seed: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each case, of the kinds "scale", "honest" and "attack"."""
+    base: Path | None = None
+    for temperature in TEMPERATURES:
+        wanted = {name: engine for name, engine in ENGINES.items() if progress.wants(case(name, temperature))}
+        if not wanted:
+            continue
+        if base is None:
+            base = real_model.unpacked(scratch / "real" / "model")
+            trained = ShortRun(scratch / "real" / "run", seed, base=base, task=Texts(SHORT), max_tokens=SHORT)
+            trained.train(TRAINED_GROUPS)
+        bench = _bench(scratch / "real" / "run", base, temperature, seed)
+        for name, engine in wanted.items():
+            found = list(_of_engine(bench, name, engine, scratch / "real" / f"{name} {temperature:g}", seed))
+            progress.done(case(name, temperature), headline(found))
+            yield found
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -175,65 +237,39 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _benches(scratch: Path, seed: int) -> Iterator[Bench]:
-    base = real_model.unpacked(scratch / "model")
-    trained = ShortRun(scratch / "run", seed, base=base, task=Texts(SHORT), max_tokens=SHORT)
-    trained.train(TRAINED_GROUPS)
-    for temperature in TEMPERATURES:
-        runs = {
-            tokens: ShortRun(
-                scratch / "run", seed, base=base, task=Texts(tokens), temperature=temperature, max_tokens=tokens
-            )
-            for tokens in GROUPS
-        }
-        examiners = {}
+def _bench(directory: Path, base: Path, temperature: float, seed: int) -> Bench:
+    runs = {
+        tokens: ShortRun(directory, seed, base=base, task=Texts(tokens), temperature=temperature, max_tokens=tokens)
+        for tokens in GROUPS
+    }
+    examiners = {}
+    for precision, (tokens, run) in product(VERIFIERS, runs.items()):
+        learner = run.settings.learner.model_copy(update={"precision": precision, "threads": THREADS})
+        opening = run.settings.model_copy(update={"learner": learner})
+        examiners[precision, tokens] = Examiner.open({"settings": opening.model_dump(mode="json"), "kept": 2})
+    return Bench(temperature=temperature, runs=runs, examiners=examiners)
+
+
+def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int) -> Iterator[dict[str, Any]]:
+    with opened(bench.runs[SHORT], engine, scratch, version=STEPS, threads=THREADS) as sampler:
+        for tokens, run in bench.runs.items():
+            judges = {precision: _Judge.of(bench, precision, tokens, engine) for precision in VERIFIERS}
+            for version in (0, STEPS):
+                about = {"engine": name, "temperature": bench.temperature, "tokens": tokens, "version": version}
+                asked = run.asked(f"{name} {about}", GROUPS[tokens])
+                drawn = replace(sampler, run=run, version=version).draw(asked)
+                for precision, judge in judges.items():
+                    yield from judge.of_honest({**about, "verifier": precision}, drawn, version, seed)
+        remembering = _Remembering(sampler.run, sampler.engine, STEPS)
+        asked = sampler.run.asked(f"attack {name} {bench.temperature}", ATTACKED_GROUPS)
         for precision in VERIFIERS:
-            settings = runs[SHORT].settings
-            learner = settings.learner.model_copy(update={"precision": precision, "threads": THREADS})
-            opening = settings.model_copy(update={"learner": learner, "max_tokens": LONG})
-            examiners[precision] = Examiner.open({"settings": opening.model_dump(mode="json"), "kept": 2})
-        yield Bench(temperature=temperature, runs=runs, examiners=examiners)
-
-
-def _of_engine(
-    benches: Sequence[Bench], name: str, engine: Engine, scratch: Path, seed: int
-) -> Iterator[dict[str, Any]]:
-    with opened(benches[0].runs[SHORT], engine, scratch, version=STEPS) as first:
-        for bench in benches:
-            judges = {precision: _Judge.of(bench, precision, engine) for precision in bench.examiners}
-            for tokens, run in bench.runs.items():
-                sampler = replace(first, run=run)
-                for version in (0, STEPS):
-                    about = {"engine": name, "temperature": bench.temperature, "tokens": tokens, "version": version}
-                    asked = run.asked(f"{name} {about}", GROUPS[tokens])
-                    drawn = replace(sampler, version=version).draw(asked)
-                    for precision, judge in judges.items():
-                        yield from judge.of_honest({**about, "verifier": precision}, drawn, version, seed)
-            yield from _attacked(bench, replace(first, run=bench.runs[SHORT]), name, engine, judges, seed)
-
-
-def _attacked(
-    bench: Bench, sampler: Sampler, name: str, engine: Engine, judges: Mapping[str, _Judge], seed: int
-) -> Iterator[dict[str, Any]]:
-    asked = sampler.run.asked(f"attack {name} {bench.temperature}", ATTACKED_GROUPS)
-    honest = sampler.draw(asked)
-    made = {attack: falsify(sampler, asked) for attack, falsify in ATTACKS.items()}
-    by_hand = {(one.request.group_id, rollout.index): (one, rollout) for one, rollout in made["right answers by hand"]}
-    made[A_FIFTH] = [
-        by_hand[rollout.group_id, rollout.index] if place % FIFTH == 0 else (one, rollout)
-        for place, (one, rollout) in enumerate(honest)
-    ]
-    made[COPIED] = [
-        (one, replace(rollout, completion_ids=other.completion_ids, behavior_logprobs=other.behavior_logprobs))
-        for (one, rollout), (_, other) in zip(honest, [*honest[-1:], *honest[:-1]], strict=True)
-    ]
-    for precision, judge in judges.items():
-        about = {"engine": name, "temperature": bench.temperature, "tokens": SHORT, "verifier": precision}
-        for attack, rollouts in made.items():
-            yield judge.of_attack({**about, "attack": attack}, rollouts, seed)
-        if engine.precision in COARSE:
-            other = _Judge.of(bench, precision, replace(engine, precision="f32"))
-            yield other.of_attack({**about, "attack": AS_FLOAT32}, honest, seed)
+            judge = _Judge.of(bench, precision, SHORT, engine)
+            about = {"engine": name, "temperature": bench.temperature, "tokens": SHORT, "verifier": precision}
+            for attack, falsify in ATTACKS.items():
+                yield judge.of_attack({**about, "attack": attack}, remembering, falsify, asked)
+            if engine.precision in COARSE:
+                other = _Judge.of(bench, precision, SHORT, replace(engine, precision="f32"))
+                yield other.of_attack({**about, "attack": AS_FLOAT32}, remembering, honest_ones, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,20 +283,15 @@ class _Judge:
     honest: Mapping[int, Honest]
 
     @classmethod
-    def of(cls, bench: Bench, precision: str, engine: Engine) -> _Judge:
+    def of(cls, bench: Bench, precision: str, tokens: int, engine: Engine) -> _Judge:
         numerics = NumericsClass(engine.backend, engine.precision, "cpu")
-        examiner, run = bench.examiners[precision], bench.runs[SHORT]
-        prompts: list[NDArray[np.int32]] = []
-        for tokens, other in bench.runs.items():
-            prompts += [one.request.prompt_ids for one in other.asked("to measure", GROUPS[tokens])]
         measured, honest = {}, {}
         for version in (0, STEPS):
-            answer = examiner.measure(numerics.rounding, version, run.directory.adapter, prompts)
-            measured[version] = unpack_evidence(answer["evidence"])
+            measured[version] = bench.rounding(precision, tokens, numerics.rounding, version)
             known = Numerics(bench.temperature)
             known.measured(numerics.rounding, measured[version])
             honest[version] = known.honest(known.known(numerics))
-        return cls(bench=bench, examiner=examiner, measured=measured, honest=honest)
+        return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, honest=honest)
 
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
         """Of each rollout its group and what it shows, group after group."""
@@ -290,39 +321,45 @@ class _Judge:
         }
         per_set = HONEST_ROLLOUTS / (len(TEMPERATURES) * len(GROUPS) * 2)
         nodes = max(1, int(np.ceil(per_set / len(shown))))
-        nats = [_nats(order, honest) for order in _orders(shown, nodes, seed)]
+        judged = [list(_judged(order, honest)) for order in _orders(shown, nodes, seed)]
         yield {
             "kind": "honest",
             **about,
             "rollouts": nodes * len(shown),
-            "false_quarantines": sum(bool(max(of_node) >= alarm(FALSE_ALARM)) for of_node in nats),
-            "highest_nats": max(max(of_node) for of_node in nats),
+            "false_quarantines": sum(any(failed for _, failed in of_node) for of_node in judged),
+            "highest_nats": max(nats for of_node in judged for nats, _ in of_node),
         }
 
-    def of_attack(self, about: Mapping[str, Any], rollouts: Rollouts, seed: int) -> dict[str, Any]:
-        """One hostile node in several orders of its groups."""
-        shown, honest = self._shown(rollouts, STEPS), self.honest[STEPS]
-        enough = alarm(FALSE_ALARM)
+    def of_attack(
+        self, about: Mapping[str, Any], sampler: Sampler, falsify: Falsify, asked: Sequence[Asked]
+    ) -> dict[str, Any]:
+        """Hostile nodes that have the same groups and begin with others of them."""
+        honest = self.honest[STEPS]
+        batches = [asked[start : start + TOGETHER] for start in range(0, len(asked), TOGETHER)]
+
+        @cache
+        def shown(batch: int) -> list[Evidence]:
+            return [evidence for _, evidence in self._shown(falsify(sampler, batches[batch]), STEPS)]
+
         after = []
-        for order in _orders(shown, ORDERS, seed):
-            above = [place for place, nats in enumerate(_nats(order, honest), start=1) if nats >= enough]
-            after.append(above[0] if above else UNDETECTED)
-        return {
-            "kind": "attack",
-            **about,
-            "rollouts": len(shown),
-            "to_detection": max(after),
-            "median": np.median(after),
-        }
+        for node in range(HOSTILE_NODES):
+            first = node * len(batches) // HOSTILE_NODES
+            order = (one for place in range(len(batches)) for one in shown((first + place) % len(batches)))
+            found = (place for place, (_, failed) in enumerate(_judged(order, honest), start=1) if failed)
+            after.append(next(found, UNDETECTED))
+        return {"kind": "attack", **about, "to_detection": max(after), "median": float(np.median(after))}
 
 
-def _nats(order: Sequence[Evidence], honest: Honest) -> list[float]:
-    """What speaks against a node after each of its rollouts."""
-    sums, found = NOTHING, []
+def _judged(order: Iterable[Evidence], honest: Honest) -> Iterator[tuple[float, bool]]:
+    """Yield, for each rollout of a node, the nats against the node and True if it fails the check, as `Trust` has it.
+    A node has too few tokens here for any to be forgotten."""
+    sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:
-        sums = added(sums, weigh(evidence, honest))
-        found.append(max(sums))
-    return found
+        sums, recent = added(sums, weigh(evidence, honest)), recent + evidence
+        nats, alternative = against(sums)
+        if nats >= enough and is_explained(recent, honest, alternative, enough):
+            sums = NOTHING
+        yield nats, max(sums) >= enough
 
 
 def _orders(shown: Sequence[tuple[int, Evidence]], count: int, seed: int) -> Iterator[list[Evidence]]:
