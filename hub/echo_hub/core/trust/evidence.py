@@ -6,7 +6,9 @@ Two questions are asked of each token, under the policy version that the node na
     claim   how far are the claimed log-odds ln(p / (1 - p)) from the true ones?
 
 Rounding moves logits, and so the log-odds of likely tokens as much as those of unlikely ones. Log-probabilities would
-hide that: of a token of 99 %, any claim is off by a hundredth at most, unless it is invented.
+hide that: of a token of 99 %, any claim is off by a hundredth at most, unless it is invented. A claim that the token is
+certain, of a token that is, shows nothing of rounding, and is left out of the likelihoods: a policy that is sure of most
+tokens would make its engine look exact.
 
 `Evidence` keeps the log-likelihoods of `likelihood` at every scale of rounding, for the decision, and counts of tokens
 by how far off they were, for people and for the learner's comparison of nodes. All of it adds up over rollouts.
@@ -42,6 +44,7 @@ CLAIM_CUT: Final = 0.5
 """Nats. Larger differences count as so many in `Evidence.bias`, so that few large ones do not hide many small ones."""
 SURE: Final = 1e-3
 """Probabilities within this distance of 1 have the same log-odds: what is left to 1 is rounding there."""
+_SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
 """Lower bound of ln(true / claimed), so that the divergence stays a number where the true probability is 0."""
 _MOST_LOG_RATIO: Final = 20.0
@@ -116,16 +119,19 @@ class Evidence:
         if drawn_N is not None:
             outside_N = np.where(drawn_N, outside_N, below_N)
             differences_N, ratios_N = np.where(drawn_N, differences_N, 0.0), np.where(drawn_N, ratios_N, 0.0)
+        claims_nothing_N = np.minimum(logprobs_N, claims_N) >= _SURE
+        if greedy_N is not None:
+            claims_nothing_N |= greedy_N
         draws_KC = np.zeros((len(ends), DRAW_CURVES * NUM_SCALES))
         claims_KC = np.zeros((len(ends), CLAIM_CURVES * NUM_SCALES))
         for start in range(0, len(below_N), _TOGETHER):
             part = slice(start, start + _TOGETHER)
             draws_CSN = draw_curves(below_N[part], logprobs_N[part], uniforms_N[part])
             claims_CSN = claim_curves(differences_N[part])
+            claims_CSN[..., claims_nothing_N[part]] = 0.0
             if drawn_N is not None:
                 is_greedy = ~drawn_N[part]
                 draws_CSN[..., is_greedy] = greedy_curves(below_N[part][is_greedy])
-                claims_CSN[..., is_greedy] = 0.0
             draws_KC += _summed(draws_CSN, starts - start, ends - start)
             claims_KC += _summed(claims_CSN, starts - start, ends - start)
         spans_N = np.repeat(np.arange(len(ends)), num_tokens)
@@ -207,7 +213,7 @@ class Evidence:
 
 def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
     """ln(p / (1 - p)), nats, bounded by `SURE`."""
-    capped_N = np.minimum(logprobs_N.astype(np.float64), np.log1p(-SURE))
+    capped_N = np.minimum(logprobs_N.astype(np.float64), _SURE)
     return capped_N - np.log(-np.expm1(capped_N))
 
 

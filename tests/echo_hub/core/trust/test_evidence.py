@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence, log_odds
-from echo_hub.core.trust.likelihood import claim_curves, draw_curves, greedy_curves
+from echo_hub.core.trust.likelihood import SCALES, claim_curves, draw_curves, greedy_curves
 from tests.echo_hub.core.trust.simulated import HALF, evidence, greedy, tokens
 
 
@@ -45,6 +45,20 @@ def test_the_curves_are_sums_over_tokens() -> None:
     found = Evidence.of(below, logprobs, uniforms, claims)
     np.testing.assert_allclose(found.draws_CS, draw_curves(below, logprobs, uniforms).sum(axis=-1))
     np.testing.assert_allclose(found.claims_CS, claim_curves(log_odds(logprobs) - log_odds(claims)).sum(axis=-1))
+
+
+def test_a_certain_token_that_is_claimed_to_be_one_shows_nothing_of_rounding() -> None:
+    """Of nine tokens in ten the policy is sure; the tenth shows the engine's scale."""
+    odds = np.tile([0.5, *[9.0] * 9], 40)
+    noise = 0.2 * np.random.default_rng(4).standard_t(4, len(odds))
+    true, claimed = -np.log1p(np.exp(-odds)), -np.log1p(np.exp(-(odds + noise)))
+    found = Evidence.of(np.zeros(len(odds)), true, np.zeros(len(odds)), claimed)
+    assert SCALES[found.claims_CS[0].argmax()] == pytest.approx(0.2, rel=0.5)
+    assert found.num_claims == len(odds)
+
+
+def test_a_certain_token_that_is_claimed_to_be_unlikely_is_invented() -> None:
+    assert (Evidence.of([0.0], [-1e-6], [0.5], [-10.0]).claims_CS[1:4, 4] > 0).all()
 
 
 def test_spans_one_behind_the_other_are_told_apart() -> None:
