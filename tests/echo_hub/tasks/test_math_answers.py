@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.math_answers import Verdict, is_equal, judge
 from echo_hub.tasks.math_forms import Form
 
 
@@ -84,7 +84,7 @@ def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) 
 def test_powers_of_powers_are_counted_and_not_gone_through() -> None:
     tower = "((((x+1)^{99})^{99})^{99})^{99}"
     assert is_equal(tower, tower, question="Factor it.")
-    assert is_equal(f"<answer>1 \\cdot {tower}</answer>", tower, question="Factor it.")
+    assert judge(f"<answer>1 \\cdot {tower}</answer>", tower, question="Factor it.") is Verdict.NOT_UNDERSTOOD
 
 
 PIECES = [
