@@ -12,13 +12,13 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
-from echo_hub.tasks.answers import tagged_answer
 from echo_hub.tasks.math_equality import Comparison
+from echo_hub.tasks.math_extraction import answers_in, says_more, without_prose
 from echo_hub.tasks.math_forms import Form, is_sum_of_numbers, repeats
 from echo_hub.tasks.math_reader import Item, Measured, read
 from echo_hub.tasks.math_tokens import LONGEST, NotUnderstood, key, nodes
-from echo_hub.tasks.math_values import is_same_value, variables
-from echo_hub.tasks.quantities import SAYS_MORE, Quantity, is_same_quantity, plain, read_quantity
+from echo_hub.tasks.math_values import bounded_work, is_same_value, variables
+from echo_hub.tasks.quantities import Quantity, as_written, is_same_quantity, plain, read_quantity
 
 _CACHED: Final = 4_096
 _EQUALS: Final = re.compile(r"(?<![\\<>!=])=(?!=)")
@@ -27,31 +27,8 @@ _LONGEST_FORMULA: Final = 1_000
 _SPACED: Final = 4
 _SHORTEST_CAPITALS: Final = 4
 """Letters of a word in capitals; shorter ones are names of segments and the like."""
-_BOX: Final = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
-_BEFORE_BOX: Final = frozenset("-+/^_0123456789")
-_BEHIND_BOX: Final = re.compile(
-    r"\s*\\(?:text|mathrm)\s*\{[^{}]{0,40}\}(?:\^\{?\d\}?)?|\\?%|\^?\s*\\circ|[-+/^_!(\d][^\s$.,;]{0,40}"
-)
-_MOST_BOXES: Final = 20
-_ANSWER_IS: Final = re.compile(r"answer(?:\*\*)?\s*(?:is|:)(?:\*\*)?\s*([^\n]+)", re.IGNORECASE)
-_SENTENCE_END: Final = re.compile(r"[.!?](?=\s|$)")
-_FORMULA: Final = re.compile(
-    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<![\\\d$])\$(?!\s)([^$\n]+?)(?<!\\)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
-)
-_BETWEEN: Final = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or)?\s*")
-_NUMBER: Final = re.compile(r"(?:(?:\\?\$|[€£¥])\s?)?[-−+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s*/\s*\d+)?")
-_UNIT_BEHIND: Final = re.compile(r"\s*(?:\\?%|[A-Za-zµΩ°]+(?:/[A-Za-z]+)?(?:\^\{?-?\d\}?|[²³])?)")
-_BEFORE_NUMBER: Final = re.compile(r"(?:^|[=:(\s*])$")
-_NO_OPERAND_BEFORE: Final = re.compile(r"[-+*/^×·÷√<>≤≥≈~_\\|&!]$|\d(?::|,|;|\s+and|\s+or|\s+to)?$")
-_NO_OPERAND_BEHIND: Final = re.compile(r"[-+*/^×·÷√=<>≤≥_!\\|'°²³]|\w|\.\d|:\d|\(\S*[a-z]\^")
-_PROSE: Final = re.compile(
-    r"\s*(?:[A-Za-z][A-Za-z\s,'’]*?)?(?::|\b(?:is|are|was|be|equals|about|has|have|gets|total|so|thus|hence|therefore)\b):?\s*(?=\S)"
-)
-_CHINESE_PROSE: Final = re.compile(r"\s*(?:答案|结果)?(?:是|为|：|:)\s*")
-_VARIABLES: Final = frozenset("bcdefghijklmnopqrstuvwxyzABCDEFGHJKLMNOPQRSTUVWXYZ")
-"""All letters but those that are words."""
 _CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
-_CHOSEN: Final = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])(|\s+(?![-+*/^=<>]).*)", re.DOTALL)
+_CHOSEN: Final = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])(|\s+(?=[\w\\$(]).*)", re.DOTALL)
 _OTHER_CHOICE: Final = re.compile(r"\b[B-Z]\b|\(A\)")
 _WORDS: Final = re.compile(r"[^\W\d_]+(?:[\s'’,.-]+[^\W\d_]+)*")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z\s']*")
@@ -84,15 +61,13 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
     as words.
     """
     reference, comparison = _reference(expected), Comparison(form=form, question=question)
-    answers = _answers(completion)
-    if len(answers) > 1:
-        verdicts = {_verdict(answer, reference, comparison) for answer in answers}
-        if verdicts == {Verdict.RIGHT}:
-            return Verdict.RIGHT
-        answers = [", ".join(dict.fromkeys(answers))]
-    if not answers:
-        return Verdict.WRONG
-    return _verdict(answers[0], reference, comparison)
+    answers = answers_in(completion)
+    with bounded_work():
+        if len(answers) > 1:
+            if all(_verdict(answer, reference, comparison) is Verdict.RIGHT for answer in answers):
+                return Verdict.RIGHT
+            answers = [", ".join(answers)]
+        return _verdict(answers[0], reference, comparison) if answers else Verdict.WRONG
 
 
 class Understanding(StrEnum):
@@ -110,9 +85,9 @@ def understanding(expected: str) -> Understanding:
     reference = _reference(expected)
     if reference.quantity is not None:
         return Understanding.NUMBER
-    if reference.item is not None:
-        return Understanding.FORMULA
-    return Understanding.WORDS if reference.is_words else Understanding.TEXT
+    if reference.is_words and (reference.item is None or _bare(reference.words)[:1].isupper()):
+        return Understanding.WORDS
+    return Understanding.TEXT if reference.item is None else Understanding.FORMULA
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,79 +135,6 @@ def _key(text: str) -> tuple[object, ...] | None:
         return None
 
 
-def _answers(completion: str) -> list[str]:
-    """What is to be judged, of all of a completion; several: what several boxes hold."""
-    said = tagged_answer(completion)
-    boxes = _boxed(completion if said is None else said)
-    if boxes:
-        return boxes
-    if said is not None:
-        return [said]
-    found = _called_answer(completion)
-    return [] if found is None else [found]
-
-
-def _boxed(text: str) -> list[str]:
-    """What is in the last boxes that are in no other box, each once, with a sign, power or unit right next to it."""
-    found: list[str] = []
-    position = 0
-    while (begin := _BOX.search(text, position)) is not None:
-        depth, position = 1, begin.end()
-        while depth and position < len(text):
-            depth += {"{": 1, "}": -1}.get(text[position], 0)
-            position += 1
-        inner = text[begin.end() : position - (not depth)].strip()
-        before = text[: begin.start()][-1:]
-        behind = _BEHIND_BOX.match(text, position)
-        found.append((before if before in _BEFORE_BOX else "") + inner + (behind[0] if behind else ""))
-    return list(dict.fromkeys(found[-_MOST_BOXES:]))
-
-
-def _called_answer(text: str) -> str | None:
-    """What a text without tags and boxes calls its answer, its last formula, or its last number."""
-    text = text[-LONGEST:]
-    *_, last = ["", *_ANSWER_IS.findall(text)]
-    if last:
-        return _SENTENCE_END.split(last)[0] if _SENTENCE_END.search(last) else last
-    formulas = list(_FORMULA.finditer(text))
-    if formulas:
-        said = [_inner(formulas[-1])]
-        for before, behind in zip(formulas[-2::-1], formulas[:0:-1], strict=True):
-            if not _BETWEEN.fullmatch(text, before.end(), behind.start()):
-                break
-            said.append(_inner(before))
-        return ", ".join(reversed(said)) + _percent_behind(text, formulas[-1].end())
-    return _last_number(text) or text
-
-
-def _inner(formula: re.Match[str]) -> str:
-    return next(group for group in formula.groups() if group)
-
-
-def _percent_behind(text: str, position: int) -> str:
-    unit = re.compile(r"\s*(?:\\?%|percent\b)").match(text, position)
-    return unit[0] if unit else ""
-
-
-def _last_number(text: str) -> str | None:
-    """The last number with its unit, where nothing around it makes another number of it."""
-    *_, last = [None, *_NUMBER.finditer(text)]
-    if last is None:
-        return None
-    before, number = text[: last.start()], last[0].rstrip(",")
-    words = before.split()[-1:]
-    if not _BEFORE_NUMBER.search(before) or _NO_OPERAND_BEFORE.search(before.rstrip()) or SAYS_MORE & {*words}:
-        return None
-    end = last.start() + len(number)
-    unit = _UNIT_BEHIND.match(text, end)
-    if unit is not None:
-        return number + unit[0] if read_quantity(number + unit[0]) is not None else None
-    return None if _NO_OPERAND_BEHIND.match(text, end) or _NO_OPERATOR.match(text, end) else number
-
-
-_NO_OPERATOR: Final = re.compile(r"\s+[-+*/^×·÷√=<>≤≥]\s*[\w(\\]")
-
-
 def _verdict(said: str, reference: _Reference, comparison: Comparison) -> Verdict:
     if said.strip() == reference.text.strip() and reference.quantity is None:
         return Verdict.RIGHT
@@ -264,7 +166,7 @@ def _number_as_formula(reference: _Reference) -> Item | None:
 
 
 def _number_verdict(said: str, expected: Quantity, comparison: Comparison) -> Verdict:
-    found = _only_quantity(said)
+    found = _only_quantity(said, comparison.question)
     if found is None:
         try:
             read(said)
@@ -284,7 +186,7 @@ def _is_same_text(said: str, reference: _Reference) -> bool:
     if reference.is_words and _bare(words).casefold() == _bare(reference.words).casefold():
         return True
     if (choice := _CHOICE.fullmatch(reference.words)) is not None and (chosen := _CHOSEN.fullmatch(words)) is not None:
-        is_alone = not _OTHER_CHOICE.search(chosen[3]) and not SAYS_MORE & {*chosen[3].lower().split()}
+        is_alone = not _OTHER_CHOICE.search(chosen[3]) and not says_more(chosen[3])
         return is_alone and choice[1] in (chosen[1], chosen[2])
     return words == reference.words or (bool(reference.key) and _key(said) == reference.key)
 
@@ -296,46 +198,41 @@ def _read(said: str, reference: _Reference) -> Item:
     try:
         return read(said)
     except NotUnderstood:
-        rest = _without_prose(said)
+        rest = without_prose(said)
         if rest is None:
             raise
         return read(rest)
 
 
-def _without_prose(said: str) -> str | None:
-    """What stands behind words that lead to an answer; None: there are none, or they say more than that."""
-    if (chinese := _CHINESE_PROSE.match(said)) is not None:
-        return said[chinese.end() :]
-    prose = _PROSE.match(said)
-    if prose is None or any(word.lower() in SAYS_MORE or word in _VARIABLES for word in prose[0].split()):
-        return None
-    return said[prose.end() :]
-
-
-def _only_quantity(said: str) -> Quantity | None:
+def _only_quantity(said: str, question: str) -> Quantity | None:
     """The number that is all of an answer, alone, at the end of a chain of equations, or behind words."""
     said = plain(said)
-    sides = _EQUALS.split(said)
-    for place in (-1, 0):
-        found = read_quantity(sides[place])
-        if found is not None and all(_may_equal(side, found) for side in sides if side is not sides[place]):
-            return found
-    rest = _without_prose(said)
-    return None if rest is None else _only_quantity(rest)
+    for text in (said, without_prose(said)):
+        sides = _EQUALS.split(text or "")
+        for place in (-1, 0):
+            found = read_quantity(sides[place])
+            others = [side for side in sides if side is not sides[place]]
+            if found is not None and all(_may_equal(side, found, question) for side in others):
+                return found
+    return None
 
 
-def _may_equal(side: str, number: Quantity) -> bool:
-    """Whether the other side of an equation is a name, in letters or words, or an expression that has the value."""
-    from sympy import Basic, Rational
+def _may_equal(side: str, number: Quantity, question: str) -> bool:
+    """Whether the other side of an equation is a name, in letters or words, what the question asks for, or an
+    expression that has the value."""
+    from sympy import Basic, Rational, Symbol
 
     side = side.strip()
     if not side or _NAME.fullmatch(side):
-        return not SAYS_MORE & {*side.lower().split()}
+        return not says_more(side)
     try:
         item = read(side)
         item = item.expression if isinstance(item, Measured) else item
-        expected = Rational(number.value.numerator, number.value.denominator)
-        return isinstance(item, Basic) and (bool(variables(item)) or is_same_value(item, expected))
+        if not isinstance(item, Basic):
+            return False
+        if variables(item):
+            return isinstance(item, Symbol) or as_written(side) in as_written(question)
+        return is_same_value(item, Rational(number.value.numerator, number.value.denominator))
     except NotUnderstood:
         return False
 

@@ -103,8 +103,8 @@ class Comparison:
 
     def _is_same_set(self, answer: Item, expected: Item) -> bool:
         found, wanted = real_set(answer), real_set(expected)
-        if found is not None and wanted is not None:
-            return is_same_set(found, wanted)
+        if wanted is not None:
+            return found is not None and is_same_set(found, wanted)
         match answer, expected:
             case Span(), Span():
                 ends = ((answer.low, expected.low), (answer.high, expected.high))

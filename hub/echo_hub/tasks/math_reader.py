@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from echo_hub.tasks.math_expressions import read_expression
-from echo_hub.tasks.math_tokens import CLOSING, OPENING, Call, Kind, Node, NotUnderstood, Token, key, nodes
+from echo_hub.tasks.math_tokens import CLOSING, OPENING, Call, Group, Kind, Node, NotUnderstood, Token, key, nodes
 from echo_hub.tasks.quantities import plain
 
 if TYPE_CHECKING:
@@ -253,11 +253,13 @@ def _value(pieces: Sequence[Node]) -> Item:
         by = {_SET_SIGNS[joint.text] for joint in joints if isinstance(joint, Token)}
         if len(by) > 1 or (by == {"without"} and len(joints) > 1):
             raise NotUnderstood("several set signs without brackets")
-        return Sets(by.pop(), tuple(_value(part) for part in parts))
+        return Sets(by.pop(), tuple(_braced(part) or _value(part) for part in parts))
     parts, joints = _split(pieces, _signs(":"))
     if joints:
         return Several("ratio", tuple(read_expression(part) for part in parts))
     match pieces:
+        case [Group(inner=inner)] if _split(inner, _signs(","))[1]:
+            return _set(inner, _split(inner, _signs(","))[0])
         case [Token(text=r"\emptyset")]:
             return Several("set", ())
         case [Call(name=r"\mathbb", arguments=((Token(text="R"),),))]:
@@ -273,6 +275,14 @@ def _value(pieces: Sequence[Node]) -> Item:
     if (sign := _infinity(pieces)) is not None:
         return Exact("infinity", (sign,))
     return _measured(pieces)
+
+
+def _braced(pieces: Sequence[Node]) -> Item | None:
+    """A set in plain braces, which are not shown in LaTeX."""
+    match pieces:
+        case [Group(inner=inner)]:
+            return _set(inner, _split(inner, _signs(","))[0])
+    return None
 
 
 def _closes_last(pieces: Sequence[Node]) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -28,9 +30,11 @@ _BEYOND: Final = 40
 _DECIMALS: Final = 50
 _LARGEST: Final = 500
 """Powers of ten, of a number that is not exact: e^{1000} is 10^434."""
-_WORK: Final = 60_000.0
-"""Of a comparison, in additions of numbers of 70 digits: about a fifth of a second."""
+_MOST_WORK: Final = 150_000.0
+"""Of one answer, in additions of numbers of 70 digits: less than half a second."""
 _MOST_FACTORIAL: Final = 5_000
+_MOST_ROOT: Final = 64
+"""The index of a root; a fraction with a larger denominator is a value of a variable."""
 _MOST_GAMMA: Final = 200
 _NUM_POINTS: Final = 6
 _NUM_WHOLE_POINTS: Final = 12
@@ -46,14 +50,34 @@ class Undefined(Exception):
     """There is no value at this point."""
 
 
+@dataclass(slots=True)
+class Work:
+    """What is left of the work that one answer may make."""
+
+    left: float = _MOST_WORK
+
+
+_WORK: Final[ContextVar[Work | None]] = ContextVar("math_work", default=None)
+
+
+@contextmanager
+def bounded_work() -> Iterator[None]:
+    """Everything that is computed within shares one bound: lists are compared each item with each."""
+    token = _WORK.set(Work())
+    try:
+        yield
+    finally:
+        _WORK.reset(token)
+
+
 class Arithmetic:
     """Computes values of expressions, with a working precision and a bound on all that it does."""
 
-    def __init__(self, digits: int = _DIGITS, *, work: float = _WORK, largest: float = _LARGEST) -> None:
+    def __init__(self, digits: int = _DIGITS, *, largest: float = _LARGEST) -> None:
         self._digits = digits
         self._largest = largest
         self._price = (digits / _DIGITS) ** 1.6
-        self.work_left = work
+        self._work = _WORK.get() or Work()
         self.least: Any = None
         """What no genuine difference is as small as; None: all values are exact."""
         self.is_real = True
@@ -101,7 +125,7 @@ class Arithmetic:
     def refined(self) -> Arithmetic:
         """Another one for the same expressions, with as many digits as the size of their parts asks for."""
         scale = ceil(self.scale)
-        found = Arithmetic(4 * scale + _DIGITS, work=self.work_left, largest=10 * _LARGEST)
+        found = Arithmetic(4 * scale + _DIGITS, largest=10 * _LARGEST)
         found.least = found._mp.mpf(10) ** -(2 * scale + _BEYOND)
         return found
 
@@ -146,8 +170,8 @@ class Arithmetic:
             raise TooMuch(f"a number beyond 10^{_LARGEST}")
 
     def _pay(self, price: float) -> None:
-        self.work_left -= price * self._price
-        if self.work_left < 0:
+        self._work.left -= price * self._price
+        if self._work.left < 0:
             raise TooMuch("more than is computed for one answer")
 
     def _inexact(self, number: Any) -> Any:
@@ -174,7 +198,8 @@ class Arithmetic:
         self._note(self._power_of_ten(base) * min(float(abs(self._inexact(exponent))), 1e9))
         self._pay(30)
         is_negative = not isinstance(base, self._mp.mpc) and base < 0
-        if is_negative and isinstance(exponent, Fraction) and exponent.denominator % 2:
+        is_root = isinstance(exponent, Fraction) and exponent.denominator <= _MOST_ROOT
+        if is_negative and is_root and exponent.denominator % 2:
             size = self._mp.power(-base, self._inexact(exponent))  # The real root of a negative number.
             return size if exponent.numerator % 2 == 0 else -size
         if is_negative:
@@ -282,7 +307,7 @@ _NAMES: Final = {
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     """The power where it is rational; None: it is not, or not as an exact number of bounded size."""
-    if exponent.denominator > 64:
+    if exponent.denominator > _MOST_ROOT:
         return None
     if not base:
         if exponent <= 0:
@@ -380,17 +405,15 @@ def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
     """
     names = variables(answer, expected)
     is_complex = "i" in _names(answer, expected) or not names
-    work = _WORK
     num_found = 0
     for point, is_whole in _points(names) if names else [({}, False)]:
         if is_whole and num_found >= _NEEDED:
             return
-        first = Arithmetic(work=work)
+        first = Arithmetic()
         try:
             wanted = first.value(expected, point)
         except Undefined:
             wanted = None
-        work = first.work_left
         if wanted is None or not (is_complex or first.is_real):
             continue
         try:
@@ -399,7 +422,6 @@ def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
                 found, wanted, first = _recomputed(answer, expected, point, first)
         except Undefined:
             found = None
-        work = first.work_left
         if found is not None and (is_complex or first.is_real):
             num_found += 1
             yield _Values(found, wanted, first.least)

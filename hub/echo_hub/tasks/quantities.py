@@ -99,10 +99,23 @@ def plain(text: str) -> str:
     text = _TEMPERATURE.sub(lambda found: f"°{found[1].upper()}", text)
     text = _SHORT_FRACTION.sub(lambda found: f"\\frac{{{found[1] or found[2]}}}{{{found[3] or found[4]}}}", text)
     text = text.lstrip(_EDGE).rstrip(_EDGE + ".")
-    inner = text[1:-1]
-    return plain(inner) if len(text) > 1 and text[0] + text[-1] == "{}" and not {*"{}"} & {*inner} else text
+    depth = 0
+    while depth < _MOST_BRACES and text.startswith("{") and _closing_brace(text) == len(text) - 1:
+        text, depth = text[1:-1].strip(_EDGE), depth + 1
+    return text
 
 
+def _closing_brace(text: str) -> int:
+    """Where the first brace is closed; -1: nowhere."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return place
+    return -1
+
+
+_MOST_BRACES: Final = 5
 _FORMULA: Final = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?")
 _TEXT: Final = re.compile(r"\\text\s*\{([^{}]*)\}")
 _SHORT_FRACTION: Final = re.compile(r"\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d)(?!\d))")
