@@ -28,7 +28,9 @@ _SPACED: Final = 4
 _SHORTEST_CAPITALS: Final = 4
 """Letters of a word in capitals; shorter ones are names of segments and the like."""
 _CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
-_CHOSEN: Final = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])(|\s+(?=[\w\\$(]).*)", re.DOTALL)
+_CHOSEN: Final = re.compile(
+    r"(?:\(([A-Z])\)|([A-Z])[).:]|(?:[Oo]ption|[Cc]hoice)\s+\(?([A-Z])[).:]?)(|\s+(?=[\w\\$(]).*)", re.DOTALL
+)
 _OTHER_CHOICE: Final = re.compile(r"\b[B-Z]\b|\(A\)")
 _WORDS: Final = re.compile(r"[^\W\d_]+(?:[\s'’,.-]+[^\W\d_]+)*")
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z\s']*")
@@ -183,11 +185,13 @@ def _number_verdict(said: str, expected: Quantity, comparison: Comparison) -> Ve
 
 def _is_same_text(said: str, reference: _Reference) -> bool:
     words = _as_words(said)
-    if reference.is_words and _bare(words).casefold() == _bare(reference.words).casefold():
-        return True
+    if reference.is_words:
+        led = without_prose(words) or words
+        if _bare(reference.words).casefold() in (_bare(words).casefold(), _bare(led).casefold()):
+            return True
     if (choice := _CHOICE.fullmatch(reference.words)) is not None and (chosen := _CHOSEN.fullmatch(words)) is not None:
-        is_alone = not _OTHER_CHOICE.search(chosen[3]) and not says_more(chosen[3])
-        return is_alone and choice[1] in (chosen[1], chosen[2])
+        is_alone = not _OTHER_CHOICE.search(chosen[4]) and not says_more(chosen[4])
+        return is_alone and choice[1] in chosen.groups()[:3]
     return words == reference.words or (bool(reference.key) and _key(said) == reference.key)
 
 

@@ -35,17 +35,22 @@ _BETWEEN: Final = re.compile(r"\s*(?:,|;|,?\s*and|,?\s*or)?\s*")
 _PERCENT: Final = re.compile(r"\s*(?:\\?%|percent\b)")
 _NUMBER: Final = re.compile(r"(?:(?:\\?\$|[€£¥])\s?)?[-−+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:\s*/\s*\d+)?")
 _UNIT_BEHIND: Final = re.compile(r"\s*(?:\\?%|[A-Za-zµΩ°]+(?:/[A-Za-z]+)?(?:\^\{?-?\d\}?|[²³])?)")
-_BEFORE_NUMBER: Final = re.compile(r"(?:^|[=:(\s*])$")
+_BEFORE_NUMBER: Final = re.compile(r"(?:^|[=:\s*]|(?<![\w)])\()$")
 _OPERAND_BEFORE: Final = re.compile(r"[-+*/^×·÷√<>≤≥≈~_\\|&!]$|\d(?::|,|;|\s+and|\s+or|\s+to)?$")
+_OPERATOR_BEFORE: Final = re.compile(r"\S\s*[-+/^×·÷√<>≤≥≠≈]\s*$")
 _OPERAND_BEHIND: Final = re.compile(r"[-+*/^×·÷√=<>≤≥_!\\|'°²³]|\w|\.\d|:\d|\(\S*[a-z]\^|\s+[-+*/^×·÷√=<>≤≥]\s*[\w(\\]")
 _PROSE: Final = re.compile(
     r"\s*(?:[A-Za-z][A-Za-z\s,'’]*?)?"
-    r"(?:\s*(?::|\b(?:is|are|was|be|equals|about|has|have|gets|earns|costs|makes|needs|total|so|thus|hence|therefore)\b))+"
+    r"(?:\s*(?::|\b(?:is|are|was|be|equals|about|has|have|gets|earns|costs|makes|needs|total|so|thus|hence|therefore"
+    r"|equal to)\b))+"
     r"\s*(?=\S)"
 )
 _CHINESE_PROSE: Final = re.compile(r"\s*(?:答案|结果)?(?:是|为|：|:)\s*")
 _VARIABLES: Final = frozenset("bcdefghijklmnopqrstuvwxyzABCDEFGHJKLMNOPQRSTUVWXYZ")
 """All letters but those that are words."""
+_EQUAL_TO: Final = re.compile(
+    r"\b(?:equal|equivalent|simplifies|reduces|evaluates|comes|amounts|leads|adds up|sums)\s+to\b", re.IGNORECASE
+)
 _COMPUTES: Final = re.compile(
     r"\b(?:negative|half|twice|double|triple|thrice|reciprocal|inverse|opposite|quarter|third|root|squared|cubed"
     r"|square of|cube of|sqrt|log|ln|sin|cos|tan|times|isn|aren|wasn|never|cannot)\b",
@@ -68,6 +73,7 @@ def answers_in(completion: str) -> list[str]:
 
 def says_more(words: str) -> bool:
     """Whether words make more of what they lead to than an amount: "not", "half of", "at least"."""
+    words = _EQUAL_TO.sub(" ", words)
     return bool(SAYS_MORE & {*re.findall(r"[a-z]+", words.lower())}) or _COMPUTES.search(words) is not None
 
 
@@ -111,10 +117,14 @@ def _called_answer(text: str) -> str | None:
     formulas = list(_FORMULA.finditer(text))
     if formulas:
         said = [_inner(formulas[-1])]
+        first = formulas[-1]
         for before, behind in zip(formulas[-2::-1], formulas[:0:-1], strict=True):
             if not _BETWEEN.fullmatch(text, before.end(), behind.start()):
                 break
             said.append(_inner(before))
+            first = before
+        if _leads_on(text[: first.start()]):
+            return text
         percent = _PERCENT.match(text, formulas[-1].end())
         return ", ".join(reversed(said)) + (percent[0] if percent else "")
     return _last_number(text) or text
@@ -124,14 +134,19 @@ def _inner(formula: re.Match[str]) -> str:
     return next(group for group in formula.groups() if group)
 
 
+def _leads_on(before: str) -> bool:
+    """Whether what stands before a formula or a number makes another one of it."""
+    *_, line = ["", *before.splitlines()]
+    return _OPERATOR_BEFORE.search(line) is not None or says_more(" ".join(line.split()[-3:]))
+
+
 def _last_number(text: str) -> str | None:
     """The last number with its unit, where nothing around it makes another number of it."""
     *_, last = [None, *_NUMBER.finditer(text)]
     if last is None:
         return None
     before, number = text[: last.start()], last[0].rstrip(",")
-    lead = " ".join(before.split()[-2:])
-    if not _BEFORE_NUMBER.search(before) or _OPERAND_BEFORE.search(before.rstrip()) or says_more(lead):
+    if not _BEFORE_NUMBER.search(before) or _OPERAND_BEFORE.search(before.rstrip()) or _leads_on(before):
         return None
     end = last.start() + len(number)
     unit = _UNIT_BEHIND.match(text, end)

@@ -28,7 +28,7 @@ ORDER: Final = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
 _RELATIONS: Final = frozenset(["=", r"\ne", r"\in", *ORDER])
 _SET_SIGNS: Final = {r"\cup": "or", r"\cap": "and", r"\setminus": "without"}
 _REALS: Final = frozenset(["all real numbers", "all reals", "all real values", "the real numbers", "real numbers"])
-_MATRICES: Final = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix"])
+_MATRICES: Final = frozenset(["matrix", "pmatrix", "bmatrix", "Bmatrix", "array"])
 _TIME: Final = re.compile(
     r"(?P<hour>\d{1,2})(?::(?P<minute>\d\d))?(?::(?P<second>\d\d))?\s*(?P<half>[AaPp])\.?\s*[Mm]\.?"
 )
@@ -123,6 +123,8 @@ def read(text: str) -> Item:
     items = [_item(part) for part in parts]
     if all(map(_is_condition, items)) and set(joints) in ({"or"}, {"and"}):
         return Sets(joints[0], tuple(items))
+    if all(isinstance(item, Span) or _is_condition(item) for item in items) and {*joints} == {"or"}:
+        return Sets("or", tuple(items))
     if any(isinstance(item, Span) for item in items):
         raise NotUnderstood("intervals that no sign joins")
     return Several("list", tuple(inner for item in items for inner in _listed(item)))
@@ -258,7 +260,7 @@ def _value(pieces: Sequence[Node]) -> Item:
     if joints:
         return Several("ratio", tuple(read_expression(part) for part in parts))
     match pieces:
-        case [Group(inner=inner)] if _split(inner, _signs(","))[1]:
+        case [Group(inner=inner)] if not inner or _split(inner, _signs(","))[1]:
             return _set(inner, _split(inner, _signs(","))[0])
         case [Token(text=r"\emptyset")]:
             return Several("set", ())
@@ -266,6 +268,8 @@ def _value(pieces: Sequence[Node]) -> Item:
             return Span(None, None, has_low=False, has_high=False)
         case [Call(name=r"\begin"), *_]:
             return _environment(pieces)
+        case [Token(text="(" | "["), Call(name=r"\begin"), *_, Call(name=r"\end"), Token(text=")" | "]")]:
+            return _environment(pieces[1:-1])
         case [*number, Call(name="_", arguments=(base,))] if number:
             if (found := _in_base(number, base)) is not None:
                 return found
@@ -361,6 +365,8 @@ def _environment(pieces: Sequence[Node]) -> Item:
             kind = "".join(piece.text for piece in name if isinstance(piece, Token))
         case _:
             raise NotUnderstood("an environment that does not end")
+    if kind == "array" and inner and isinstance(inner[0], Group):
+        inner = inner[1:]  # How its columns are set.
     if inner and _signs(_ROW_END)(inner[-1]):
         inner = inner[:-1]
     rows, _ = _split(inner, _signs(_ROW_END))
