@@ -121,6 +121,11 @@ def _as_fraction(exponent: Basic) -> Basic:
     return exponent
 
 
+def _is_sign(pieces: Sequence[Node], sign: str) -> bool:
+    """Whether the first piece is this sign."""
+    return bool(pieces) and isinstance(pieces[0], Token) and pieces[0].text == sign
+
+
 class _Reader:
     """Goes through the pieces once."""
 
@@ -315,6 +320,10 @@ class _Reader:
                     isinstance(one, Token) and one.text == "'" for one in primes
                 ):
                     name += "'" * len(primes)
+                case Call(name="^", arguments=((Token(text="-"), Token(text="1")),)) if (
+                    bare in _OF_FUNCTIONS and _is_sign(self._pieces[self._place + 1 : self._place + 2], "(")
+                ):
+                    name += "^{-1}"
                 case _:
                     break
             self._place += 1
@@ -339,6 +348,8 @@ class _Reader:
         from sympy import Integer, Pow, Rational
 
         if name == r"\frac":
+            if all(isinstance(one, Token) and one.text in ("d", r"\partial") for one, *_ in filter(None, arguments)):
+                raise NotUnderstood("a derivative")
             above, below = map(read_expression, arguments)
             return _times(above, _inverse(below))
         if name == r"\sqrt":
