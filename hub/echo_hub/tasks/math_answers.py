@@ -1,4 +1,4 @@
-"""Whether two answers are equal as mathematics, and whether what was asked for has been done.
+"""Judge whether two answers are equal as mathematics, and whether the answer has the form that was asked for.
 
 Both are read whole (`math_reader`) or not at all: what is not understood is right only where it is the reference
 answer's own text, but for settings. Reading and comparing are bounded, so no answer takes longer than a second.
@@ -23,10 +23,10 @@ from echo_hub.tasks.quantities import Quantity, as_written, is_same_quantity, pl
 _CACHED: Final = 4_096
 _EQUALS: Final = re.compile(r"(?<![\\<>!=])=(?!=)")
 _LONGEST_FORMULA: Final = 1_000
-"""Characters of a tagged or boxed answer, where the reference answer is not nearly as long."""
+"""Longest answer in characters, unless the reference answer is at least a quarter as long."""
 _SPACED: Final = 4
 _SHORTEST_CAPITALS: Final = 4
-"""Letters of a word in capitals; shorter ones are names of segments and the like."""
+"""Fewest letters of a word in capitals; a shorter one is a name, such as segment AB."""
 _CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN: Final = re.compile(
     r"(?:\(([A-Z])\)|([A-Z])[).:]|(?:[Oo]ption|[Cc]hoice)\s+\(?([A-Z])[).:]?)(|\s+(?=[\w\\$(]).*)", re.DOTALL
@@ -38,21 +38,21 @@ _NATURAL: Final = re.compile(r"\\?\blog\b(?!\s*_)")
 
 
 class Verdict(StrEnum):
-    """On an answer."""
+    """The verdict on an answer."""
 
     RIGHT = "right"
     WRONG = "wrong"
     NOT_UNDERSTOOD = "not understood"
-    """It, or the reference answer, is not read whole, and the texts differ. Earns nothing."""
+    """The answer or the reference answer cannot be read whole, and their texts differ. It earns nothing."""
 
 
 def is_equal(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> bool:
-    """Whether the verdict is RIGHT."""
+    """Return True if the verdict is RIGHT."""
     return judge(completion, expected, question=question, form=form) is Verdict.RIGHT
 
 
 def judge(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> Verdict:
-    r"""Whether the answer in `completion` is `expected`; this and a tagged answer may be LaTeX without dollar signs.
+    r"""Judge the answer in `completion`; a tagged answer and `expected` may be LaTeX without dollar signs.
 
     The answer is looked for in the last `<answer>...</answer>`, else in what is in `\boxed{}` (several say the same, or
     make a list), else behind words such as "the answer is", else it is the last formula in dollar signs, else the last
@@ -73,17 +73,17 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
 
 
 class Understanding(StrEnum):
-    """Of a reference answer."""
+    """The way in which a reference answer is read."""
 
     NUMBER = "a number"
     FORMULA = "a formula"
     WORDS = "words"
     TEXT = "not understood"
-    """Only the same text is right, but for settings."""
+    """Only the same text is right; settings do not count."""
 
 
 def understanding(expected: str) -> Understanding:
-    """How a reference answer is read."""
+    """Return the way in which a reference answer is read."""
     reference = _reference(expected)
     if reference.quantity is not None:
         return Understanding.NUMBER
@@ -94,16 +94,16 @@ def understanding(expected: str) -> Understanding:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """What is expected."""
+    """A reference answer, as far as it is understood."""
 
     text: str
     words: str
     is_words: bool
-    """Their case does not count."""
+    """True for words and choices: upper and lower case are the same."""
     key: tuple[object, ...] | None
     quantity: Quantity | None
     item: Item | None
-    """None: it is a number, no mathematics, or not understood."""
+    """The parsed answer; None for a number, for words, and for text that is not understood."""
 
 
 @lru_cache(_CACHED)
@@ -125,7 +125,7 @@ def _reference(expected: str) -> _Reference:
 
 
 def _is_words(text: str) -> bool:
-    """Whether it is a choice, `B` or `(B)`, or words: not `AB`, nor a variable."""
+    """Return True for a choice (`B`, `(B)`) and for words, but not for a name such as `AB` or a variable."""
     is_name = len(text) == 1 or (text.isupper() and len(text) < _SHORTEST_CAPITALS)
     return _CHOICE.fullmatch(text) is not None or (_WORDS.fullmatch(text) is not None and not is_name)
 
@@ -158,7 +158,7 @@ def _verdict(said: str, reference: _Reference, comparison: Comparison) -> Verdic
 
 
 def _number_as_formula(reference: _Reference) -> Item | None:
-    """A number of which another form is asked for."""
+    """Parse a reference answer that is a number, where the problem asks for a form such as `factored`."""
     if reference.quantity is None:
         return None
     try:
@@ -196,7 +196,7 @@ def _is_same_text(said: str, reference: _Reference) -> bool:
 
 
 def _read(said: str, reference: _Reference) -> Item:
-    """All of an answer, or all that stands behind words such as "the answer is"."""
+    """Parse the whole answer, or else the text behind words such as "the answer is"."""
     if r"\ln" in reference.text and "log" not in reference.text:
         said = _NATURAL.sub(r"\\ln ", said)
     try:
@@ -209,7 +209,7 @@ def _read(said: str, reference: _Reference) -> Item:
 
 
 def _only_quantity(said: str, question: str) -> Quantity | None:
-    """The number that is all of an answer, alone, at the end of a chain of equations, or behind words."""
+    """Return the number that an answer consists of: alone, at the end of a chain of equations, or behind words."""
     said = plain(said)
     for text in (said, without_prose(said)):
         sides = _EQUALS.split(text or "")
@@ -222,8 +222,7 @@ def _only_quantity(said: str, question: str) -> Quantity | None:
 
 
 def _may_equal(side: str, number: Quantity, question: str) -> bool:
-    """Whether the other side of an equation is a name, in letters or words, what the question asks for, or an
-    expression that has the value."""
+    """Return True if this side of an equation is a name, an expression of the question, or has the number's value."""
     from sympy import Basic, Rational, Symbol
 
     side = side.strip()
@@ -246,5 +245,5 @@ def _as_words(text: str) -> str:
 
 
 def _bare(words: str) -> str:
-    """Without brackets around all of it."""
+    """Remove the brackets around a text."""
     return words[1:-1] if words.startswith("(") and words.endswith(")") else words

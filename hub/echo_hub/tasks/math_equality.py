@@ -1,4 +1,4 @@
-"""Whether an answer that was read whole is what is expected, in value, in order and in form."""
+"""Compare a parsed answer with the parsed reference answer: value, order and form."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What an answer has to have beside its value. All methods raise `TooMuch` where bounds do not let them tell."""
+    """Compares answers to one problem. Every method raises `TooMuch` if a value exceeds the bounds."""
 
     form: Form | None
     question: str
     is_of_value: bool = False
-    """Any form will do."""
+    """Compare values only and ignore the form."""
 
     def is_same(self, answer: Item, expected: Item) -> bool:
-        """Whether the answer is what is expected."""
+        """Return True if the answer says what the reference answer says."""
         match expected:
             case Exact():
                 return answer == expected or (_is_equation(answer) and self._ends_with(answer, expected))
@@ -62,7 +62,7 @@ class Comparison:
         return is_same_value(answer, expected)
 
     def _ends_with(self, chain: Item, expected: Item) -> bool:
-        """Whether a chain of equations ends with what is expected, or names it: `x = 5`, `5 = x`, `2 + 3 = 5`."""
+        """Return True if a chain of equations gives the expected value: `x = 5`, `5 = x`, `2 + 3 = 5`."""
         assert isinstance(chain, Relation)
         *before, last = chain.sides
         if len(before) == 1 and _name(last) and not _name(before[0]):
@@ -72,7 +72,7 @@ class Comparison:
         return all(_name(side) or self._is_true(side, last) for side in before)
 
     def _is_true(self, side: Item, last: Item) -> bool:
-        """Whether two sides of an equation are equal, in any form."""
+        """Return True if two sides of an equation have the same value."""
         return replace(self, is_of_value=True).is_same(side, last)
 
     def _is_same_measure(self, answer: Item, expected: Measured) -> bool:
@@ -139,7 +139,7 @@ class Comparison:
         return self._has_same_items([*map(_value, answer.items)], [*map(_value, expected.items)])
 
     def _is_same_assignment(self, answer: Item, wanted: Mapping[str, Item]) -> bool:
-        """Of several variables: each with its value, or all values in their order."""
+        """Compare values of several variables: each with its name, or all of them in order."""
         match answer:
             case Several(kind="list"):
                 found = _assigned(answer.items)
@@ -177,7 +177,7 @@ class Comparison:
         return len(items) == len(expected) and all(map(self.is_same, items, expected))
 
     def _has_same_items(self, items: Sequence[Item], expected: Sequence[Item]) -> bool:
-        """In any order."""
+        """Compare items in any order."""
         if len(items) != len(expected) or len(items) > MOST_ITEMS:
             return False
         left = list(expected)
@@ -197,7 +197,7 @@ class Comparison:
         return any(one.signs == expected.signs and self._has_same_links(one, expected) for one in (answer, turned))
 
     def _has_same_links(self, answer: Relation, expected: Relation) -> bool:
-        """Whether each two sides differ by the same, or all sides are the same."""
+        """Compare inequalities by the difference of their sides; chains are compared side by side."""
         if r"\in" in expected.signs or len(expected.sides) > 2:
             return self._has_same_in_order(answer.sides, expected.sides)
         mine, theirs = _difference(answer), _difference(expected)
@@ -207,7 +207,7 @@ class Comparison:
         return ratio is not None and (ratio == 1 or (ratio > 0 and len(variables(theirs)) > 1))
 
     def _is_same_equation(self, answer: Item, expected: Relation) -> bool:
-        """Of one variable and its value: the same, or the value. Of several: a multiple, too."""
+        """Compare equations. `x = 5` accepts the value 5; with several variables a multiple is the same equation."""
         if len(expected.sides) != 2:
             if not isinstance(answer, Relation) or answer.signs != expected.signs:
                 return False
@@ -236,7 +236,7 @@ def _is_equation(item: Item) -> bool:
 
 
 def _name(item: Item) -> str:
-    """Of a variable, or of several in brackets; empty: it is anything else."""
+    """Return the name of a variable, or of a tuple of variables; empty for anything else."""
     from sympy import Symbol
 
     if isinstance(item, Several) and item.kind == "tuple" and all(map(_name, item.items)):
@@ -245,7 +245,7 @@ def _name(item: Item) -> str:
 
 
 def _named(item: Item) -> str:
-    """The name whose value it says; empty: it says no value of a name."""
+    """Return the variable that an equation gives a value to; empty if it is no such equation."""
     if not _is_equation(item) or not isinstance(item, Relation) or len(item.sides) != 2:
         return ""
     left, right = map(_name, item.sides)
@@ -253,7 +253,7 @@ def _named(item: Item) -> str:
 
 
 def _value(item: Item) -> Item:
-    """What a name is said to be; anything else is itself."""
+    """Return the value that an equation gives to a variable; any other item is returned unchanged."""
     if not _named(item) or not isinstance(item, Relation):
         return item
     left, right = item.sides
@@ -265,13 +265,13 @@ def _has_names(items: Sequence[Item]) -> bool:
 
 
 def _assigned(items: Sequence[Item]) -> dict[str, Item] | None:
-    """Values by names, in order; None: not every item says one, or two say one of the same."""
+    """Return values by variable, in order; None unless every item gives a value to a variable of its own."""
     found = {_named(item): _value(item) for item in items}
     return found if len(found) == len(items) and "" not in found else None
 
 
 def _difference(relation: Relation) -> Basic | None:
-    """Left side less right side; None where they are no expressions."""
+    """Return the left side minus the right side; None unless both are expressions."""
     from sympy import Add, Basic, Integer, Mul
 
     if len(relation.sides) != 2 or not all(isinstance(side, Basic) for side in relation.sides):

@@ -1,4 +1,4 @@
-r"""Expressions as they are written: `2x + \frac{1}{2}\sin^2 x` becomes sympy's tree, and nothing in it is computed.
+r"""Parse expressions: `2x + \frac{1}{2}\sin^2 x` becomes a sympy tree, and nothing in it is computed.
 
 What has two readings, such as `1/2x` or `\sin x/2`, is not understood.
 """
@@ -68,7 +68,7 @@ _MOST_DIGITS: Final = 2_000
 
 
 def read_expression(pieces: Sequence[Node]) -> Basic:
-    """All of the pieces. Raises NotUnderstood."""
+    """Parse all pieces as one expression. Raises NotUnderstood."""
     reader = _Reader(pieces)
     found = reader.sum()
     if reader.piece is not None:
@@ -106,7 +106,7 @@ def _negative(of: Basic) -> Basic:
 
 
 def _as_fraction(exponent: Basic) -> Basic:
-    """A quotient of two whole numbers as one number; anything else as it is."""
+    """Turn a quotient of two whole numbers into one number; return anything else unchanged."""
     from sympy import Integer, Mul, Pow, Rational
 
     if isinstance(exponent, Mul) and len(exponent.args) == 2:
@@ -122,30 +122,30 @@ def _as_fraction(exponent: Basic) -> Basic:
 
 
 def _is_sign(pieces: Sequence[Node], sign: str) -> bool:
-    """Whether the first piece is this sign."""
+    """Return True if the first piece is this sign."""
     return bool(pieces) and isinstance(pieces[0], Token) and pieces[0].text == sign
 
 
 class _Reader:
-    """Goes through the pieces once."""
+    """Recursive-descent parser that reads every piece once."""
 
     def __init__(self, pieces: Sequence[Node]) -> None:
         self._pieces = pieces
         self._place = 0
         self._in_bars = 0
         self._is_bare = False
-        """The factor just read is a function whose argument has no brackets."""
+        """True right after a function whose argument has no brackets."""
 
     @property
     def piece(self) -> Node | None:
-        """The next one."""
+        """The next piece; None at the end."""
         return self._pieces[self._place] if self._place < len(self._pieces) else None
 
     def _is_at(self, *texts: str) -> bool:
         return isinstance(self.piece, Token) and self.piece.text in texts
 
     def _take(self, *texts: str) -> str | None:
-        """The next piece's text, where it is one of these."""
+        """Consume the next piece if it is one of these signs, and return its text."""
         if not self._is_at(*texts):
             return None
         piece = self.piece
@@ -201,7 +201,7 @@ class _Reader:
         return False
 
     def _factor(self) -> Basic:
-        """A base with its power, factorial, or degree sign."""
+        """Parse a base with its power, factorial, or degree sign."""
         from sympy import Pow, Rational, Symbol
 
         base = self._base()
@@ -299,14 +299,14 @@ class _Reader:
         return Rational(value.numerator, value.denominator)
 
     def _is_exponent(self) -> bool:
-        """Whether the letter e may mean a power of ten, as in 2e-3."""
+        """Return True if the letter e may mean a power of ten, as in 2e-3."""
         match self._pieces[self._place + 1 : self._place + 3]:
             case [Token(text="+" | "-", is_apart=False), Token(kind=Kind.NUMBER, is_apart=False)]:
                 return True
         return False
 
     def _letter(self, name: str) -> Basic:
-        """A variable with its index and its primes, or a constant. A function's name takes what it is of with it."""
+        """Parse a constant, or a variable with its index and primes. A function keeps its argument in its name."""
         from sympy import Symbol
 
         bare = name
@@ -372,7 +372,7 @@ class _Reader:
         raise NotUnderstood(name)
 
     def _function(self, name: str) -> Basic:
-        """With the power that stands before its argument: `\\sin^2 x`, and `\\sin^{-1} x` for the inverse."""
+        """Parse a function and the power before its argument: `\\sin^2 x`; `\\sin^{-1} x` is the inverse."""
         from sympy import Integer, Pow
 
         power: Basic | None = None
@@ -409,7 +409,7 @@ class _Reader:
         return found
 
     def _argument(self, name: str) -> Basic:
-        """In brackets, or all simple factors that follow."""
+        """Parse an argument in brackets, or else all simple factors that follow."""
         if self._is_at("(", "[", "|") or isinstance(self.piece, Group):
             found = self._base()
             if (isinstance(self.piece, Call) and self.piece.name == "^") or self._is_at("!", "°"):

@@ -1,4 +1,4 @@
-r"""What a completion calls its answer: what is tagged, what is in boxes, what stands behind words, or the last number.
+r"""Find the answer in a completion: the tagged text, boxes, the text behind "the answer is", or the last number.
 
 What stands right next to a box belongs to it: `-\boxed{5}` is -5. A tagged answer is taken whole: there, words and
 punctuation alone may surround a box.
@@ -46,8 +46,8 @@ _PROSE: Final = re.compile(
     r"\s*(?=\S)"
 )
 _CHINESE_PROSE: Final = re.compile(r"\s*(?:答案|结果)?(?:是|为|：|:)\s*")
-_VARIABLES: Final = frozenset("bcdefghijklmnopqrstuvwxyzABCDEFGHJKLMNOPQRSTUVWXYZ")
-"""All letters but those that are words."""
+_VARIABLES: Final = frozenset("bcdefghijklmnopqrstuvwxyzBCDEFGHJKLMNOPQRSTUVWXYZ")
+"""Letters that are variables: all but A, I and a, which are words."""
 _EQUAL_TO: Final = re.compile(
     r"\b(?:equal|equivalent|simplifies|reduces|evaluates|comes|amounts|leads|adds up|sums)\s+to\b", re.IGNORECASE
 )
@@ -59,7 +59,7 @@ _COMPUTES: Final = re.compile(
 
 
 def answers_in(completion: str) -> list[str]:
-    """What is to be judged, of all of a completion; several: what several boxes hold; none: it has no answer."""
+    """Return the answer in a completion: one text, one text for each box, or none."""
     said = tagged_answer(completion)
     boxes, around = _boxed(completion if said is None else said)
     if said is not None:
@@ -72,13 +72,13 @@ def answers_in(completion: str) -> list[str]:
 
 
 def says_more(words: str) -> bool:
-    """Whether words make more of what they lead to than an amount: "not", "half of", "at least"."""
+    """Return True if words change the meaning of the number behind them: "not", "half of", "at least"."""
     words = _EQUAL_TO.sub(" ", words)
     return bool(SAYS_MORE & {*re.findall(r"[a-z]+", words.lower())}) or _COMPUTES.search(words) is not None
 
 
 def without_prose(said: str) -> str | None:
-    """What stands behind words that lead to an answer; None: there are none, or they say more than that."""
+    """Return the text behind words such as "the answer is"; None without such words, or if they change its meaning."""
     if (chinese := _CHINESE_PROSE.match(said)) is not None:
         return said[chinese.end() :]
     prose = _PROSE.match(said)
@@ -88,8 +88,9 @@ def without_prose(said: str) -> str | None:
 
 
 def _boxed(text: str) -> tuple[list[str], str]:
-    """What is in the last boxes that are in no other box, each once, with what belongs to it next to the box; and the
-    text around all boxes."""
+    """Return the contents of the last boxes without repetition, and the text around all boxes.
+
+    A sign, power or unit right next to a box is part of its content. Boxes within boxes are not listed."""
     found: list[str] = []
     around: list[str] = []
     position = 0
@@ -109,7 +110,7 @@ def _boxed(text: str) -> tuple[list[str], str]:
 
 
 def _called_answer(text: str) -> str | None:
-    """What a text without tags and boxes calls its answer, its last formula, or its last number."""
+    """Return the answer of a text without tags and boxes: behind "answer is", the last formula, or the last number."""
     text = text[-LONGEST:]
     *_, last = ["", *_ANSWER_IS.findall(text)]
     if last:
@@ -135,13 +136,13 @@ def _inner(formula: re.Match[str]) -> str:
 
 
 def _leads_on(before: str) -> bool:
-    """Whether what stands before a formula or a number makes another one of it."""
+    """Return True if the text before a formula or a number changes its meaning."""
     *_, line = ["", *before.splitlines()]
     return _OPERATOR_BEFORE.search(line) is not None or says_more(" ".join(line.split()[-3:]))
 
 
 def _last_number(text: str) -> str | None:
-    """The last number with its unit, where nothing around it makes another number of it."""
+    """Return the last number with its unit; None if the text around the number changes its value."""
     *_, last = [None, *_NUMBER.finditer(text)]
     if last is None:
         return None

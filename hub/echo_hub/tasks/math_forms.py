@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 _SPACED: Final = 10
 """A formula is set in no more than so many times what it says."""
 _COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
-"""Functions whose values are numbers written out."""
+"""Functions that are still to be computed where a number has to be written out."""
 _HIGHEST_DEGREE: Final = 40
 _LARGEST: Final = 10**30
-"""What a simplified answer may have, so that it takes no time to see whether it can be reduced."""
+"""Largest number in a simplified answer; beyond it the answer counts as not simplified."""
 _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
 
 
@@ -63,13 +63,14 @@ def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
 
 
 def _has_power(expected: Basic) -> bool:
-    """Whether a power of plain numbers is left to compute in the reference answer."""
+    """Return True if the reference answer has a power of plain numbers that is left to compute."""
     return any(_is_power(part) for part in _parts(expected))
 
 
 def _is_power(part: Basic) -> bool:
-    """Whether it is a power of plain numbers that is one itself, other than a fraction's denominator; or a function of
-    them, such as a factorial."""
+    """Return True for a power of plain numbers that can be computed, and for a factorial and the like of them.
+
+    A fraction's denominator is no power."""
     from sympy import Integer, Pow
 
     if type(part).__name__ in _COMPUTED:
@@ -81,7 +82,7 @@ def _is_power(part: Basic) -> bool:
 
 
 def _is_plain(part: Basic) -> bool:
-    """Whether there is nothing but plain numbers in it."""
+    """Return True if it holds nothing but plain numbers."""
     from sympy import Number
 
     return all(isinstance(atom, Number) for atom in _parts(part) if not atom.args) and not part.atoms(_function())
@@ -109,7 +110,7 @@ def is_worked_out(answer: Basic, *, may_have_powers: bool = False) -> bool:
 
 
 def _is_left(factor: Basic) -> bool:
-    """Whether it is a number, or a power of numbers, that a product can be computed with."""
+    """Return True for a number other than -1, and for a power of numbers."""
     from sympy import Number
 
     return (isinstance(factor, Number) and factor != -1) or _is_power(factor)
@@ -188,7 +189,7 @@ def _may_be_reduced(answer: Basic) -> bool:
 
 
 def _degree(expression: Basic) -> int:
-    """More than the degree and the number of factors that it has when it is expanded."""
+    """Return an upper bound of the expanded expression's degree and number of factors."""
     from sympy import Integer, Pow
 
     if not expression.args:

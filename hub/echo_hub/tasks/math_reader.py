@@ -1,4 +1,4 @@
-r"""What an answer says, read whole: an expression, a list, a set, a tuple, an interval, a matrix, an equation.
+r"""Parse a whole answer: an expression, a list, a set, a tuple, an interval, a matrix or an equation.
 
     x \le -2 \text{ or } x \ge 3      Sets("or", (Relation, Relation))
     (-\infty, 2] \cup \{5\}           Sets("or", (Span, Several))
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 ORDER: Final = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-"""Inequalities, with what they are from right to left."""
+"""Inequality signs, each with its mirror image."""
 _RELATIONS: Final = frozenset(["=", r"\ne", r"\in", *ORDER])
 _SET_SIGNS: Final = {r"\cup": "or", r"\cap": "and", r"\setminus": "without"}
 _REALS: Final = frozenset(["all real numbers", "all reals", "all real values", "the real numbers", "real numbers"])
@@ -50,7 +50,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An interval; None as an end: it has none."""
+    """An interval; an end that is None is infinite."""
 
     low: Basic | None
     high: Basic | None
@@ -60,7 +60,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """Sets, or inequalities, joined by `or`, `and`, or `without`."""
+    """Several sets or inequalities, joined by `or`, `and`, or `without`."""
 
     by: str
     parts: tuple[Item, ...]
@@ -68,7 +68,7 @@ class Sets:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """Sides with the signs between them."""
+    """Two or more sides with the signs between them."""
 
     sides: tuple[Item, ...]
     signs: tuple[str, ...]
@@ -91,7 +91,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """What is equal where it says the same: a number with its base, an infinity."""
+    """An answer without arithmetic: a number with its base, a time, a quotient with remainder, an infinity."""
 
     kind: str
     said: tuple[object, ...]
@@ -101,7 +101,7 @@ Item: TypeAlias = "Basic | Several | Span | Sets | Relation | Grid | Measured | 
 
 
 def read(text: str) -> Item:
-    """All of a text. Raises NotUnderstood."""
+    """Parse all of a text. Raises NotUnderstood."""
     said = plain(text)
     if said.casefold() in _REALS:
         return Span(None, None, has_low=False, has_high=False)
@@ -131,7 +131,7 @@ def read(text: str) -> Item:
 
 
 def _division(found: re.Match[str]) -> Exact:
-    """A quotient with its remainder; what is divided may stand before it."""
+    """Parse a quotient with its remainder, after the division itself if it is given."""
     whole, rest = int(found["whole"]), int(found["rest"])
     if found["of"] and int(found["of"]) != int(found["by"]) * whole + rest:
         raise NotUnderstood("a division that does not come out")
@@ -139,7 +139,7 @@ def _division(found: re.Match[str]) -> Exact:
 
 
 def _with_thousands(text: str) -> str:
-    """`12,345\\pi` as one number, where no brackets make a pair of it."""
+    """Remove the commas of `12,345\\pi`, unless the text has brackets: `(12,345)` is a pair."""
     return (
         text
         if any(bracket in text for bracket in "([{")
@@ -159,7 +159,7 @@ def _joint(piece: Node) -> str:
 def _without_double_joints(
     parts: Sequence[Sequence[Node]], joints: Sequence[str]
 ) -> tuple[list[Sequence[Node]], list[str]]:
-    """A comma before `and` or `or` is one joint with it."""
+    """Merge a comma with the `and` or `or` behind it."""
     kept_parts: list[Sequence[Node]] = [parts[0]]
     kept_joints: list[str] = []
     for part, joint in zip(parts[1:], joints, strict=True):
@@ -173,17 +173,17 @@ def _without_double_joints(
 
 
 def _listed(item: Item) -> tuple[Item, ...]:
-    """Both of `\\pm 2`."""
+    """Return the items of a list, such as both values of `\\pm 2`, or the item itself."""
     return item.items if isinstance(item, Several) and item.kind == "list" else (item,)
 
 
 def _is_condition(item: Item) -> bool:
-    """Whether it says what a variable may be, and not which one value it has."""
+    """Return True for an inequality or a membership, but not for an equation."""
     return isinstance(item, Relation) and all(sign != "=" for sign in item.signs)
 
 
 def _split(pieces: Sequence[Node], is_joint: Callable[[Node], bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """The parts between joints that stand in no brackets, and the joints."""
+    """Split at joints outside all brackets; return the parts and the joints."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
@@ -197,7 +197,7 @@ def _split(pieces: Sequence[Node], is_joint: Callable[[Node], bool]) -> tuple[li
 
 
 def _deeper(piece: Node) -> int:
-    """By how many brackets or environments it leads in, or out."""
+    """Return 1 for an opening bracket or environment, -1 for a closing one, else 0."""
     match piece:
         case Token(text=text):
             return (text in OPENING) - (text in CLOSING)
@@ -249,7 +249,7 @@ def _with_sign(piece: Node, sign: str) -> Node:
 
 
 def _value(pieces: Sequence[Node]) -> Item:
-    """Anything but a relation."""
+    """Parse anything but a relation."""
     parts, joints = _split(pieces, _signs(*_SET_SIGNS))
     if joints:
         by = {_SET_SIGNS[joint.text] for joint in joints if isinstance(joint, Token)}
@@ -282,7 +282,7 @@ def _value(pieces: Sequence[Node]) -> Item:
 
 
 def _braced(pieces: Sequence[Node]) -> Item | None:
-    """A set in plain braces, which are not shown in LaTeX."""
+    """Parse a set in braces without backslashes, which LaTeX would not show."""
     match pieces:
         case [Group(inner=inner)]:
             return _set(inner, _split(inner, _signs(","))[0])
@@ -290,7 +290,7 @@ def _braced(pieces: Sequence[Node]) -> Item | None:
 
 
 def _closes_last(pieces: Sequence[Node]) -> bool:
-    """Whether the first bracket is closed by the last piece."""
+    """Return True if the last piece closes the first bracket."""
     depth = 0
     for place, piece in enumerate(pieces):
         depth += _deeper(piece)
@@ -348,7 +348,7 @@ def _set(inner: Sequence[Node], parts: Sequence[Sequence[Node]]) -> Item:
 
 
 def _in_base(number: Sequence[Node], base: Sequence[Node]) -> Exact | None:
-    """A number with its base; None: it is a letter with an index."""
+    """Return a number with its base; None for a letter with an index."""
     match number:
         case [Token(text="("), *inner, Token(text=")")]:
             number = inner
@@ -380,7 +380,7 @@ def _environment(pieces: Sequence[Node]) -> Item:
 
 
 def _measured(pieces: Sequence[Node]) -> Item:
-    """An expression, with its unit where it has one."""
+    """Parse an expression and the unit behind it."""
     pieces, before = list(pieces), ""
     match pieces:
         case [Token(text="$" | "€" | "£" | "¥") as money, *rest]:

@@ -1,4 +1,4 @@
-r"""Sets of real numbers, by the cuts between which they are: `(0,1]` begins behind 0 and ends behind 1.
+r"""Compare sets of real numbers by the cuts at their ends: `(0,1]` begins behind 0 and ends behind 1.
 
 So intervals, inequalities of one variable, unions, intersections and differences are compared in one form.
 """
@@ -25,19 +25,19 @@ class Cut:
     number: Fraction | float
     is_behind: bool
     end: Basic | None
-    """The number as it is written; None: there is none, at infinity."""
+    """The number as it is written; None at infinity."""
 
     def is_same(self, other: Cut) -> bool:
-        """Whether it is the same place, exactly."""
+        """Return True if both are exactly the same place."""
         if (self.number, self.is_behind) != (other.number, other.is_behind):
             return False
         return self.end is None or other.end is None or is_same_value(self.end, other.end)
 
 
 MOST_ITEMS: Final = 50
-"""Of a list whose order does not count."""
+"""Largest size of a list whose order does not count."""
 Cuts = tuple[tuple[Cut, Cut], ...]
-"""Where each part of a set begins and ends, in order; no two of them touch."""
+"""Begin and end of each part of a set, in order; no two parts touch."""
 
 _LOWEST: Final = Cut(-inf, False, None)
 _HIGHEST: Final = Cut(inf, False, None)
@@ -45,14 +45,14 @@ _HIGHEST: Final = Cut(inf, False, None)
 
 @dataclass(frozen=True, slots=True)
 class RealSet:
-    """Real numbers, and the variable that they are values of; empty: none is named."""
+    """A set of real numbers, and the variable it is for; empty if none is named."""
 
     cuts: Cuts
     variable: str = ""
 
 
 def is_same_set(one: RealSet, other: RealSet) -> bool:
-    """Whether they hold the same numbers, of the same variable where both name one."""
+    """Return True if both sets hold the same numbers and do not name different variables."""
     if one.variable and other.variable and one.variable != other.variable:
         return False
     if len(one.cuts) != len(other.cuts):
@@ -62,7 +62,7 @@ def is_same_set(one: RealSet, other: RealSet) -> bool:
 
 
 def real_set(item: Item) -> RealSet | None:
-    """The real numbers that an item means; None: it means none, or ends that are not numbers."""
+    """Return the set of real numbers that an item means; None if it is no set, or has variables as ends."""
     match item:
         case Span(low=low, high=high, has_low=has_low, has_high=has_high):
             return _interval(low, high, has_low=has_low, has_high=has_high)
@@ -82,7 +82,7 @@ def real_set(item: Item) -> RealSet | None:
 
 
 def _has_variable(item: Item) -> bool:
-    """Whether it is anything but an expression without variables."""
+    """Return True for anything but an expression without variables."""
     return _is_item(item) or bool(variables(item))
 
 
@@ -146,7 +146,7 @@ def _intersection(one: Cuts, other: Cuts) -> Cuts:
 
 
 def _condition(left: Item, sign: str, right: Item) -> RealSet | None:
-    """Of one variable, which stands alone on one side."""
+    """Return the set of a condition on one variable, which is alone on one side."""
     from sympy import Symbol
 
     if sign == r"\in":

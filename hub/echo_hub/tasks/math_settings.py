@@ -1,4 +1,4 @@
-r"""What only sets an answer, taken off: `**\(\displaystyle\mathbf{2}√2\)**` is `2\sqrt{2}`.
+r"""Remove the settings of an answer: `**\(\displaystyle\mathbf{2}√2\)**` becomes `2\sqrt{2}`.
 
 Fonts, sizes, colours, spacing, boxes, Markdown, Unicode's own signs and the many names of one command are settings.
 Letters' marks (`\vec`, `\hat`, primes), brackets and ellipses are not. In time that grows with the length alone.
@@ -125,7 +125,7 @@ _SIGNS: Final = {
     **{"\u2009": r"\,", "\u202f": r"\,", "\u2061": "", "\u2062": "", "\u200b": "", "\ufeff": "", "\u2060": ""},
     **{letter: f"\\{name} " for letter, name in _GREEK.items()},
 }
-"""`µ`, micro, is no Greek letter here."""
+"""LaTeX for Unicode signs. `µ` stands for micro, so it is not in the table."""
 _UNICODE: Final = str.maketrans(_SIGNS)
 
 _SPACES: Final = frozenset(
@@ -212,9 +212,9 @@ _NOTHING: Final = frozenset(
         r"\]",
     ]
 )
-"""Commands that set what follows, whose braces go with them."""
+"""Setting commands; the braces of their argument are removed, too."""
 _BOLD: Final = frozenset([r"\mathbf", r"\bm", r"\boldsymbol", r"\pmb"])
-"""One letter stays what it is, for a bold letter may be a vector."""
+"""Bold fonts. A single bold letter keeps its command, because it may be a vector."""
 _TEXT: Final = frozenset(
     [
         r"\text",
@@ -235,7 +235,7 @@ _TEXT: Final = frozenset(
     ]
 )
 _COLOURED: Final = frozenset([r"\color", r"\textcolor", r"\colorbox", r"\hspace", r"\hspace*"])
-"""Their first braces hold what is none of the answer."""
+"""Commands whose first argument is not part of the answer."""
 _NAMES: Final = {
     **dict.fromkeys([r"\dfrac", r"\tfrac", r"\cfrac", r"\nicefrac", r"\sfrac", r"\flatfrac", r"\xfrac"], r"\frac"),
     **dict.fromkeys([r"\dbinom", r"\tbinom"], r"\binom"),
@@ -294,7 +294,7 @@ _AFTER: Final = (
 _MARKDOWN: Final = re.compile(
     r"(?:(?<=[A-Za-z:.,;!?][A-Za-z:.,;!?]\s)|(?<![^\n]))(\*\*|__)(?=\S)([^*_\n]+)(?<=\S)\1(?=$|[\s.,;:!?])"
 )
-"""Between words, or from the start of a line: `2**3` is a power."""
+"""Bold text between words or from the start of a line: `2**3` is a power."""
 _FENCE: Final = re.compile(r"(`{1,3})([^`]+)\1")
 _THOUSANDS: Final = re.compile(r"(?<![\d.])(\d{1,3})((?:(?:\\,|\\!,|\{,\}|,\\!)\d{3})+)(?!\d)")
 _NO_BRACKET: Final = re.compile(r"\\(?:left|right)\s*\.")
@@ -303,7 +303,7 @@ _APART: Final = re.compile(r"\D")
 
 
 def without_settings(text: str) -> str:
-    """The same without its settings, in LaTeX's plainest names; dollar signs stay."""
+    """Return the text without settings, with one name for each command. Dollar signs stay."""
     text = _FENCE.sub(r"\2", _MARKDOWN.sub(r"\2", text))
     text = _RAISED.sub(lambda found: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in found[0]) + "}", text)
     text = _LOWERED.sub(lambda found: "_{" + "".join(_SUBSCRIPTS[sign] for sign in found[0]) + "}", text)
@@ -324,7 +324,7 @@ def _root(found: re.Match[str]) -> str:
 
 
 def _plain(character: str) -> str:
-    """½ as a fraction; a letter or figure of a mathematical face, or of full width, as itself."""
+    """Convert ½ to a fraction, and letters and figures of other fonts or of full width to plain ones."""
     form = unicodedata.decomposition(character)
     if form.startswith("<fraction>"):
         above, _, below = unicodedata.normalize("NFKC", character).partition("\u2044")
@@ -335,11 +335,11 @@ def _plain(character: str) -> str:
 
 
 def _without_commands(text: str) -> str:
-    """Each piece once; what closes a command's braces is known by those that are open."""
+    """Remove setting commands in one pass, together with the braces of their arguments."""
     pieces = _PIECE.findall(text)
     found: list[str] = []
     opened: list[bool] = []
-    """Of the braces that are open, whether they stay."""
+    """True for each open brace that stays."""
     position, drops_braces = 0, False
     while position < len(pieces):
         piece = pieces[position]
@@ -386,7 +386,7 @@ def _single_letter(pieces: list[str], position: int) -> str:
 
 
 def _behind_braces(pieces: list[str], position: int) -> int:
-    """The place behind `{...}` that holds no braces itself; the same place where there is none."""
+    """Return the position behind `{...}` without inner braces; the same position if there is none."""
     match pieces[position : position + 3]:
         case ["{", _, "}"]:
             return position + 3

@@ -1,4 +1,4 @@
-r"""The pieces of an answer, with the arguments of its commands: `\frac12` and `\frac{1}{2}` are the same here.
+r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` are the same here.
 
 Whatever is not known stays as it is, so two texts that differ in settings alone have the same `key`, understood or not.
 """
@@ -14,17 +14,17 @@ from typing import Final
 from echo_hub.tasks.math_settings import without_settings
 
 LONGEST: Final = 4_000
-"""Characters of an answer that is read."""
+"""Longest answer that is parsed, in characters."""
 DEEPEST: Final = 30
-"""Brackets within brackets."""
+"""Deepest nesting of brackets and braces."""
 
 
 class NotUnderstood(Exception):
-    """The text is not understood whole: its text says which part is not."""
+    """The answer cannot be parsed whole; the message names the part that is not understood."""
 
 
 class Kind(Enum):
-    """Of a token."""
+    """The kind of a token."""
 
     NUMBER = "number"
     LETTER = "letter"
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What stands in braces that are no command's."""
+    """Pieces in braces that are not an argument of a command."""
 
     inner: tuple[Node, ...]
     is_apart: bool = False
@@ -187,8 +187,9 @@ _LEXED: Final = re.compile(r"\s+|\\[A-Za-z]+\*?|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]
 
 
 def nodes(text: str) -> tuple[Node, ...]:
-    """The pieces of a text, without the dollar signs around formulas. Raises NotUnderstood where it is too long or too
-    deep, or its braces do not match."""
+    """Split a text into its pieces and drop the dollar signs around formulas.
+
+    Raises NotUnderstood if the text is too long, nested too deeply, or has unmatched braces."""
     if len(text) > LONGEST:
         raise NotUnderstood(f"more than {LONGEST:,} characters")
     tokens = _tokens(without_settings(text))
@@ -201,7 +202,7 @@ def nodes(text: str) -> tuple[Node, ...]:
 
 
 def key(pieces: Sequence[Node]) -> tuple[object, ...]:
-    """What two texts that differ in settings alone have in common."""
+    """Return a key that is equal for texts that differ only in settings."""
     found: list[object] = []
     for piece in pieces:
         match piece:
@@ -221,7 +222,7 @@ def _tokens(text: str) -> list[Token]:
     is_apart, position = False, 0
     pieces = _LEXED.findall(text.replace(r"\$", "\ue000"))
     in_text: list[int] = []
-    """Of each `\\text{`, the depth of its braces."""
+    """Depth of the braces of each open `\\text{`."""
     depth = 0
     while position < len(pieces):
         piece = pieces[position]
@@ -279,7 +280,7 @@ def _nest(tokens: Sequence[Token]) -> tuple[Node, ...]:
 
 
 def _until(tokens: Sequence[Token], position: int, close: str, depth: int) -> tuple[tuple[Node, ...], int]:
-    """What stands before `close`, and the place behind it."""
+    """Return the pieces before `close`, and the position behind it."""
     if depth > DEEPEST:
         raise NotUnderstood(f"more than {DEEPEST} brackets within each other")
     found: list[Node] = []
@@ -314,7 +315,7 @@ def _node(tokens: Sequence[Token], position: int, depth: int) -> tuple[Node, int
 
 
 def _argument(name: str, tokens: Sequence[Token], position: int, depth: int) -> tuple[tuple[Node, ...], int]:
-    """The next braces, or else the next figure, letter or command, and the place behind it.
+    """Return the next argument of a command (braces, or one figure, letter or command), and the position behind it.
 
     `x^10`, `10^-3` and `sqrt(2)` are read as they are meant.
     """

@@ -1,4 +1,4 @@
-"""Whether an expression has the same value as another, wherever that one has a real value.
+"""Compare two expressions wherever the expected one has a real value.
 
 Rational numbers are computed exactly. All others are computed to 40 digits beyond the smallest difference that parts of
 this size can make, so `\\pi + 10^{-100}` is not `\\pi`. Variables are given the same irregular numbers in both
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _MOST_BITS: Final = 60_000
-"""Of an exact number."""
+"""Largest exact number, in bits."""
 _DIGITS: Final = 70
 _BEYOND: Final = 40
 _DECIMALS: Final = 50
 _LARGEST: Final = 500
-"""Powers of ten, of a number that is not exact: e^{1000} is 10^434."""
+"""Largest power of ten of a number that is not exact: e^{1000} is 10^434."""
 _MOST_WORK: Final = 150_000.0
-"""Of one answer, in additions of numbers of 70 digits: less than half a second."""
+"""Bound on the work for one answer, in additions of numbers of 70 digits: less than half a second."""
 _MOST_FACTORIAL: Final = 5_000
 _MOST_ROOT: Final = 64
-"""The index of a root; a fraction with a larger denominator is a value of a variable."""
+"""Largest index of a root; an exponent with a larger denominator comes from a variable."""
 _MOST_GAMMA: Final = 200
 _NUM_POINTS: Final = 6
 _NUM_WHOLE_POINTS: Final = 12
 _NEEDED: Final = 4
-"""Points at which both expressions have to have the same value."""
+"""Fewest points at which both expressions must have the same value."""
 
 
 class TooMuch(NotUnderstood):
@@ -52,7 +52,7 @@ class Undefined(Exception):
 
 @dataclass(slots=True)
 class Work:
-    """What is left of the work that one answer may make."""
+    """Work that is left for one answer."""
 
     left: float = _MOST_WORK
 
@@ -62,7 +62,7 @@ _WORK: Final[ContextVar[Work | None]] = ContextVar("math_work", default=None)
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
-    """Everything that is computed within shares one bound: lists are compared each item with each."""
+    """Give one bound to everything computed within the block: lists are compared each item with each."""
     token = _WORK.set(Work())
     try:
         yield
@@ -79,11 +79,11 @@ class Arithmetic:
         self._price = (digits / _DIGITS) ** 1.6
         self._work = _WORK.get() or Work()
         self.least: Any = None
-        """What no genuine difference is as small as; None: all values are exact."""
+        """Differences below it are rounding; None if all values are exact."""
         self.is_real = True
-        """Nothing so far had an imaginary part."""
+        """False as soon as a part has an imaginary part."""
         self.scale = 0.0
-        """The largest power of ten, in size, of any part so far that is not exact, or that such a part is made of."""
+        """Largest absolute power of ten of any inexact part so far, and of the exact parts it is made of."""
 
     @cached_property
     def _mp(self) -> Any:
@@ -94,7 +94,7 @@ class Arithmetic:
         return context
 
     def value(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
-        """A Fraction, or a number of mpmath. Raises Undefined and TooMuch."""
+        """Return the value as a Fraction or a number of mpmath. Raises Undefined and TooMuch."""
         from sympy import Add, Mul, Pow, Rational, Symbol
 
         if isinstance(expression, Rational):
@@ -123,14 +123,14 @@ class Arithmetic:
         return point[name]
 
     def refined(self) -> Arithmetic:
-        """Another one for the same expressions, with as many digits as the size of their parts asks for."""
+        """Return an Arithmetic with enough digits for the sizes of all parts."""
         scale = ceil(self.scale)
         found = Arithmetic(4 * scale + _DIGITS, largest=10 * _LARGEST)
         found.least = found._mp.mpf(10) ** -(2 * scale + _BEYOND)
         return found
 
     def rounded(self, number: Any, decimals: int) -> int:
-        """So many times the power of ten of `decimals`."""
+        """Return the number times 10**decimals, rounded."""
         return int(self._mp.nint(number * self._mp.mpf(10) ** decimals))
 
     def _folded(self, parts: Sequence[Any], *, is_sum: bool) -> Any:
@@ -142,7 +142,7 @@ class Arithmetic:
         return total
 
     def _kept(self, number: Any) -> Any:
-        """The number, within bounds. Without an imaginary part it is real."""
+        """Check the bounds of a number and drop an imaginary part that is only rounding."""
         if isinstance(number, Fraction):
             bits = max(number.numerator.bit_length(), number.denominator.bit_length())
             self._pay(1 + bits / 1_000)
@@ -161,7 +161,7 @@ class Arithmetic:
         return number
 
     def _power_of_ten(self, number: Any) -> float:
-        """Of a number that is not exact, up to rounding; 0 for 0."""
+        """Return log10 of an inexact number, roughly; 0 for 0."""
         return float(self._mp.mag(number)) * log10(2) if number else 0.0
 
     def _note(self, power: float) -> None:
@@ -226,7 +226,7 @@ class Arithmetic:
         return getattr(self._mp, _NAMES.get(name, name))(*numbers)
 
     def _between_whole(self, name: str, numbers: Sequence[Any]) -> Any:
-        """Factorials and binomials of numbers that are not whole, by the gamma function."""
+        """Compute factorials and binomials of numbers that are not whole, by the gamma function."""
         if any(isinstance(one, self._mp.mpc) for one in numbers):
             raise Undefined("not real")
         if any(abs(one) > _MOST_GAMMA for one in numbers):
@@ -235,7 +235,7 @@ class Arithmetic:
         return self._mp.gamma(numbers[0] + 1) if name == "factorial" else self._mp.binomial(*numbers)
 
     def _rounded(self, name: str, arguments: Sequence[Any]) -> Any:
-        """Functions of numbers that are not exact; those that jump are not computed near their jumps."""
+        """Compute `abs`, `max`, `floor` and the like of inexact numbers. Raises Undefined near a jump."""
         if name == "abs":
             return abs(arguments[0])
         if any(isinstance(one, self._mp.mpc) for one in arguments):
@@ -306,7 +306,7 @@ _NAMES: Final = {
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """The power where it is rational; None: it is not, or not as an exact number of bounded size."""
+    """Return a rational power as an exact number; None if it is irrational or too large."""
     if exponent.denominator > _MOST_ROOT:
         return None
     if not base:
@@ -331,7 +331,7 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(number: int, index: int) -> int | None:
-    """The whole root; None: there is none."""
+    """Return the whole root of a number; None if there is none."""
     if index == 2:
         found = isqrt(number)
     else:
@@ -344,7 +344,7 @@ def _root(number: int, index: int) -> int | None:
 
 
 def _points(names: Sequence[str]) -> list[tuple[dict[str, Fraction], bool]]:
-    """Numbers for variables, and whether they are whole: small and large, positive and negative ones."""
+    """Return values for the variables, and True for whole numbers: small, large, positive and negative ones."""
     found = []
     for number in range(_NUM_POINTS + _NUM_WHOLE_POINTS):
         rng = random.Random(f"{number} {' '.join(names)}")
@@ -363,7 +363,7 @@ CONSTANTS: Final = frozenset([r"\pi", "e", "i"])
 
 
 def variables(*expressions: Basic) -> list[str]:
-    """The names of all variables, in order."""
+    """Return the sorted names of all variables."""
     return sorted(_names(*expressions) - CONSTANTS)
 
 
@@ -373,12 +373,12 @@ def _names(*expressions: Basic) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Of both expressions at one point."""
+    """The values of both expressions at one point."""
 
     answer: Any
     expected: Any
     least: Any
-    """No genuine difference is as small; None: both are exact."""
+    """Differences below it are rounding; None if both values are exact."""
 
     @property
     def are_equal(self) -> bool:
@@ -394,12 +394,12 @@ class _Values:
 
 
 def _sized(number: Any, like: Any) -> Any:
-    """A Fraction as a number of the precision of another."""
+    """Convert a Fraction to the precision of another number."""
     return like.context.mpf(number.numerator) / number.denominator if isinstance(number, Fraction) else number
 
 
 def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
-    """At all points where the expected expression has a real value; None: the answer has none there.
+    """Yield both values at each point where the expected expression has a real value; None if the answer has none.
 
     An expression with `i`, or without variables, may have any value.
     """
@@ -432,13 +432,13 @@ def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
 def _recomputed(
     answer: Basic, expected: Basic, point: Mapping[str, Fraction], first: Arithmetic
 ) -> tuple[Any, Any, Arithmetic]:
-    """Both values with as many digits as the size of their parts asks for."""
+    """Compute both values again, with enough digits for the sizes of all parts."""
     arithmetic = first.refined()
     return arithmetic.value(answer, point), arithmetic.value(expected, point), arithmetic
 
 
 def is_same_value(answer: Basic, expected: Basic) -> bool:
-    """Raises TooMuch where that cannot be told within bounds."""
+    """Return True if both have the same value wherever `expected` has a real one. Raises TooMuch."""
     num_same = 0
     for values in _values(answer, expected):
         if values is None or not values.are_equal:
@@ -448,8 +448,7 @@ def is_same_value(answer: Basic, expected: Basic) -> bool:
 
 
 def constant_ratio(answer: Basic, expected: Basic) -> Fraction | None:
-    """How many times the other it is at all points, where that is the same rational number; None: it is not, or cannot
-    be told."""
+    """Return answer / expected if it is the same rational number at all points, else None. Raises TooMuch."""
     found: list[_Values] = []
     for values in _values(answer, expected):
         if values is None:
@@ -466,7 +465,7 @@ def constant_ratio(answer: Basic, expected: Basic) -> Fraction | None:
 
 
 def is_rational(constant: Basic) -> bool:
-    """Whether an expression without variables is a rational number, or too large to tell."""
+    """Return True if an expression without variables is a rational number, or too large to tell."""
     try:
         return isinstance(Arithmetic().value(constant, {}), Fraction)
     except Undefined:
@@ -476,8 +475,9 @@ def is_rational(constant: Basic) -> bool:
 
 
 def approximation(constant: Basic) -> Fraction | None:
-    """The real value of an expression without variables: exact where it is rational, else to 50 decimals; None: it has
-    none. Raises TooMuch where so many may not tell it from 0."""
+    """Return the real value of an expression without variables: exact if it is rational, else to 50 decimals.
+
+    None if it has no real value. Raises TooMuch if 50 decimals may not tell it from 0."""
     arithmetic = Arithmetic(4 * _DECIMALS, largest=_DECIMALS / 2)
     try:
         value = arithmetic.value(constant, {})

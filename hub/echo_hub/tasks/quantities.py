@@ -93,7 +93,7 @@ class Quantity:
 
 
 def plain(text: str) -> str:
-    """The same without what only surrounds, sets or spaces it."""
+    """Return the text without settings, dollar signs, and the commands and braces around words."""
     text = _FORMULA.sub(r" \1 ", without_settings(text))
     text = _TEXT.sub(r" \1 ", text)
     text = _TEMPERATURE.sub(lambda found: f"°{found[1].upper()}", text)
@@ -106,7 +106,7 @@ def plain(text: str) -> str:
 
 
 def _closing_brace(text: str) -> int:
-    """Where the first brace is closed; -1: nowhere."""
+    """Return the position that closes the first brace; -1 if nothing does."""
     depth = 0
     for place, character in enumerate(text):
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -167,7 +167,7 @@ _FEET: Final = re.compile(r"(\d{1,9})\s*'\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:\"|'')"
 
 
 def _compound(text: str) -> Quantity | None:
-    """`1 hour 30 minutes`: each unit smaller than the one before."""
+    """Return the sum of `1 hour 30 minutes`; None unless each unit is smaller than the one before."""
     if found := _FEET.fullmatch(text):
         text = f"{found[1]} feet {found[2]} inches"
     if not _PARTS.fullmatch(text):
@@ -270,7 +270,7 @@ def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool =
 
 
 def unit_ratio(unit: str, other: str) -> Fraction | None:
-    """How many of another unit one is, as they are written; None where they do not measure the same."""
+    """Return the size of a unit in another one; None if they measure different things."""
     one, another = _unit(unit), _unit(other)
     if not one or not another:
         return None
@@ -288,8 +288,7 @@ def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
 
 @lru_cache(_KEPT)
 def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
-    """How many of the others one is, and how many 0 of it is beyond 0 of those; None where they do not measure the
-    same, or one is no unit at all."""
+    """Return factor and offset from one unit to another; None if they measure different things."""
     from pint.errors import PintError
 
     registry = _registry()
@@ -309,7 +308,7 @@ def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _is_same_thing(one: str, other: str) -> bool:
-    """Whether one has all words of the other: 3 red apples are 3 apples."""
+    """Return True if one name has all words of the other: 3 red apples are 3 apples."""
     things = [{word.lower().removesuffix("s") for word in unit.split()} for unit in (one, other)]
     return things[0] <= things[1] or things[1] <= things[0]
 
