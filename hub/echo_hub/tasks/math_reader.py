@@ -91,7 +91,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """An answer without arithmetic: a number with its base, a time, a quotient with remainder, an infinity."""
+    r"""An answer without arithmetic: a number with its base, a time, a set of numbers such as `\mathbb{Z}`."""
 
     kind: str
     said: tuple[object, ...]
@@ -266,6 +266,8 @@ def _value(pieces: Sequence[Node]) -> Item:
             return Several("set", ())
         case [Call(name=r"\mathbb", arguments=((Token(text="R"),),))]:
             return Span(None, None, has_low=False, has_high=False)
+        case [Call(name=r"\mathbb", arguments=((Token(text="N" | "Z" | "Q" | "C" as letter),),))]:
+            return Exact("numbers", (letter,))
         case [Call(name=r"\begin"), *_]:
             return _environment(pieces)
         case [Token(text="(" | "["), Call(name=r"\begin"), *_, Call(name=r"\end"), Token(text=")" | "]")]:
