@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from echo_hub.tasks.math_tokens import FUNCTIONS, Call, Group, Kind, Node, NotUnderstood, Token, key
+from echo_hub.tasks.math_tokens import COUNTER, FUNCTIONS, Call, Group, Kind, Node, NotUnderstood, Token, key
 
 if TYPE_CHECKING:
     from sympy import Basic
@@ -63,13 +63,14 @@ _OF_FUNCTIONS: Final = frozenset("fghFGHPQ")
 _TIMES: Final = frozenset(["*", r"\cdot", r"\times"])
 _OVER: Final = frozenset(["/", r"\div"])
 _ROUNDED: Final = {r"\lfloor": (r"\rfloor", "floor"), r"\lceil": (r"\rceil", "ceiling")}
+_REPEATED: Final = {r"\sum": "sum", r"\prod": "product"}
 _GROUPING: Final = {"(": ")", "[": "]"}
 _MOST_DIGITS: Final = 2_000
 
 
-def read_expression(pieces: Sequence[Node]) -> Basic:
-    """Parse all pieces as one expression. Raises NotUnderstood."""
-    reader = _Reader(pieces)
+def read_expression(pieces: Sequence[Node], counters: frozenset[str] = frozenset()) -> Basic:
+    """Parse all pieces as one expression. Raises NotUnderstood. `counters`: letters of the sums around it."""
+    reader = _Reader(pieces, counters)
     found = reader.sum()
     if reader.piece is not None:
         raise NotUnderstood(f"what begins with {_shown(reader.piece)}")
@@ -129,8 +130,9 @@ def _is_sign(pieces: Sequence[Node], sign: str) -> bool:
 class _Reader:
     """Recursive-descent parser that reads every piece once."""
 
-    def __init__(self, pieces: Sequence[Node]) -> None:
+    def __init__(self, pieces: Sequence[Node], counters: frozenset[str]) -> None:
         self._pieces = pieces
+        self._counters = counters
         self._place = 0
         self._in_bars = 0
         self._is_bare = False
@@ -152,6 +154,9 @@ class _Reader:
         assert isinstance(piece, Token)
         self._place += 1
         return piece.text
+
+    def _read(self, pieces: Sequence[Node]) -> Basic:
+        return read_expression(pieces, self._counters)
 
     def sum(self) -> Basic:
         from sympy import Add
@@ -193,7 +198,7 @@ class _Reader:
                 return len(word) == 1 and word.isascii()
             case Token(text=text):
                 is_bracket = text in _GROUPING or text in _ROUNDED or (text == "|" and not self._in_bars)
-                return is_bracket or text in _NAMES or text in _GREEK
+                return is_bracket or text in _NAMES or text in _GREEK or text in _REPEATED
             case Call(name=name):
                 return name not in ("^", "_")
             case Group():
@@ -210,7 +215,7 @@ class _Reader:
                 if self._is_bare:
                     raise NotUnderstood("a power of a function")
                 self._place += 1
-                base = Pow(base, _as_fraction(read_expression(exponent)), evaluate=False)
+                base = Pow(base, _as_fraction(self._read(exponent)), evaluate=False)
                 if isinstance(self.piece, Call) and self.piece.name == "^":
                     raise NotUnderstood("a power of a power, without brackets")
         if not self._is_bare and self._take("!"):
@@ -235,6 +240,8 @@ class _Reader:
                 return self._letter(name)
             case Token(text=name) if name in _NAMES:
                 return self._function(name)
+            case Token(text=name) if name in _REPEATED:
+                return self._repeated(_REPEATED[name])
             case Token(text=bracket) if bracket in _GROUPING:
                 return self._inner(_GROUPING[bracket])
             case Token(text=bracket) if bracket in _ROUNDED:
@@ -247,7 +254,7 @@ class _Reader:
             case Group(inner=inner):
                 if isinstance(self.piece, Call) and self.piece.name in ("^", "_") and len(inner) > 1:
                     raise NotUnderstood("a power of what stands in braces")
-                return read_expression(inner)
+                return self._read(inner)
         self._place -= 1
         raise NotUnderstood("an end" if piece is None else _shown(piece))
 
@@ -338,7 +345,28 @@ class _Reader:
             if depth:
                 raise NotUnderstood("a missing )")
             name += str(key(self._pieces[begin : self._place]))
-        return Symbol(name)
+        return Symbol(f"{COUNTER}{name}" if name in self._counters else name)
+
+    def _repeated(self, function: str) -> Basic:
+        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. Nothing may stand behind its term."""
+        from sympy import Symbol
+
+        bounds: dict[str, Sequence[Node]] = {}
+        while isinstance(self.piece, Call) and self.piece.name in ("^", "_") and self.piece.name not in bounds:
+            bounds[self.piece.name] = self.piece.arguments[0]
+            self._place += 1
+        match bounds.get("_"), bounds.get("^"):
+            case [Token(kind=Kind.LETTER, text=counter), Token(text="="), *first], [*last] if last:
+                low, high = self._read(first), self._read(last)
+            case _:
+                raise NotUnderstood(f"a {function} without bounds")
+        outer, self._counters = self._counters, self._counters | {counter}
+        term = self._product()
+        self._counters = outer
+        if self._is_at("+", "-"):
+            raise NotUnderstood(f"a {function} with a term behind it, without brackets")
+        self._is_bare = True
+        return _named(function)(term, Symbol(f"{COUNTER}{counter}"), low, high)
 
     @property
     def _is_apart(self) -> bool:
@@ -350,15 +378,15 @@ class _Reader:
         if name == r"\frac":
             if all(isinstance(one, Token) and one.text in ("d", r"\partial") for one, *_ in filter(None, arguments)):
                 raise NotUnderstood("a derivative")
-            above, below = map(read_expression, arguments)
+            above, below = map(self._read, arguments)
             return _times(above, _inverse(below))
         if name == r"\sqrt":
             *index, inner = arguments
-            root = read_expression(index[0]) if index else Integer(2)
+            root = self._read(index[0]) if index else Integer(2)
             exponent = Rational(1, int(root)) if isinstance(root, Integer) and root > 0 else _inverse(root)
-            return Pow(read_expression(inner), exponent, evaluate=False)
+            return Pow(self._read(inner), exponent, evaluate=False)
         if name == r"\binom":
-            return _named("binomial")(*map(read_expression, arguments))
+            return _named("binomial")(*map(self._read, arguments))
         if name in _MARKS or name in _FACES:
             (inner,) = arguments
             letters = [
@@ -378,7 +406,7 @@ class _Reader:
         power: Basic | None = None
         base: Basic | None = None
         while isinstance(self.piece, Call) and self.piece.name in ("^", "_"):
-            found = read_expression(self.piece.arguments[0])
+            found = self._read(self.piece.arguments[0])
             if self.piece.name == "^":
                 power = found
             elif name == r"\log":

@@ -73,6 +73,8 @@ def _is_power(part: Basic) -> bool:
     A fraction's denominator is no power."""
     from sympy import Integer, Pow
 
+    if type(part).__name__ in ("sum", "product"):
+        return True
     if type(part).__name__ in _COMPUTED:
         return all(map(_is_plain, part.args))
     if not isinstance(part, Pow) or not all(map(_is_plain, part.args)):

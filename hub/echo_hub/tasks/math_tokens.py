@@ -62,6 +62,8 @@ class Group:
 
 Node = Token | Call | Group
 
+COUNTER: Final = "counter "
+"""Prefix of the name of a variable that a sum or a product counts with."""
 OPENING: Final = frozenset(["{", "(", "[", r"\{", r"\langle", r"\lfloor", r"\lceil"])
 CLOSING: Final = frozenset(["}", ")", "]", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
 FUNCTIONS: Final = frozenset(

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from math import ceil, floor, gcd, isqrt, lcm, log10
 from typing import TYPE_CHECKING, Any, Final
 
-from echo_hub.tasks.math_tokens import NotUnderstood
+from echo_hub.tasks.math_tokens import COUNTER, NotUnderstood
 
 if TYPE_CHECKING:
     from sympy import Basic
@@ -36,6 +36,7 @@ _MOST_FACTORIAL: Final = 5_000
 _MOST_ROOT: Final = 64
 """Largest index of a root; an exponent with a larger denominator comes from a variable."""
 _MOST_GAMMA: Final = 200
+_MOST_TERMS: Final = 300
 _NUM_POINTS: Final = 6
 _NUM_WHOLE_POINTS: Final = 12
 _NEEDED: Final = 4
@@ -101,6 +102,8 @@ class Arithmetic:
             return self._kept(Fraction(int(expression.p), int(expression.q)))
         if isinstance(expression, Symbol):
             return self._constant(expression.name, point)
+        if type(expression).__name__ in ("sum", "product"):
+            return self._repeated(expression, point)
         parts = [self.value(part, point) for part in expression.args]
         try:
             if isinstance(expression, Add | Mul):
@@ -110,6 +113,18 @@ class Arithmetic:
             return self._kept(self._function(type(expression).__name__, parts))
         except (ZeroDivisionError, ValueError, OverflowError) as error:
             raise Undefined(str(error)) from error
+
+    def _repeated(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
+        """Compute a sum or a product term by term. Raises Undefined unless its bounds are whole."""
+        term, counter, *ends = expression.args
+        low, high = (_whole(end) if isinstance(end, Fraction) else None for end in (self.value(e, point) for e in ends))
+        if low is None or high is None:
+            raise Undefined("bounds that are not whole")
+        if high - low > _MOST_TERMS:
+            raise TooMuch(f"a sum of more than {_MOST_TERMS} terms")
+        is_sum = type(expression).__name__ == "sum"
+        terms = [self.value(term, {**point, counter.name: Fraction(number)}) for number in range(low, high + 1)]
+        return self._folded([Fraction(0 if is_sum else 1), *terms], is_sum=is_sum)
 
     def _constant(self, name: str, point: Mapping[str, Fraction]) -> Any:
         match name:
@@ -368,7 +383,8 @@ def variables(*expressions: Basic) -> list[str]:
 
 
 def _names(*expressions: Basic) -> set[str]:
-    return {symbol.name for expression in expressions for symbol in expression.free_symbols}
+    names = {symbol.name for expression in expressions for symbol in expression.free_symbols}
+    return {name for name in names if not name.startswith(COUNTER)}
 
 
 @dataclass(frozen=True, slots=True)

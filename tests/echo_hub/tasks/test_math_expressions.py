@@ -58,7 +58,10 @@ def test_marks_are_part_of_a_name(text: str, name: str) -> None:
         "",
         "+",
         "hello",
-        r"\sum_{k=1}^n k",
+        r"\sum_{k=1}^n k + 1",
+        r"\sum_{k} k",
+        r"\sum_{k=1}^n",
+        r"\sum_{k=1}^n k (k+1)^2 / 2 + 1",
         r"\int x dx",
     ],
 )

@@ -26,6 +26,10 @@ def expression(text: str) -> Basic:
         ("(x+1)^{50}", "(1+x)^{50}"),
         (r"\ln 8", r"3\ln 2"),
         (r"\cos(n\pi)", "(-1)^n"),
+        (r"\frac{n(n+1)}{2}", r"\sum_{k=1}^{n} k"),
+        ("55", r"\sum_{k=1}^{10} k"),
+        ("n!", r"\prod_{k=1}^n k"),
+        (r"2\sum_{i=1}^{3} \sum_{j=1}^{i} ij", "50"),
     ],
 )
 def test_equal_values_are_found(answer: str, expected: str) -> None:
@@ -45,6 +49,8 @@ def test_equal_values_are_found(answer: str, expected: str) -> None:
         (r"0 \cdot \gcd(x, 1)", r"\sin(\pi x)"),
         (r"x+10^{-9999}", "x"),
         ("(-1)^{n+1}", "(-1)^n"),
+        (r"\frac{n(n-1)}{2}", r"\sum_{k=1}^{n} k"),
+        (r"\sum_{k=1}^{n} k^2", r"\sum_{k=1}^{n} k"),
     ],
 )
 def test_nearly_equal_ones_are_not(answer: str, expected: str) -> None:
@@ -52,7 +58,16 @@ def test_nearly_equal_ones_are_not(answer: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["9^{9^{9^9}}", "(x+1)^{1000000}", "10^{10^9}!", r"\binom{10^9}{5}", "e^{e^{e^e}}", r"\sin(e^{10^9})"]
+    "text",
+    [
+        "9^{9^{9^9}}",
+        "(x+1)^{1000000}",
+        "10^{10^9}!",
+        r"\binom{10^9}{5}",
+        r"\sum_{k=1}^{10^9} k",
+        "e^{e^{e^e}}",
+        r"\sin(e^{10^9})",
+    ],
 )
 def test_what_is_too_large_is_not_computed(text: str) -> None:
     with pytest.raises(TooMuch):
