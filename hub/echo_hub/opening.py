@@ -97,6 +97,8 @@ async def open_hub(
         await asyncio.to_thread(problems.prepare)
         if warning := warning_of(config.task.name):
             log.warning("%s", warning)
+        for note in await asyncio.to_thread(problems.notes):
+            log.warning("%s", note)
         room = Room(full=_say_full, over=_say_room)
         server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
         store = AsyncStore(await _opened_store(config, directory), room, server)

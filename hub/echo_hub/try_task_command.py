@@ -114,7 +114,8 @@ def _print(problem: TriedProblem, title: str) -> None:
     console.print(Text(f"{title}: {problem.prompt_tokens} tokens", style="bold"))
     console.print(Text("\n".join(f"  | {line}" for line in visible(problem.rendered).split("\n"))))
     reference = "none: no `answer` in its metadata" if problem.reference is None else excerpt(problem.reference)
-    console.print(Text(f"  reference answer: {reference}"))
+    reading = f" ({problem.reading})" if problem.reading else ""
+    console.print(Text(f"  reference answer: {reference}{reading}"))
     table = Table("  Answer", "Reward", "Text", box=None)
     for answer in problem.answers:
         table.add_row(Text(f"  {answer.kind}"), Text(_reward(answer)), Text(excerpt(answer.text, 60)))
@@ -127,4 +128,5 @@ def _reward(answer: TriedAnswer) -> str:
         return f"none: {answer.error}"
     turns = f" after {answer.turns} turns" if answer.turns > 1 else ""
     parts = ", ".join(f"{name} {value:g}" for name, value in (answer.components or {}).items())
-    return f"{answer.reward:g}{turns}" + (f" ({parts})" if parts else "")
+    verdict = f", {answer.verdict}" if answer.verdict else ""
+    return f"{answer.reward:g}{turns}{verdict}" + (f" ({parts})" if parts else "")

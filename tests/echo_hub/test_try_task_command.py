@@ -90,6 +90,20 @@ def test_lines_of_a_file_are_tried(tmp_path: Path) -> None:
     assert rewards["F", "copied"] == 0 and trial["warnings"] == [], "x^2-1 has not been factored"
 
 
+def test_what_is_not_understood_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "one.jsonl"
+    file.write_text('{"prompt": "Go on.", "answer": "1, 2, \\\\ldots, n"}\n')
+    arguments = ("jsonl", "--option", f"path={file}", "--count", "1")
+    trial = found(*arguments)
+    (problem,) = trial["problems"]
+    assert problem["reading"] == "not understood"
+    verdicts = {answer["kind"]: (answer["reward"], answer["verdict"]) for answer in problem["answers"]}
+    assert verdicts["tagged"] == (1, "right") and verdicts["copied"] == (0, "not understood")
+    assert trial["warnings"][-1].endswith("so only the same text is right: line 1.")
+    text = said(*arguments)
+    assert "(not understood)" in text and "0, not understood" in text and "line 1." in text
+
+
 def test_a_runs_settings_hold(tmp_path: Path) -> None:
     settings = tmp_path / "config.toml"
     config = {"task": {"options": {"digits": 1, "operations": ["*"]}, "prompt_suffix": " "}}

@@ -165,6 +165,10 @@ class Problems:
         """Hash of the files that the tasks' problems come from; empty where there are none."""
         return "+".join(found for task in self._in_order if (found := task.content_hash))
 
+    def notes(self) -> list[str]:
+        """Sentences on reference answers that are not understood. Reads files."""
+        return [note for task in self._in_order for note in task.notes()]
+
     def trial_problem(self, seed: int) -> dict[str, Any]:
         """`TaskProblems.trial_problem`, of the run's first task."""
         return self._in_order[0].trial_problem(seed)

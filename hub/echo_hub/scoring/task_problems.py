@@ -20,7 +20,7 @@ from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.weighing import Weighing
 from echo_hub.tasks.awaited import awaited, is_async
-from echo_hub.tasks.base import FileTask, Problem, Task
+from echo_hub.tasks.base import FileTask, Problem, ReadTask, Task
 from echo_hub.tasks.environments.base import Ending, Environment, ToolTask
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
@@ -171,7 +171,12 @@ class TaskProblems:
         holds one. Raises whatever the task raises."""
         problem = self._task.sample(seed)
         answer = problem.metadata.get("answer")
-        return {"prompt": problem.prompt, "answer": None if answer is None else str(answer)}
+        reading = self._task.reading(problem) if isinstance(self._task, ReadTask) else ""
+        return {"prompt": problem.prompt, "answer": None if answer is None else str(answer), "reading": reading}
+
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on the task's reference answers that are not understood."""
+        return self._task.notes() if isinstance(self._task, ReadTask) else ()
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
         """Outside of any run: what follows the last of `replies`, which are text: a `reward`, as `respond` gives it, or
@@ -183,7 +188,9 @@ class TaskProblems:
                 return {"observation": response.text, "turn_reward": self.rewards.read_turn(response.turn_reward)}
             return {"reward": self.weighing.ended(response, replies, self._length(replies[-1]))}
         assert self._scored is not None, "it is one or the other"
-        return {"reward": self.weighing.scored(self._scored, problem, replies[-1], self._length(replies[-1]))}
+        verdict = self._task.verdict(problem, replies[-1]) if isinstance(self._task, ReadTask) else ""
+        reward = self.weighing.scored(self._scored, problem, replies[-1], self._length(replies[-1]))
+        return {"reward": reward, "verdict": verdict}
 
     def _length(self, text: str) -> int:
         """Tokens of a text of no run's."""

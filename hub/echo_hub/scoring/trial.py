@@ -52,6 +52,8 @@ class TriedAnswer:
     """None = it has none, for `error`."""
     error: str = ""
     turns: int = 1
+    verdict: str = ""
+    """The task's own words on it, where it has any."""
     components: Mapping[str, float] | None = None
     """What the reward is made of, before it is weighed; None: of the task's score alone."""
 
@@ -67,6 +69,8 @@ class TriedProblem:
     """As the base model is asked: with the run's own words, in its chat template."""
     prompt_tokens: int
     reference: str | None
+    reading: str
+    """How the task reads the reference answer; empty: it does not say."""
     answers: tuple[TriedAnswer, ...]
 
 
@@ -137,9 +141,12 @@ async def try_task(
     ]
     while waiting := [episode for episode in episodes if not episode.is_over]:
         turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
-        answers = [_ended(answer) for answer in await pool.call("trial_respond", turns)]
-        for episode, answer in zip(waiting, await pool.judged(problems.trial_asked, turns, answers), strict=True):
+        given = await pool.call("trial_respond", turns)
+        answers = await pool.judged(problems.trial_asked, turns, [_ended(answer) for answer in given])
+        for episode, said, answer in zip(waiting, given, answers, strict=True):
             episode.said(answer, problems.tasks[""].weighing)
+            verdict = said.get("verdict", "") if isinstance(said, Mapping) else ""
+            episode.answer = replace(episode.answer, verdict=verdict)
     tried = tuple(
         TriedProblem(
             seed=seed,
@@ -147,6 +154,7 @@ async def try_task(
             rendered=codec.render_prompt(found["prompt"]),
             prompt_tokens=len(codec.encode_prompt(found["prompt"])),
             reference=found["answer"],
+            reading=found["reading"],
             answers=tuple(episode.answer for episode in episodes if episode.seed == seed),
         )
         for seed, found in zip(seeds, here, strict=True)
@@ -154,6 +162,7 @@ async def try_task(
     is_repeatable = here == there
     bounds = problems.tasks[""].rewards
     warnings = _warnings(config, bounds, codec, tried, is_repeatable=is_repeatable)
+    warnings += problems.notes()
     return Trial(task=config.task.name, base=config.model.base, bounds=bounds, problems=tried, warnings=tuple(warnings))
 
 

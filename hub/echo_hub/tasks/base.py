@@ -50,6 +50,20 @@ class ExplainedTask(Task, Protocol):
 
 
 @runtime_checkable
+class ReadTask(Task, Protocol):
+    """A task that reads answers, and says how: `echo-hub try-task` shows it."""
+
+    def verdict(self, problem: Problem, completion: str) -> str:
+        """A word or two on a completion, such as "wrong" or "not understood"."""
+
+    def reading(self, problem: Problem) -> str:
+        """How the problem's reference answer is read, such as "a number" or "not understood"."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on reference answers that are not understood, with their places."""
+
+
+@runtime_checkable
 class MeasuredTask(Protocol):
     """A task, or an environment, that says which components it gives, and between which bounds each is."""
 

@@ -11,9 +11,10 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -21,12 +22,15 @@ from pydantic import Field
 
 from echo_hub.tasks.answers import extract_answer
 from echo_hub.tasks.base import Problem
-from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.math_answers import Understanding, Verdict, judge, understanding
 from echo_hub.tasks.math_forms import Form
 from echo_hub.tasks.options import TaskOptions
 from echo_shared.errors import ConfigError
 
 _SHOWN_CHARACTERS: Final = 200
+_READ_LINES: Final = 1_000
+"""Of a file, whose reference answers are read before a run. A line takes about a millisecond."""
+_NAMED_LINES: Final = 5
 FORM: Final = "answer_form"
 """A line's key."""
 
@@ -39,21 +43,21 @@ class JsonlOptions(TaskOptions):
     heldout_path: str = ""
     """A file of problems for evaluation alone, used in its order; without one, they are drawn from `path`."""
     answer: Literal["math", "exact"] = "math"
-    """math: equal as mathematics, by math-verify. exact: the same text."""
+    """math: equal as mathematics. exact: the same text."""
 
 
-def _is_same_text(problem: Problem, completion: str) -> bool:
+def _as_text(problem: Problem, completion: str) -> Verdict:
     expected: str = problem.metadata["answer"]
-    return extract_answer(completion) == expected.strip()
+    return Verdict.RIGHT if extract_answer(completion) == expected.strip() else Verdict.WRONG
 
 
-def _is_same_mathematics(problem: Problem, completion: str) -> bool:
+def _as_mathematics(problem: Problem, completion: str) -> Verdict:
     form = problem.metadata.get(FORM)
     expected = problem.metadata["answer"]
-    return is_equal(completion, expected, question=problem.prompt, form=Form(form) if form else None)
+    return judge(completion, expected, question=problem.prompt, form=Form(form) if form else None)
 
 
-_GRADERS: Final[Mapping[str, Callable[[Problem, str], bool]]] = {"math": _is_same_mathematics, "exact": _is_same_text}
+_GRADERS: Final[Mapping[str, Callable[[Problem, str], Verdict]]] = {"math": _as_mathematics, "exact": _as_text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,13 @@ class JsonlFile:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def numbered(self, most: int) -> Iterator[tuple[int, Problem]]:
+        """The problems of the first `most` lines, with the numbers of their lines."""
+        with self.path.open("rb") as file:
+            for number, line in enumerate(islice(file, most), start=1):
+                if not line.isspace():
+                    yield number, _problem(line, place=f"{self.path}, line {number}")
+
 
 def _stamp(descriptor: int) -> tuple[int, int]:
     state = os.fstat(descriptor)
@@ -151,7 +162,8 @@ class JsonlTask:
     def __init__(self, options: JsonlOptions, *, problems: JsonlFile, heldout: JsonlFile | None) -> None:
         self._problems = problems
         self._heldout = heldout
-        self._is_right = _GRADERS[options.answer]
+        self._is_of_mathematics = options.answer == "math"
+        self._judged = _GRADERS[options.answer]
 
     @property
     def num_problems(self) -> int:
@@ -176,7 +188,33 @@ class JsonlTask:
         return self._heldout[number]
 
     def score(self, problem: Problem, completion: str) -> float:
-        return float(self._is_right(problem, completion))
+        return float(self._judged(problem, completion) is Verdict.RIGHT)
+
+    def verdict(self, problem: Problem, completion: str) -> str:
+        return self._judged(problem, completion).value
+
+    def reading(self, problem: Problem) -> str:
+        return understanding(problem.metadata["answer"]).value if self._is_of_mathematics else "text"
+
+    def notes(self) -> tuple[str, ...]:
+        files = (self._problems, self._heldout) if self._is_of_mathematics else ()
+        return tuple(note for file in files if file is not None and (note := _note(file)))
+
+
+def _note(file: JsonlFile) -> str:
+    """Names the first lines whose reference answers are not understood; empty: there are none."""
+    found = [
+        number
+        for number, problem in file.numbered(_READ_LINES)
+        if understanding(problem.metadata["answer"]) is Understanding.TEXT
+    ]
+    if not found:
+        return ""
+    lines = ", ".join(map(str, found[:_NAMED_LINES])) + (", ..." if len(found) > _NAMED_LINES else "")
+    return (
+        f"{len(found)} of the first {_READ_LINES:,} lines of {file.path} have a reference answer that is not "
+        f"understood as mathematics, so only the same text is right: line {lines}."
+    )
 
 
 def make_jsonl(options: Mapping[str, Any]) -> JsonlTask:

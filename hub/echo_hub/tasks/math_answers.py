@@ -1,194 +1,249 @@
-"""Whether two answers are equal as mathematics, by math-verify, and whether what was asked for has been done.
+"""Judge whether two answers are equal as mathematics, and whether the answer has the form that was asked for.
 
-Its own time limits are off: they use signals, and scorers have a limit of their own (`echo_hub.scoring.pool`).
+Both are read whole (`math_reader`) or not at all: what is not understood is right only where it is the reference
+answer's own text, but for settings. Reading and comparing are bounded, so no answer takes longer than a second.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from echo_hub.tasks.answers import tagged_answer
-from echo_hub.tasks.math_forms import Form, form_of, has_form, is_sum_of_numbers, repeats
-from echo_hub.tasks.quantities import SAYS_MORE, Quantity, is_same_quantity, plain, read_quantity
-
-if TYPE_CHECKING:
-    from sympy import Basic
+from echo_hub.tasks.math_equality import Comparison
+from echo_hub.tasks.math_extraction import answers_in, says_more, without_prose
+from echo_hub.tasks.math_forms import Form, is_sum_of_numbers, repeats
+from echo_hub.tasks.math_reader import Item, Measured, read
+from echo_hub.tasks.math_tokens import LONGEST, NotUnderstood, key, nodes
+from echo_hub.tasks.math_values import bounded_work, is_same_value, variables
+from echo_hub.tasks.quantities import Quantity, as_written, is_same_quantity, plain, read_quantity
 
 _CACHED: Final = 4_096
 _EQUALS: Final = re.compile(r"(?<![\\<>!=])=(?!=)")
 _LONGEST_FORMULA: Final = 1_000
-"""Characters of a tagged or boxed answer, where the reference answer is not nearly as long: reading thousands of
-brackets would take minutes."""
+"""Longest answer in characters, unless the reference answer is at least a quarter as long."""
 _SPACED: Final = 4
-_BOXED: Final = r"\boxed{"
-_LISTED: Final = re.compile(r",?\s(?:and|or)\s|;")
-_ANSWER_IS: Final = re.compile(r"answer\s*(?:is|:)\s*([^.\n]+)", re.IGNORECASE)
-_PROSE: Final = re.compile(r"[A-Za-z][A-Za-z\s:,']*")
-_VARIABLES: Final = frozenset("bcdefghijklmnopqrstuvwxyzABCDEFGHJKLMNOPQRSTUVWXYZ")
-"""All letters but those that are words."""
-_UNIT_BEHIND: Final = re.compile(r"\s*(?:\\?%|[A-Za-zµΩ°]+(?:/[A-Za-z]+)?(?:\^\{?-?\d\}?|[²³])?)")
+_SHORTEST_CAPITALS: Final = 4
+"""Fewest letters of a word in capitals; a shorter one is a name, such as segment AB."""
+_CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
+_CHOSEN: Final = re.compile(
+    r"(?:\(([A-Z])\)|([A-Z])[).:]|(?:[Oo]ption|[Cc]hoice)\s+\(?([A-Z])[).:]?)(|\s+(?=[\w\\$(]).*)", re.DOTALL
+)
+_OTHER_CHOICE: Final = re.compile(r"\b[B-Z]\b|\(A\)")
+_WORDS: Final = re.compile(r"[^\W\d_]+(?:[\s'’,.-]+[^\W\d_]+)*")
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z\s']*")
+_NATURAL: Final = re.compile(r"\\?\blog\b(?!\s*_)")
+
+
+class Verdict(StrEnum):
+    """The verdict on an answer."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NOT_UNDERSTOOD = "not understood"
+    """The answer or the reference answer cannot be read whole, and their texts differ. It earns nothing."""
 
 
 def is_equal(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> bool:
-    r"""Whether the answer in `completion` is `expected`; this and a tagged answer may be LaTeX without dollar signs.
+    """Return True if the verdict is RIGHT."""
+    return judge(completion, expected, question=question, form=form) is Verdict.RIGHT
 
-    The answer is looked for in the last `<answer>...</answer>`, else in what is in `\boxed{}` (several make a set),
-    else where math-verify does: what follows words such as "the final answer is", else the last formula, else the last
+
+def judge(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> Verdict:
+    r"""Judge the answer in `completion`; a tagged answer and `expected` may be LaTeX without dollar signs.
+
+    The answer is looked for in the last `<answer>...</answer>`, else in what is in `\boxed{}` (several say the same, or
+    make a list), else behind words such as "the answer is", else it is the last formula in dollar signs, else the last
     number.
 
     A number has to be written out, and exact; a product of sums has to be a product. `form`: what else is asked for. A
     formula of the `question` that is not the expected answer's own is never right. What is no mathematics is compared
     as words.
     """
+    reference, comparison = _reference(expected), Comparison(form=form, question=question)
+    answers = answers_in(completion)
+    with bounded_work():
+        if len(answers) > 1:
+            if all(_verdict(answer, reference, comparison) is Verdict.RIGHT for answer in answers):
+                return Verdict.RIGHT
+            answers = [", ".join(answers)]
+        return _verdict(answers[0], reference, comparison) if answers else Verdict.WRONG
+
+
+class Understanding(StrEnum):
+    """The way in which a reference answer is read."""
+
+    NUMBER = "a number"
+    FORMULA = "a formula"
+    WORDS = "words"
+    TEXT = "not understood"
+    """Only the same text is right; settings do not count."""
+
+
+def understanding(expected: str) -> Understanding:
+    """Return the way in which a reference answer is read."""
     reference = _reference(expected)
-    tagged = tagged_answer(completion)
-    said = tagged if tagged is not None else _boxed(completion)
-    if reference.quantity is not None and form in (None, Form.NUMBER, Form.SIMPLIFIED, Form.UNIT):
-        found = _last_quantity(completion) if said is None else _only_quantity(said)
-        needs_unit = form is Form.UNIT
-        if found is None or not is_same_quantity(found, reference.quantity, needs_unit=needs_unit):
-            return False
-        return not repeats(found.written, question, reference.quantity.written) and (
-            form is not Form.SIMPLIFIED or found.is_reduced
-        )
-    if _as_words(_words_in(completion) if said is None else said) == reference.words:
-        return True
-    if said is not None and len(said) > max(_LONGEST_FORMULA, _SPACED * len(expected)):
-        return False
-    return any(
-        _is_same(answer, reference, form, question) and not repeats(text, question, expected)
-        for answer, text in _formulas(completion, said, reads_units=reference.reads_units)
-    )
+    if reference.quantity is not None:
+        return Understanding.NUMBER
+    if reference.is_words and (reference.item is None or _bare(reference.words)[:1].isupper()):
+        return Understanding.WORDS
+    return Understanding.TEXT if reference.item is None else Understanding.FORMULA
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """What is expected."""
+    """A reference answer, as far as it is understood."""
 
+    text: str
     words: str
+    is_words: bool
+    """True for words and choices: upper and lower case are the same."""
+    key: tuple[object, ...] | None
     quantity: Quantity | None
-    formulas: tuple[Basic, ...]
-    """Its readings; none: it is no mathematics, as a date is none."""
-    reads_units: bool = True
-    """Not where a letter behind a number is a variable."""
+    item: Item | None
+    """The parsed answer; None for a number, for words, and for text that is not understood."""
 
 
 @lru_cache(_CACHED)
 def _reference(expected: str) -> _Reference:
-    words, quantity = _as_words(expected), read_quantity(expected)
-    if quantity is not None and not quantity.is_letter:
-        return _Reference(words, quantity, ())
-    reads_units = quantity is None
-    formulas = tuple(formula for formula, _ in _parse(_as_formula(expected), reads_units=reads_units))
-    return _Reference(words, None, () if any(map(is_sum_of_numbers, formulas)) else formulas, reads_units)
+    if len(expected) > LONGEST:
+        return _Reference(expected, expected, is_words=False, key=None, quantity=None, item=None)
+    words, quantity = plain(expected), read_quantity(expected)
+    if quantity is not None and quantity.is_letter:
+        quantity = None
+    item = None
+    if quantity is None:
+        try:
+            item = read(expected)
+        except NotUnderstood:
+            item = None
+        if item is not None and is_sum_of_numbers(item):
+            item = None
+    return _Reference(expected, _as_words(expected), _is_words(words), _key(expected), quantity, item)
 
 
-def _boxed(completion: str) -> str | None:
-    r"""What is in all `\boxed{}`, once where they say the same; None where there is none."""
-    found, position = [], 0
-    while (begin := completion.find(_BOXED, position)) >= 0:
-        begin += len(_BOXED)
-        depth, position = 1, begin
-        while depth and position < len(completion):
-            depth += {"{": 1, "}": -1}.get(completion[position], 0)
-            position += 1
-        found.append(completion[begin : position - (not depth)].strip())
-    return ", ".join(dict.fromkeys(found)) if found else None
+def _is_words(text: str) -> bool:
+    """Return True for a choice (`B`, `(B)`) and for words, but not for a name such as `AB` or a variable."""
+    is_name = len(text) == 1 or (text.isupper() and len(text) < _SHORTEST_CAPITALS)
+    return _CHOICE.fullmatch(text) is not None or (_WORDS.fullmatch(text) is not None and not is_name)
 
 
-def _only_quantity(said: str) -> Quantity | None:
-    """The number that is all of an answer, alone, at the end of a chain of equations, or behind words."""
-    sides = _EQUALS.split(plain(said))
-    for side in (sides[-1], sides[0]) if len(sides) > 1 else sides:
-        if (found := read_quantity(side)) is not None:
-            return found
-    prose = _PROSE.match(said)
-    if prose is None or any(word.lower() in SAYS_MORE or word in _VARIABLES for word in prose[0].split()):
+def _key(text: str) -> tuple[object, ...] | None:
+    try:
+        return key(nodes(text))
+    except NotUnderstood:
         return None
-    return read_quantity(said[prose.end() :])
 
 
-def _last_quantity(text: str) -> Quantity | None:
-    """The number that math-verify takes, with the unit behind it."""
-    for _, found in _parse(text):
-        side = _EQUALS.split(found)[-1].strip()
-        quantity = read_quantity(side)
-        if quantity is None:
-            return None
-        begin = text.rfind(side)
-        unit = _UNIT_BEHIND.match(text, begin + len(side)) if begin >= 0 else None
-        with_unit = read_quantity(side + unit[0]) if unit else None
-        return with_unit or quantity
+def _verdict(said: str, reference: _Reference, comparison: Comparison) -> Verdict:
+    if said.strip() == reference.text.strip() and reference.quantity is None:
+        return Verdict.RIGHT
+    if len(said) > min(LONGEST, max(_LONGEST_FORMULA, _SPACED * len(reference.text))):
+        return Verdict.NOT_UNDERSTOOD
+    if reference.quantity is not None and comparison.form in (None, Form.NUMBER, Form.SIMPLIFIED, Form.UNIT):
+        return _number_verdict(said, reference.quantity, comparison)
+    if _is_same_text(said, reference):
+        return Verdict.RIGHT
+    item = reference.item or _number_as_formula(reference)
+    if item is None:
+        return Verdict.WRONG if reference.is_words else Verdict.NOT_UNDERSTOOD
+    if repeats(said, comparison.question, reference.text):
+        return Verdict.WRONG
+    try:
+        return Verdict.RIGHT if comparison.is_same(_read(said, reference), item) else Verdict.WRONG
+    except NotUnderstood:
+        return Verdict.NOT_UNDERSTOOD
+
+
+def _number_as_formula(reference: _Reference) -> Item | None:
+    """Parse a reference answer that is a number, where the problem asks for a form such as `factored`."""
+    if reference.quantity is None:
+        return None
+    try:
+        return read(reference.text)
+    except NotUnderstood:
+        return None
+
+
+def _number_verdict(said: str, expected: Quantity, comparison: Comparison) -> Verdict:
+    found = _only_quantity(said, comparison.question)
+    if found is None:
+        try:
+            read(said)
+        except NotUnderstood:
+            return Verdict.NOT_UNDERSTOOD
+        return Verdict.WRONG
+    is_right = (
+        is_same_quantity(found, expected, needs_unit=comparison.form is Form.UNIT)
+        and not repeats(found.written, comparison.question, expected.written)
+        and (comparison.form is not Form.SIMPLIFIED or found.is_reduced)
+    )
+    return Verdict.RIGHT if is_right else Verdict.WRONG
+
+
+def _is_same_text(said: str, reference: _Reference) -> bool:
+    words = _as_words(said)
+    if reference.is_words:
+        led = without_prose(words) or words
+        if _bare(reference.words).casefold() in (_bare(words).casefold(), _bare(led).casefold()):
+            return True
+    if (choice := _CHOICE.fullmatch(reference.words)) is not None and (chosen := _CHOSEN.fullmatch(words)) is not None:
+        is_alone = not _OTHER_CHOICE.search(chosen[4]) and not says_more(chosen[4])
+        return is_alone and choice[1] in chosen.groups()[:3]
+    return words == reference.words or (bool(reference.key) and _key(said) == reference.key)
+
+
+def _read(said: str, reference: _Reference) -> Item:
+    """Parse the whole answer, or else the text behind words such as "the answer is"."""
+    if r"\ln" in reference.text and "log" not in reference.text:
+        said = _NATURAL.sub(r"\\ln ", said)
+    try:
+        return read(said)
+    except NotUnderstood:
+        rest = without_prose(said)
+        if rest is None:
+            raise
+        return read(rest)
+
+
+def _only_quantity(said: str, question: str) -> Quantity | None:
+    """Return the number that an answer consists of: alone, at the end of a chain of equations, or behind words."""
+    said = plain(said)
+    for text in (said, without_prose(said)):
+        sides = _EQUALS.split(text or "")
+        for place in (-1, 0):
+            found = read_quantity(sides[place])
+            others = [side for side in sides if side is not sides[place]]
+            if found is not None and all(_may_equal(side, found, question) for side in others):
+                return found
     return None
 
 
-def _formulas(completion: str, said: str | None, *, reads_units: bool) -> list[tuple[Basic, str]]:
-    """The readings of an answer, with what each reads."""
-    if said is None:
-        return _parse(completion, reads_units=reads_units)
-    listed = _as_formula(_LISTED.sub(", ", said))
-    return _parse(listed, reads_units=reads_units) or _parse(said, reads_units=reads_units)
+def _may_equal(side: str, number: Quantity, question: str) -> bool:
+    """Return True if this side of an equation is a name, an expression of the question, or has the number's value."""
+    from sympy import Basic, Rational, Symbol
 
-
-def _is_same(answer: Basic, reference: _Reference, form: Form | None, question: str) -> bool:
-    from math_verify import verify
-
-    return any(
-        _is_ordered(answer) == _is_ordered(expected)
-        and verify([_exact(expected)], [_exact(answer)], timeout_seconds=None, allow_set_relation_comp=True)
-        and has_form(answer, form or form_of(expected, question), expected=expected)
-        for expected in reference.formulas
-    )
-
-
-def _is_ordered(formula: Any) -> bool | None:
-    """Whether it is a tuple; None where it is no list of several things."""
-    from sympy import Equality, FiniteSet, Tuple
-
-    things = formula.rhs if isinstance(formula, Equality) else formula
-    return isinstance(things, Tuple) if isinstance(things, FiniteSet | Tuple) and len(things) > 1 else None
-
-
-def _exact(formula: Any) -> Any:
-    """With decimals as the fractions that they are: math-verify would round them."""
-    from sympy import Basic, Float, Rational
-
-    if not isinstance(formula, Basic) or not formula.has(Float):
-        return formula
-    return formula.xreplace({number: Rational(str(number)) for number in formula.atoms(Float)})
+    side = side.strip()
+    if not side or _NAME.fullmatch(side):
+        return not says_more(side)
+    try:
+        item = read(side)
+        item = item.expression if isinstance(item, Measured) else item
+        if not isinstance(item, Basic):
+            return False
+        if variables(item):
+            return isinstance(item, Symbol) or as_written(side) in as_written(question)
+        return is_same_value(item, Rational(number.value.numerator, number.value.denominator))
+    except NotUnderstood:
+        return False
 
 
 def _as_words(text: str) -> str:
-    words = plain(text).casefold()
-    inner = words[1:-1] if words.startswith("(") and words.endswith(")") else words
-    return inner or text.strip()
+    return " ".join(plain(text).split()) or text.strip()
 
 
-def _words_in(completion: str) -> str:
-    """What a text without tags calls its answer, else all of it."""
-    *_, last = ["", *_ANSWER_IS.findall(completion)]
-    return last or completion
-
-
-def _as_formula(text: str) -> str:
-    text = text.replace(r"\varnothing", r"\emptyset")
-    return text if "$" in text or _BOXED in text else f"${text}$"
-
-
-def _parse(text: str, *, reads_units: bool = True) -> list[tuple[Any, str]]:
-    """What math-verify finds, with the text that it has read."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns of the time limits that are off.
-    reading = NormalizationConfig(
-        basic_latex=True, units=reads_units, malformed_operators=True, nits=True, boxed="all", equations=False
-    )
-    targets = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=reading), ExprExtractionConfig()]
-    found: list[Any] = parse(text, extraction_config=targets, parsing_timeout=None)
-    texts = [one for one in found if isinstance(one, str)]
-    return [(one, texts[0] if texts else "") for one in found if not isinstance(one, str)]
+def _bare(words: str) -> str:
+    """Remove the brackets around a text."""
+    return words[1:-1] if words.startswith("(") and words.endswith(")") else words

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from echo_hub.tasks.math_values import is_rational, variables
 from echo_hub.tasks.quantities import as_written
 
 if TYPE_CHECKING:
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 _SPACED: Final = 10
 """A formula is set in no more than so many times what it says."""
+_COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
+"""Functions that are still to be computed where a number has to be written out."""
+_HIGHEST_DEGREE: Final = 40
+_LARGEST: Final = 10**30
+"""Largest number in a simplified answer; beyond it the answer counts as not simplified."""
 _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
 
 
@@ -36,50 +42,86 @@ class Form(StrEnum):
 def form_of(expected: Basic, question: str) -> Form | None:
     """What the reference answer asks for by itself: to be a product of sums where the question, if it is known, asks
     for one; to be a product of numbers."""
-    from sympy import Add, Basic
+    from sympy import Add
 
-    if not isinstance(expected, Basic) or num_factors(expected) < 2:
+    if num_factors(expected) < 2:
         return None
     is_sum_among = any(isinstance(part, Add) for part, _ in _factors(expected))
     is_asked = not question or _ASKS_TO_FACTOR.search(question) is not None
-    return Form.FACTORED if not expected.free_symbols or (is_sum_among and is_asked) else None
+    return Form.FACTORED if not variables(expected) or (is_sum_among and is_asked) else None
 
 
 def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
     """Whether the answer, as it was written and not as sympy would, has the form; it is equal to the expected one."""
-    from sympy import Equality
-
-    if isinstance(answer, Equality) and not isinstance(expected, Equality):
-        answer = answer.rhs  # The end of a chain.
     if form is Form.FACTORED:
         return num_factors(answer) >= num_factors(expected)
     if form is Form.EXPANDED:
         return not any(_is_product_of_sums(part) for part in _parts(answer))
     if form is Form.SIMPLIFIED:
         return is_worked_out(answer) and num_terms(answer) <= num_terms(expected) and not _may_be_reduced(answer)
-    return bool(answer.free_symbols) or is_worked_out(answer)
+    return bool(variables(answer)) or is_worked_out(answer, may_have_powers=_has_power(expected))
 
 
-def is_worked_out(answer: Basic) -> bool:
+def _has_power(expected: Basic) -> bool:
+    """Return True if the reference answer has a power of plain numbers that is left to compute."""
+    return any(_is_power(part) for part in _parts(expected))
+
+
+def _is_power(part: Basic) -> bool:
+    """Return True for a power of plain numbers that can be computed, and for a factorial and the like of them.
+
+    A fraction's denominator is no power."""
+    from sympy import Integer, Pow
+
+    if type(part).__name__ in ("sum", "product"):
+        return True
+    if type(part).__name__ in _COMPUTED:
+        return all(map(_is_plain, part.args))
+    if not isinstance(part, Pow) or not all(map(_is_plain, part.args)):
+        return False
+    exponent = part.args[1]
+    return bool(exponent != -1) if isinstance(exponent, Integer) else is_rational(part)
+
+
+def _is_plain(part: Basic) -> bool:
+    """Return True if it holds nothing but plain numbers."""
+    from sympy import Number
+
+    return all(isinstance(atom, Number) for atom in _parts(part) if not atom.args) and not part.atoms(_function())
+
+
+def _function() -> type[Basic]:
+    from sympy.core.function import AppliedUndef
+
+    found: type[Basic] = AppliedUndef
+    return found
+
+
+def is_worked_out(answer: Basic, *, may_have_powers: bool = False) -> bool:
     """Whether no sum, product or quotient of plain numbers is left to compute but a fraction."""
-    from sympy import Add, Mul, Number, Pow
+    from sympy import Add, Mul, Number
 
     for part in _parts(answer):
         if isinstance(part, Add) and sum(isinstance(term, Number) for term in part.args) > 1:
             return False
-        if isinstance(part, Mul) and sum(isinstance(term, Number) and term != -1 for term in part.args) > 1:
+        if isinstance(part, Mul) and sum(_is_left(term) for term in part.args) > 1:
             return False
-        if isinstance(part, Pow) and all(isinstance(term, Number) for term in part.args):
-            base, exponent = part.args
-            if exponent != -1 and (exponent.is_integer or (base**exponent).is_rational):
-                return False
+        if not may_have_powers and _is_power(part):
+            return False
     return True
+
+
+def _is_left(factor: Basic) -> bool:
+    """Return True for a number other than -1, and for a power of numbers."""
+    from sympy import Number
+
+    return (isinstance(factor, Number) and factor != -1) or _is_power(factor)
 
 
 def is_sum_of_numbers(expression: Basic) -> bool:
     from sympy import Add, Number
 
-    return isinstance(expression, Add) and all(isinstance(part.doit(), Number) for part in expression.args)
+    return isinstance(expression, Add) and all(isinstance(part, Number) for part in expression.args)
 
 
 def num_factors(expression: Basic) -> int:
@@ -88,23 +130,23 @@ def num_factors(expression: Basic) -> int:
     from sympy import Mul
 
     return (
-        sum(times for _, times in _factors(expression)) if expression.free_symbols or isinstance(expression, Mul) else 1
+        sum(times for _, times in _factors(expression)) if variables(expression) or isinstance(expression, Mul) else 1
     )
 
 
 def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = None) -> Iterator[tuple[Basic, int]]:
     """Each with how often it is there."""
-    from sympy import Integer, Mul, Pow
+    from sympy import Integer, Mul, Number, Pow
 
-    of_numbers = not expression.free_symbols if of_numbers is None else of_numbers
+    of_numbers = not variables(expression) if of_numbers is None else of_numbers
     if isinstance(expression, Mul):
         for part in expression.args:
             yield from _factors(part, times, of_numbers=of_numbers)
     elif isinstance(expression, Pow) and isinstance(expression.exp, Integer) and expression.exp > 0:
         yield from _factors(expression.base, times * int(expression.exp), of_numbers=of_numbers)
-    elif isinstance(expression, Pow) and expression.exp.is_negative:
+    elif isinstance(expression, Pow) and isinstance(expression.exp, Number) and expression.exp < 0:
         return  # A quotient's denominator.
-    elif expression.free_symbols or (of_numbers and isinstance(expression, Integer) and abs(expression) > 1):
+    elif variables(expression) or (of_numbers and isinstance(expression, Integer) and abs(expression) > 1):
         yield expression, times
 
 
@@ -129,9 +171,11 @@ def _is_product_of_sums(part: Basic) -> bool:
 
 
 def _may_be_reduced(answer: Basic) -> bool:
-    """Whether one of its fractions, or roots of whole numbers, is not as small as it can be."""
+    """Whether one of its fractions, or roots of whole numbers, is not as small as it can be, or too large to tell."""
     from sympy import Integer, Pow, Rational, cancel, denom, fraction
 
+    if _degree(answer) > _HIGHEST_DEGREE or any(abs(number.p) > _LARGEST for number in answer.atoms(Rational)):
+        return True
     for part in _parts(answer):
         if (
             isinstance(part, Pow)
@@ -144,6 +188,17 @@ def _may_be_reduced(answer: Basic) -> bool:
     if any(isinstance(part, Pow) and not part.exp.is_integer for part in _parts(below)):
         return True
     return bool(below != 1 and denom(cancel(answer)) != fraction(answer.doit())[1])
+
+
+def _degree(expression: Basic) -> int:
+    """Return an upper bound of the expanded expression's degree and number of factors."""
+    from sympy import Integer, Pow
+
+    if not expression.args:
+        return 1
+    if isinstance(expression, Pow) and isinstance(expression.exp, Integer):
+        return _degree(expression.base) * abs(int(expression.exp))
+    return sum(map(_degree, expression.args))
 
 
 def repeats(answer: str, question: str, expected: str) -> bool:

@@ -5,14 +5,16 @@ Written out means that nothing is left to compute: `17*23` and `\sqrt{4}` are no
 
 from __future__ import annotations
 
+import contextlib
 import re
-import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import gcd
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any, Final
+
+from echo_hub.tasks.math_settings import without_settings
 
 if TYPE_CHECKING:
     from pint import UnitRegistry
@@ -32,7 +34,7 @@ _NUMBER: Final = rf"""
   | \\frac\{{\s*(?P<of>[+-]?\s*{_INTEGER})\s*\}}\{{\s*(?P<by>[+-]?\s*{_INTEGER})\s*\}}
   | (?P<over>{_INTEGER})\s*/\s*(?P<under>[+-]?{_INTEGER})
   | {_TO_THE % (f"(?P<braced>{_POWER})", f"(?P<bare>{_POWER})")}
-  | (?P<decimal>{_DECIMAL})(?:\\(?:overline|bar)\{{(?P<repeated>\d+)\}})?
+  | (?P<decimal>{_DECIMAL})(?:\\overline\s*\{{(?P<repeated>\d+)\}})?
     (?:[eE](?P<exponent>{_POWER})
       |\s*{_TIMES}\s*{_TO_THE % (f"(?P<times_braced>{_POWER})", f"(?P<times_bare>{_POWER})")})?
 """
@@ -40,24 +42,26 @@ _QUANTITY: Final = re.compile(
     rf"(?P<sign>[+-])?\s*(?P<money>\\?\$|[€£¥])?\s*(?P<inner>[+-])?\s*(?P<number>{_NUMBER})(?P<gap>(?:\s|\\\s|\\,|~)*)(?P<unit>.*)",
     re.VERBOSE | re.DOTALL,
 )
-_WORD: Final = r"[A-Za-zµμΩ°%€£¥$]+(?:\s*(?:\^|\*\*)\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+_WORD: Final = (
+    r"[A-Za-zµμΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升]+(?:\s*(?:\^|\*\*)\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+)
 _UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
 SAYS_MORE: Final = frozenset(
     {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
 )
 """Words that make more of a number than an amount of something."""
-_LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥$")
+_LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升")
 """All other single letters are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Powers of ten by name."""
-_UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, TokenError)
+_UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
 """What pint raises beside its own errors where a stranger's words are no unit."""
 _NAMES: Final = {
     **{"$": "us_dollar", "dollar": "us_dollar", "dollars": "us_dollar", "usd": "us_dollar"},
     **{"cents": "us_cent", "cent": "us_cent", "€": "euro", "euros": "euro", "eur": "euro", "£": "gbp", "¥": "yen"},
     **{"percent": "%", "percentage": "%", "pct": "%", "°c": "degC", "°f": "degF", "°": "degree", "sq": "square"},
-    **{"celsius": "degC", "fahrenheit": "degF"},
+    **{"celsius": "degC", "fahrenheit": "degF", "¢": "us_cent"},
 }
 _MONEY: Final = (
     "us_dollar = [us_money]",
@@ -89,41 +93,34 @@ class Quantity:
 
 
 def plain(text: str) -> str:
-    """The same without what only surrounds or spaces it."""
-    text = "".join(map(_without_fraction, text)).strip()
-    for written, meant in _SPELLINGS.items():
-        text = text.replace(written, meant)
+    """Return the text without settings, dollar signs, and the commands and braces around words."""
+    text = _FORMULA.sub(r" \1 ", without_settings(text))
     text = _TEXT.sub(r" \1 ", text)
     text = _TEMPERATURE.sub(lambda found: f"°{found[1].upper()}", text)
-    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
-    before = None
-    while text != before:
-        before, text = text, text.lstrip(_EDGE).rstrip(_EDGE + ".")
-        for begin, end in _AROUND:
-            inner = text[len(begin) : len(text) - len(end)]
-            if len(text) > len(begin) and text.startswith(begin) and text.endswith(end) and begin not in inner:
-                text = inner
+    text = _SHORT_FRACTION.sub(lambda found: f"\\frac{{{found[1] or found[2]}}}{{{found[3] or found[4]}}}", text)
+    text = text.lstrip(_EDGE).rstrip(_EDGE + ".")
+    depth = 0
+    while depth < _MOST_BRACES and text.startswith("{") and _closing_brace(text) == len(text) - 1:
+        text, depth = text[1:-1].strip(_EDGE), depth + 1
     return text
 
 
-_SPELLINGS: Final = {
-    **{"−": "-", "–": "-", "×": r"\times ", "⋅": r"\cdot ", "\u2009": r"\,", "\u202f": r"\,", "\u00a0": " "},
-    **{r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\left": "", r"\right": "", r"\!": ""},
-    **{r"^{\circ}": "°", r"^\circ": "°", r"\circ": "°", r"\degree": "°", r"\%": "%", "²": "^2", "³": "^3"},
-}
-"""In this order."""
-_TEXT: Final = re.compile(r"\\(?:text|textrm|mathrm|mbox|operatorname|rm)\s*\{([^{}]*)\}")
-_SHORT_FRACTION: Final = re.compile(r"\\frac\s*\{?\s*(\d+(?=\s*\}|\s*\{)|\d)\s*\}?\s*\{?\s*(\d+(?=\s*\})|\d)\s*\}?")
+def _closing_brace(text: str) -> int:
+    """Return the position that closes the first brace; -1 if nothing does."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return place
+    return -1
+
+
+_MOST_BRACES: Final = 5
+_FORMULA: Final = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?")
+_TEXT: Final = re.compile(r"\\text\s*\{([^{}]*)\}")
+_SHORT_FRACTION: Final = re.compile(r"\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d)(?!\d))")
 _TEMPERATURE: Final = re.compile(r"(?:°|\bdegrees?)\s*(c|f)(?:elsius|ahrenheit)?\b", re.IGNORECASE)
 _EDGE: Final = " \t\r\n*"
-_AROUND: Final = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"))
-
-
-def _without_fraction(character: str) -> str:
-    """½ and the like in figures."""
-    if "<fraction>" not in unicodedata.decomposition(character):
-        return character
-    return " " + unicodedata.normalize("NFKC", character).replace("\u2044", "/")
 
 
 def read_quantity(text: str) -> Quantity | None:
@@ -134,6 +131,8 @@ def read_quantity(text: str) -> Quantity | None:
 @lru_cache(_KEPT)
 def _read(text: str) -> Quantity | None:
     text, sign = plain(text), 1
+    if (compound := _compound(text)) is not None:
+        return compound
     while (inner := _PARENTHESES.fullmatch(text)) is not None:
         sign, text = -sign if inner["sign"] == "-" else sign, inner["inner"]
     found = _QUANTITY.fullmatch(text)
@@ -147,7 +146,9 @@ def _read(text: str) -> Quantity | None:
     if power := _SCALES.get(scale.lower()):
         value, unit = value * 10**power, rest
     if unit and found["money"]:
-        return None
+        if unit.split()[0] not in _EACH:
+            return None
+        unit = f"{_money(found['money'])} {unit}"
     if "-" in (found["sign"], found["inner"]):
         sign = -sign
     return Quantity(
@@ -155,8 +156,32 @@ def _read(text: str) -> Quantity | None:
         written=as_written(found["number"]),
         is_reduced=_is_reduced(found),
         unit=unit or _money(found["money"]),
-        is_letter=len(unit) == 1 and unit.isalpha() and not found["gap"],
+        is_letter=len(unit) == 1 and unit.isascii() and unit.isalpha() and not found["gap"],
     )
+
+
+_EACH: Final = frozenset({"per", "a", "an", "each", "every"})
+_PART: Final = r"(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]{1,20})"
+_PARTS: Final = re.compile(rf"{_PART}(?:(?:\s*,)?\s*(?:and\s+)?{_PART}){{1,3}}")
+_FEET: Final = re.compile(r"(\d{1,9})\s*'\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:\"|'')")
+
+
+def _compound(text: str) -> Quantity | None:
+    """Return the sum of `1 hour 30 minutes`; None unless each unit is smaller than the one before."""
+    if found := _FEET.fullmatch(text):
+        text = f"{found[1]} feet {found[2]} inches"
+    if not _PARTS.fullmatch(text):
+        return None
+    parts = [(Fraction(number), unit) for number, unit in re.findall(_PART, text)]
+    value, largest = parts[0]
+    before = Fraction(1)
+    for number, unit in parts[1:]:
+        is_minute = unit == "m" and largest.lower() in ("h", "hr", "hrs", "hour", "hours")
+        ratio = unit_ratio("minute" if is_minute else unit, largest)
+        if ratio is None or ratio >= before:
+            return None
+        value, before = value + number * ratio, ratio
+    return Quantity(value=value, written=as_written(text), is_reduced=True, unit=_unit(largest) or "", is_letter=False)
 
 
 _PARENTHESES: Final = re.compile(r"(?P<sign>[+-])?\((?P<inner>[^()]*)\)")
@@ -240,8 +265,17 @@ def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool =
         return answer.value == expected.value
     if not expected.unit:
         return answer.value == expected.value and not answer.is_letter
-    ratio = _ratio(answer.unit, expected.unit)
-    return ratio is not None and answer.value * ratio == expected.value
+    conversion = _conversion(answer.unit, expected.unit)
+    return conversion is not None and answer.value * conversion[0] + conversion[1] == expected.value
+
+
+def unit_ratio(unit: str, other: str) -> Fraction | None:
+    """Return the size of a unit in another one; None if they measure different things."""
+    one, another = _unit(unit), _unit(other)
+    if not one or not another:
+        return None
+    conversion = (Fraction(1), Fraction(0)) if one == another else _conversion(one, another)
+    return None if conversion is None or conversion[1] else conversion[0]
 
 
 def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
@@ -253,25 +287,30 @@ def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
 
 
 @lru_cache(_KEPT)
-def _ratio(unit: str, other: str) -> Fraction | None:
-    """How many of the others one is; None where they do not measure the same, or one is no unit at all."""
+def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
+    """Return factor and offset from one unit to another; None if they measure different things."""
     from pint.errors import PintError
 
     registry = _registry()
+    units = []
+    for name in (unit, other):
+        with contextlib.suppress(*_UNREADABLE, PintError):
+            units.append(registry.parse_units(name))
+    if not units:
+        return (Fraction(1), Fraction(0)) if _is_same_thing(unit, other) else None
     try:
-        units = [registry.parse_units(name) for name in (unit, other)]
+        from_unit, to_unit = units
+        found = [Fraction(registry.Quantity(Fraction(number), from_unit).to(to_unit).magnitude) for number in (0, 1, 2)]
     except (*_UNREADABLE, PintError):
-        return Fraction(1) if _things(unit) & _things(other) else None
-    try:
-        zero, one = (registry.Quantity(Fraction(number), units[0]).to(units[1]).magnitude for number in (0, 1))
-    except (*_UNREADABLE, PintError):
-        return None  # Levels, as decibels are, follow no ratio.
-    return None if zero else Fraction(one)  # Degrees of temperature begin at different places.
+        return None
+    zero, one, two = found
+    return (one - zero, zero) if two - one == one - zero else None  # Levels, as decibels are, follow no ratio.
 
 
-def _things(unit: str) -> frozenset[str]:
-    """The words of which one is enough to mean the same: 3 red apples are 3 apples."""
-    return frozenset(word.lower().removesuffix("s") for word in unit.split() if len(word) > 3 and word.isalpha())
+def _is_same_thing(one: str, other: str) -> bool:
+    """Return True if one name has all words of the other: 3 red apples are 3 apples."""
+    things = [{word.lower().removesuffix("s") for word in unit.split()} for unit in (one, other)]
+    return things[0] <= things[1] or things[1] <= things[0]
 
 
 @lru_cache(1)

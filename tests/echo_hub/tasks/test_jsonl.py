@@ -205,3 +205,31 @@ def test_a_rewritten_file_of_the_same_size_is_noticed_too(data: Path) -> None:
     os.utime(data, ns=(0, 0))
     with pytest.raises(ConfigError, match="has changed"):
         task.sample(0)
+
+
+def test_reference_answers_that_are_not_understood_are_named_by_line(tmp_path: Path) -> None:
+    answers = ["1", r"1, 2, \ldots, n", "x+1", r"\int_0^1 x dx", "Yes"]
+    path = write(tmp_path / "some.jsonl", *({"prompt": "?", "answer": answer} for answer in answers))
+    path.write_text("\n" + path.read_text())
+    task = make_jsonl({"path": str(path)})
+    (note,) = task.notes()
+    assert note.startswith("2 of the first 1,000 lines of") and note.endswith("line 3, 5.")
+    assert [task.reading(task.problem(number)) for number in range(5)] == [
+        "a number",
+        "not understood",
+        "a formula",
+        "not understood",
+        "words",
+    ]
+    exact = make_jsonl({"path": str(path), "answer": "exact"})
+    assert exact.notes() == () and exact.reading(exact.problem(1)) == "text"
+
+
+@pytest.mark.parametrize(
+    ("completion", "verdict"),
+    [("<answer>1</answer>", "right"), ("<answer>2</answer>", "wrong"), ("<answer>1 apple?</answer>", "not understood")],
+)
+def test_an_answer_has_a_verdict_in_words(tmp_path: Path, completion: str, verdict: str) -> None:
+    task = make_jsonl({"path": str(write(tmp_path / "one.jsonl", {"prompt": "?", "answer": "1"}))})
+    assert task.verdict(task.sample(0), completion) == verdict
+    assert task.score(task.sample(0), completion) == (verdict == "right")

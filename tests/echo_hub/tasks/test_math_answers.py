@@ -2,13 +2,14 @@ import logging
 import threading
 import tomllib
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_hub.tasks.math_answers import is_equal
+from echo_hub.tasks.math_answers import Understanding, Verdict, is_equal, judge, understanding
 from echo_hub.tasks.math_forms import Form
 
 
@@ -84,7 +85,7 @@ def test_it_needs_no_signals_and_says_nothing(caplog: pytest.LogCaptureFixture) 
 def test_powers_of_powers_are_counted_and_not_gone_through() -> None:
     tower = "((((x+1)^{99})^{99})^{99})^{99}"
     assert is_equal(tower, tower, question="Factor it.")
-    assert is_equal(f"<answer>1 \\cdot {tower}</answer>", tower, question="Factor it.")
+    assert judge(f"<answer>1 \\cdot {tower}</answer>", tower, question="Factor it.") is Verdict.NOT_UNDERSTOOD
 
 
 PIECES = [
@@ -152,7 +153,11 @@ def test_whatever_is_written_is_right_or_wrong(answer: str, expected: str, form:
         assert is_equal(completion, expected, question="Solve 2x < 6, or factor x^2-1.", form=form) in (True, False)
 
 
-TABLE = tomllib.loads(Path(__file__).with_name("math_verdicts.toml").read_text())["group"]
+HERE = Path(__file__).parent
+TABLE = tomllib.loads((HERE / "math_verdicts.toml").read_text())["group"]
+REPORTS = {path.stem: tomllib.loads(path.read_text())["group"] for path in sorted((HERE / "reports").glob("*.toml"))}
+OWN = REPORTS["own"]
+ALL = [*TABLE, *(group for groups in REPORTS.values() for group in groups)]
 
 
 def verdicts(group: dict[str, Any]) -> dict[str, bool]:
@@ -164,15 +169,146 @@ def verdicts(group: dict[str, Any]) -> dict[str, bool]:
     return {text: is_equal(written(text), group["expected"], question=question, form=form) for text in answers}
 
 
-@pytest.mark.parametrize("group", TABLE, ids=lambda group: f"{group['expected']} {group['why']}")
+@pytest.mark.parametrize("group", ALL, ids=lambda group: f"{group['expected']} {group.get('why', '')}")
 def test_every_verdict_is_the_intended_one(group: dict[str, Any]) -> None:
     found = verdicts(group)
     assert {text for text, is_right in found.items() if is_right} == set(group["right"])
 
 
-def test_there_are_more_than_three_hundred() -> None:
-    assert sum(len(group["right"]) + len(group["wrong"]) for group in TABLE) > 300
+def test_there_are_more_than_eighteen_hundred() -> None:
+    assert sum(len(group["right"]) + len(group["wrong"]) for group in ALL) > 1_800
+
+
+@pytest.mark.parametrize("kind", [*(f"a{number}" for number in range(1, 14)), "a17"])
+def test_each_reported_kind_has_inputs_of_its_own(kind: str) -> None:
+    groups = [group for group in OWN if group["kind"] == kind]
+    assert sum(len(group["right"]) + len(group["wrong"]) for group in groups) >= 5
 
 
 def test_no_answer_is_right_and_wrong() -> None:
-    assert [group["why"] for group in TABLE if set(group["right"]) & set(group["wrong"])] == []
+    assert [group["expected"] for group in ALL if set(group["right"]) & set(group["wrong"])] == []
+
+
+@pytest.mark.parametrize("group", [group for group in ALL if "form" not in group], ids=lambda group: group["expected"])
+def test_a_reference_answer_is_right_itself(group: dict[str, Any]) -> None:
+    """Unless it is the question's own text."""
+    assert is_equal(f"<answer>{group['expected']}</answer>", group["expected"])
+
+
+ENDS = st.tuples(st.sampled_from("[("), st.integers(-9, 9), st.integers(-9, 9), st.sampled_from(")]"))
+
+
+@settings(deadline=None)
+@given(ENDS, ENDS)
+def test_an_interval_is_right_where_all_of_it_is_the_same(
+    answer: tuple[str, int, int, str], expected: tuple[str, int, int, str]
+) -> None:
+    texts = ["{}{}, {}{}".format(*ends) for ends in (answer, expected)]
+    assert is_equal(f"<answer>{texts[0]}</answer>", texts[1]) == (texts[0] == texts[1])
+    opening, low, high, closing = answer
+    if low < high:
+        signs = [r"\le" if bracket in "[]" else "<" for bracket in (opening, closing)]
+        condition = f"{low} {signs[0]} x {signs[1]} {high}"
+        assert is_equal(f"<answer>{condition}</answer>", texts[1]) == (texts[0] == texts[1])
+
+
+NUMBERS = st.lists(st.integers(-3, 3), min_size=2, max_size=4)
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_tuples_have_an_order_and_lists_have_none(answer: list[int], expected: list[int]) -> None:
+    answered, wanted = (", ".join(map(str, numbers)) for numbers in (answer, expected))
+    assert is_equal(f"<answer>({answered})</answer>", f"({wanted})") == (answer == expected)
+    assert is_equal(f"<answer>{answered}</answer>", f"\\{{{wanted}\\}}") == (sorted(answer) == sorted(expected))
+    assert not is_equal(f"<answer>({answered})</answer>", f"\\{{{wanted}\\}}")
+
+
+def polynomial(numbers: list[int]) -> str:
+    return "+".join(f"({number})x^{{{power}}}" for power, number in enumerate(numbers))
+
+
+@settings(deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_polynomials_are_right_by_their_coefficients(answer: list[int], expected: list[int]) -> None:
+    length = max(len(answer), len(expected))
+    is_same = answer + [0] * (length - len(answer)) == expected + [0] * (length - len(expected))
+    wanted = f"y={polynomial(expected)}"
+    assert is_equal(f"<answer>y={polynomial(answer)}</answer>", wanted) == is_same
+    doubled = f"\\frac{{{polynomial([2 * number for number in reversed(answer)])}}}{{2}}"
+    assert is_equal(f"<answer>y={doubled}</answer>", wanted) == (
+        answer[::-1] + [0] * (length - len(answer)) == expected + [0] * (length - len(expected))
+    )
+
+
+HOSTILE = [
+    "9^{9^{9^9}}",
+    "(x+1)^{1000000}",
+    "10^{10^9}!",
+    r"\binom{10^9}{10^8}",
+    r"\sum_{k=1}^{10^{12}} k",
+    r"e^{e^{e^{e^{e}}}}",
+    r"\sqrt[10^9]{10^{10^9}}",
+    r"\lfloor e^{500}\rfloor",
+    "((((9!)!)!)!)",
+    "x^{x^{x^{x^x}}}",
+    "(1+i)^{10^{12}}",
+    "(" * 400 + "1" + ")" * 400,
+    r"\frac{1}{1+" * 25 + "x" + "}" * 25,
+    r"\sin(" * 25 + "x" + ")" * 25,
+    "{" * 450 + "5" + "}" * 450,
+    "x<" * 300 + "1",
+    "1," * 450,
+    "+".join(f"({number})!" for number in range(4_900, 5_000)),
+    "+".join(rf"\binom{{x+{number}}}{{{number}}}e^{{-100}}" for number in range(1, 30)),
+    r"\{" + ",".join(f"x+e^{{{number}}}" for number in range(60)) + r"\}",
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda text: text[:30])
+@pytest.mark.parametrize("form", [None, Form.SIMPLIFIED, Form.FACTORED])
+def test_no_answer_takes_a_second(hostile: str, form: Form | None) -> None:
+    is_equal("$x+1$", "1+x"), is_equal("1 cm", "1 m")
+    for answer, expected in [(hostile, "42"), (hostile, "x+1"), (hostile, hostile + " + 0"), ("x", hostile)]:
+        begin = process_time()
+        assert not is_equal(f"<answer>{answer}</answer>", expected, form=form) or expected.endswith("+ 0")
+        assert process_time() - begin < 1
+
+
+@pytest.mark.parametrize(
+    ("expected", "read"),
+    [
+        ("42", Understanding.NUMBER),
+        ("5 cm", Understanding.NUMBER),
+        ("x+1", Understanding.FORMULA),
+        (r"\{1,2\}", Understanding.FORMULA),
+        ("4:30 p.m.", Understanding.FORMULA),
+        ("Yes", Understanding.WORDS),
+        ("(B)", Understanding.WORDS),
+        ("no solution", Understanding.WORDS),
+        (r"1, 2, \ldots, n", Understanding.TEXT),
+        (r"\int_0^1 x dx", Understanding.TEXT),
+        ("9 apples ? ~", Understanding.TEXT),
+        ("x" * 5_000, Understanding.TEXT),
+    ],
+)
+def test_a_reference_answer_is_understood_or_not(expected: str, read: Understanding) -> None:
+    assert understanding(expected) is read
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "verdict"),
+    [
+        ("42", "42", Verdict.RIGHT),
+        ("41", "42", Verdict.WRONG),
+        ("about the square root of 42", "42", Verdict.NOT_UNDERSTOOD),
+        ("x-1", "x+1", Verdict.WRONG),
+        (r"x \oplus 1", "x+1", Verdict.NOT_UNDERSTOOD),
+        (r"x \oplus 1", r"x\oplus1", Verdict.RIGHT),
+        (r"x \oplus 2", r"x\oplus1", Verdict.NOT_UNDERSTOOD),
+        ("No", "Yes", Verdict.WRONG),
+        ("(x+1)^{1000000}", "(x+2)^{1000000}", Verdict.NOT_UNDERSTOOD),
+    ],
+)
+def test_what_is_not_understood_has_a_verdict_of_its_own(answer: str, expected: str, verdict: Verdict) -> None:
+    assert judge(f"<answer>{answer}</answer>", expected) is verdict

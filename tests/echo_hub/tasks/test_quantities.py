@@ -86,9 +86,53 @@ def test_levels_are_no_multiples_of_what_they_measure(unit: str, other: str) -> 
     assert is_same_quantity(one, another) == (unit == other)
 
 
-def test_temperatures_begin_at_different_places() -> None:
-    celsius, fahrenheit = read_quantity("100 °C"), read_quantity("212 °F")
-    assert celsius is not None
-    assert fahrenheit is not None
-    assert not is_same_quantity(celsius, fahrenheit), "what 1 degree is, says nothing of 100"
-    assert is_same_quantity(celsius, celsius)
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [("100 °C", "212 °F", True), ("100 °C", "100 °F", False), ("20 °C", "293.15 K", True), ("20 °C", "20 K", False)],
+)
+def test_temperatures_begin_at_different_places(one: str, other: str, is_same: bool) -> None:
+    temperature, another = read_quantity(one), read_quantity(other)
+    assert temperature is not None
+    assert another is not None
+    assert is_same_quantity(temperature, another) is is_same
+
+
+@pytest.mark.parametrize(
+    ("compound", "other", "is_same"),
+    [
+        ("1 hour 30 minutes", "1.5 hours", True),
+        ("1h30m", "90 min", True),
+        ("2 hours and 15 minutes", "135 minutes", True),
+        ("5'10\"", "70 inches", True),
+        ("3 lb, 4 oz", "52 oz", True),
+        ("1 hour 30 minutes", "1.3 hours", False),
+        ("5 feet 10 inches", "5 feet", False),
+    ],
+)
+def test_parts_of_ever_smaller_units_add_up(compound: str, other: str, is_same: bool) -> None:
+    one, another = read_quantity(compound), read_quantity(other)
+    assert one is not None
+    assert another is not None
+    assert is_same_quantity(one, another) is is_same
+    assert is_same_quantity(another, one) is is_same
+
+
+@pytest.mark.parametrize("text", ["3 boys 4 girls", "30 minutes 1 hour", "1 hour 2 hours", "5 m 3 kg"])
+def test_other_parts_are_no_quantity(text: str) -> None:
+    assert read_quantity(text) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("3 red apples", "3 apples", True),
+        ("3 red apples", "3 green apples", False),
+        ("3 boys per class", "3 girls per class", False),
+        ("18 foos per hour", "18 km per hour", False),
+    ],
+)
+def test_things_are_the_same_by_all_words_of_one(one: str, other: str, is_same: bool) -> None:
+    things, others = read_quantity(one), read_quantity(other)
+    assert things is not None
+    assert others is not None
+    assert is_same_quantity(things, others) is is_same

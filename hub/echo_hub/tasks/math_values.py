@@ -1,0 +1,504 @@
+"""Compare two expressions wherever the expected one has a real value.
+
+Rational numbers are computed exactly. All others are computed to 40 digits beyond the smallest difference that parts of
+this size can make, so `\\pi + 10^{-100}` is not `\\pi`. Variables are given the same irregular numbers in both
+expressions: positive, negative and whole ones. Nothing is expanded or simplified, and work is bounded: `TooMuch` comes
+first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from math import ceil, floor, gcd, isqrt, lcm, log10
+from typing import TYPE_CHECKING, Any, Final
+
+from echo_hub.tasks.math_tokens import COUNTER, NotUnderstood
+
+if TYPE_CHECKING:
+    from sympy import Basic
+
+_MOST_BITS: Final = 60_000
+"""Largest exact number, in bits."""
+_DIGITS: Final = 70
+_BEYOND: Final = 40
+_DECIMALS: Final = 50
+_LARGEST: Final = 500
+"""Largest power of ten of a number that is not exact: e^{1000} is 10^434."""
+_MOST_WORK: Final = 150_000.0
+"""Bound on the work for one answer, in additions of numbers of 70 digits: less than half a second."""
+_MOST_FACTORIAL: Final = 5_000
+_MOST_ROOT: Final = 64
+"""Largest index of a root; an exponent with a larger denominator comes from a variable."""
+_MOST_GAMMA: Final = 200
+_MOST_TERMS: Final = 300
+_NUM_POINTS: Final = 6
+_NUM_WHOLE_POINTS: Final = 12
+_NEEDED: Final = 4
+"""Fewest points at which both expressions must have the same value."""
+
+
+class TooMuch(NotUnderstood):
+    """The value is out of bounds."""
+
+
+class Undefined(Exception):
+    """There is no value at this point."""
+
+
+@dataclass(slots=True)
+class Work:
+    """Work that is left for one answer."""
+
+    left: float = _MOST_WORK
+
+
+_WORK: Final[ContextVar[Work | None]] = ContextVar("math_work", default=None)
+
+
+@contextmanager
+def bounded_work() -> Iterator[None]:
+    """Give one bound to everything computed within the block: lists are compared each item with each."""
+    token = _WORK.set(Work())
+    try:
+        yield
+    finally:
+        _WORK.reset(token)
+
+
+class Arithmetic:
+    """Computes values of expressions, with a working precision and a bound on all that it does."""
+
+    def __init__(self, digits: int = _DIGITS, *, largest: float = _LARGEST) -> None:
+        self._digits = digits
+        self._largest = largest
+        self._price = (digits / _DIGITS) ** 1.6
+        self._work = _WORK.get() or Work()
+        self.least: Any = None
+        """Differences below it are rounding; None if all values are exact."""
+        self.is_real = True
+        """False as soon as a part has an imaginary part."""
+        self.scale = 0.0
+        """Largest absolute power of ten of any inexact part so far, and of the exact parts it is made of."""
+
+    @cached_property
+    def _mp(self) -> Any:
+        from mpmath import MPContext
+
+        context = MPContext()
+        context.dps = self._digits
+        return context
+
+    def value(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
+        """Return the value as a Fraction or a number of mpmath. Raises Undefined and TooMuch."""
+        from sympy import Add, Mul, Pow, Rational, Symbol
+
+        if isinstance(expression, Rational):
+            return self._kept(Fraction(int(expression.p), int(expression.q)))
+        if isinstance(expression, Symbol):
+            return self._constant(expression.name, point)
+        if type(expression).__name__ in ("sum", "product"):
+            return self._repeated(expression, point)
+        parts = [self.value(part, point) for part in expression.args]
+        try:
+            if isinstance(expression, Add | Mul):
+                return self._folded(parts, is_sum=isinstance(expression, Add))
+            if isinstance(expression, Pow):
+                return self._kept(self._power(*parts))
+            return self._kept(self._function(type(expression).__name__, parts))
+        except (ZeroDivisionError, ValueError, OverflowError) as error:
+            raise Undefined(str(error)) from error
+
+    def _repeated(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
+        """Compute a sum or a product term by term. Raises Undefined unless its bounds are whole."""
+        term, counter, *ends = expression.args
+        low, high = (_whole(end) if isinstance(end, Fraction) else None for end in (self.value(e, point) for e in ends))
+        if low is None or high is None:
+            raise Undefined("bounds that are not whole")
+        if high - low > _MOST_TERMS:
+            raise TooMuch(f"a sum of more than {_MOST_TERMS} terms")
+        is_sum = type(expression).__name__ == "sum"
+        terms = [self.value(term, {**point, counter.name: Fraction(number)}) for number in range(low, high + 1)]
+        return self._folded([Fraction(0 if is_sum else 1), *terms], is_sum=is_sum)
+
+    def _constant(self, name: str, point: Mapping[str, Fraction]) -> Any:
+        match name:
+            case r"\pi":
+                return self._mp.pi + 0
+            case "e":
+                return self._mp.e + 0
+            case "i":
+                self.is_real = False
+                return self._mp.mpc(0, 1)
+        return point[name]
+
+    def refined(self) -> Arithmetic:
+        """Return an Arithmetic with enough digits for the sizes of all parts."""
+        scale = ceil(self.scale)
+        found = Arithmetic(4 * scale + _DIGITS, largest=10 * _LARGEST)
+        found.least = found._mp.mpf(10) ** -(2 * scale + _BEYOND)
+        return found
+
+    def rounded(self, number: Any, decimals: int) -> int:
+        """Return the number times 10**decimals, rounded."""
+        return int(self._mp.nint(number * self._mp.mpf(10) ** decimals))
+
+    def _folded(self, parts: Sequence[Any], *, is_sum: bool) -> Any:
+        total, *rest = parts
+        for part in rest:
+            if not (isinstance(total, Fraction) and isinstance(part, Fraction)):
+                total, part = self._inexact(total), self._inexact(part)
+            total = self._kept(total + part if is_sum else total * part)
+        return total
+
+    def _kept(self, number: Any) -> Any:
+        """Check the bounds of a number and drop an imaginary part that is only rounding."""
+        if isinstance(number, Fraction):
+            bits = max(number.numerator.bit_length(), number.denominator.bit_length())
+            self._pay(1 + bits / 1_000)
+            if bits > _MOST_BITS:
+                raise TooMuch("a number of more than 18,000 digits")
+            return number
+        self._pay(1)
+        if not self._mp.isfinite(number):
+            raise Undefined("infinite")
+        if isinstance(number, self._mp.mpc):
+            if number.imag != 0 and abs(number.imag) > abs(number) * self._mp.mpf(10) ** (8 - self._mp.dps):
+                self.is_real = False
+            else:
+                number = number.real
+        self._note(self._power_of_ten(number))
+        return number
+
+    def _power_of_ten(self, number: Any) -> float:
+        """Return log10 of an inexact number, roughly; 0 for 0."""
+        return float(self._mp.mag(number)) * log10(2) if number else 0.0
+
+    def _note(self, power: float) -> None:
+        self.scale = max(self.scale, abs(power))
+        if self.scale > self._largest:
+            raise TooMuch(f"a number beyond 10^{_LARGEST}")
+
+    def _pay(self, price: float) -> None:
+        self._work.left -= price * self._price
+        if self._work.left < 0:
+            raise TooMuch("more than is computed for one answer")
+
+    def _inexact(self, number: Any) -> Any:
+        if not isinstance(number, Fraction):
+            return number
+        if number:
+            self._note((abs(number.numerator).bit_length() - number.denominator.bit_length()) * log10(2))
+        return self._mp.mpf(number.numerator) / number.denominator
+
+    def _power(self, base: Any, exponent: Any) -> Any:
+        if isinstance(base, Fraction) and isinstance(exponent, Fraction):
+            found = _exact_power(base, exponent)
+            if found is not None:
+                return found
+        if base == 0:
+            if isinstance(exponent, Fraction) and exponent > 0:
+                return Fraction(0)
+            raise Undefined("0 to this power")
+        base = self._inexact(base)
+        if isinstance(exponent, Fraction) and exponent.denominator == 1 and abs(exponent) < 10**6:
+            self._pay(20)
+            self._note(self._power_of_ten(base) * int(exponent))
+            return base ** int(exponent)
+        self._note(self._power_of_ten(base) * min(float(abs(self._inexact(exponent))), 1e9))
+        self._pay(30)
+        is_negative = not isinstance(base, self._mp.mpc) and base < 0
+        is_root = isinstance(exponent, Fraction) and exponent.denominator <= _MOST_ROOT
+        if is_negative and is_root and exponent.denominator % 2:
+            size = self._mp.power(-base, self._inexact(exponent))  # The real root of a negative number.
+            return size if exponent.numerator % 2 == 0 else -size
+        if is_negative:
+            base = self._mp.mpc(base)
+        return self._mp.power(base, self._inexact(exponent))
+
+    def _function(self, name: str, arguments: Sequence[Any]) -> Any:
+        if name in ("factorial", "binomial") and any(not _is_whole(one) for one in arguments):
+            return self._between_whole(name, [self._inexact(one) for one in arguments])
+        if name in _EXACT:
+            if not all(isinstance(one, Fraction) for one in arguments):
+                return self._rounded(name, arguments)
+            return Fraction(_EXACT[name](*arguments))
+        numbers = [self._inexact(one) for one in arguments]
+        self._pay(40)
+        if name == "exp":
+            self._note(min(abs(float(self._mp.re(numbers[0]))), 1e9) * log10(2.718281828459045))
+        if name in ("sinh", "cosh", "tanh", "coth") or (name in ("sin", "cos", "tan") and not self.is_real):
+            self._note(min(abs(float(abs(numbers[0]))), 1e9) * log10(2.718281828459045))
+        if name == "log" and len(numbers) == 1:
+            numbers.append(self._mp.mpf(10))
+        if name in ("ln", "log") and any(one == 0 for one in numbers):
+            raise Undefined("the logarithm of 0")
+        return getattr(self._mp, _NAMES.get(name, name))(*numbers)
+
+    def _between_whole(self, name: str, numbers: Sequence[Any]) -> Any:
+        """Compute factorials and binomials of numbers that are not whole, by the gamma function."""
+        if any(isinstance(one, self._mp.mpc) for one in numbers):
+            raise Undefined("not real")
+        if any(abs(one) > _MOST_GAMMA for one in numbers):
+            raise TooMuch(f"a factorial beyond {_MOST_GAMMA}!")
+        self._pay(100 * self._digits / _DIGITS)
+        return self._mp.gamma(numbers[0] + 1) if name == "factorial" else self._mp.binomial(*numbers)
+
+    def _rounded(self, name: str, arguments: Sequence[Any]) -> Any:
+        """Compute `abs`, `max`, `floor` and the like of inexact numbers. Raises Undefined near a jump."""
+        if name == "abs":
+            return abs(arguments[0])
+        if any(isinstance(one, self._mp.mpc) for one in arguments):
+            raise Undefined("not real")
+        if name in ("max", "min"):
+            numbers = [self._inexact(one) for one in arguments]
+            return max(numbers) if name == "max" else min(numbers)
+        if name in ("floor", "ceiling"):
+            nearest = self._mp.nint(arguments[0])
+            if abs(arguments[0] - nearest) < self._mp.mpf(10) ** -(_DIGITS // 2):
+                raise Undefined("at a jump")
+            return Fraction(int(getattr(self._mp, name.replace("ceiling", "ceil"))(arguments[0])))
+        raise Undefined(f"{name} of a number that is not whole")
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, Fraction) and number.denominator == 1
+
+
+def _whole(number: Fraction) -> int:
+    if number.denominator != 1:
+        raise Undefined("not whole")
+    return number.numerator
+
+
+def _factorial(number: Fraction) -> int:
+    whole = _whole(number)
+    if whole < 0:
+        raise Undefined("the factorial of a negative number")
+    if whole > _MOST_FACTORIAL:
+        raise TooMuch(f"a factorial beyond {_MOST_FACTORIAL:,}!")
+    return _factorials(whole)
+
+
+@lru_cache(64)
+def _factorials(number: int) -> int:
+    from math import factorial
+
+    return factorial(number)
+
+
+def _binomial(above: Fraction, below: Fraction) -> int:
+    from math import comb
+
+    of, chosen = _whole(above), _whole(below)
+    if of < 0 or chosen < 0:
+        raise Undefined("a binomial of negative numbers")
+    if of > _MOST_FACTORIAL:
+        raise TooMuch(f"a binomial beyond {_MOST_FACTORIAL:,}")
+    return comb(of, chosen)
+
+
+_EXACT: Final[Mapping[str, Any]] = {
+    "abs": abs,
+    "max": max,
+    "min": min,
+    "floor": floor,
+    "ceiling": lambda number: -floor(-number),
+    "factorial": _factorial,
+    "binomial": _binomial,
+    "gcd": lambda *numbers: gcd(*map(_whole, numbers)),
+    "lcm": lambda *numbers: lcm(*map(_whole, numbers)),
+}
+_NAMES: Final = {
+    **{"arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc"},
+    **{"arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "ln": "log"},
+}
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    """Return a rational power as an exact number; None if it is irrational or too large."""
+    if exponent.denominator > _MOST_ROOT:
+        return None
+    if not base:
+        if exponent <= 0:
+            raise Undefined("0 to this power")
+        return base
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if abs(base) != 1 and bits * abs(exponent) > 4 * _MOST_BITS:
+        if exponent.denominator == 1:
+            raise TooMuch("a power of more than 18,000 digits")
+        return None
+    if exponent.denominator > 1:
+        if base < 0 and exponent.denominator % 2 == 0:
+            return None
+        roots = [_root(abs(part), exponent.denominator) for part in (base.numerator, base.denominator)]
+        if roots[0] is None or roots[1] is None:
+            return None
+        base = Fraction(roots[0] if base > 0 else -roots[0], roots[1])
+    if abs(base) == 1:
+        return base if exponent.numerator % 2 else Fraction(1)
+    return base**exponent.numerator
+
+
+def _root(number: int, index: int) -> int | None:
+    """Return the whole root of a number; None if there is none."""
+    if index == 2:
+        found = isqrt(number)
+    else:
+        low, high = 0, 1 << (number.bit_length() // index + 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if middle**index <= number else (low, middle - 1)
+        found = low
+    return found if found**index == number else None
+
+
+def _points(names: Sequence[str]) -> list[tuple[dict[str, Fraction], bool]]:
+    """Return values for the variables, and True for whole numbers: small, large, positive and negative ones."""
+    found = []
+    for number in range(_NUM_POINTS + _NUM_WHOLE_POINTS):
+        rng = random.Random(f"{number} {' '.join(names)}")
+        is_whole = number >= _NUM_POINTS
+        point = {}
+        for name in names:
+            below = rng.randint(10_007, 99_991)
+            size = Fraction(rng.randint(1, below), below) * rng.choice((1, 1, 5, 23))
+            is_negative = number % 4 == 3 or (number % 4 == 2 and rng.random() < 0.5)
+            point[name] = Fraction(rng.randint(0, 12)) if is_whole else -size if is_negative else size
+        found.append((point, is_whole))
+    return found
+
+
+CONSTANTS: Final = frozenset([r"\pi", "e", "i"])
+
+
+def variables(*expressions: Basic) -> list[str]:
+    """Return the sorted names of all variables."""
+    return sorted(_names(*expressions) - CONSTANTS)
+
+
+def _names(*expressions: Basic) -> set[str]:
+    names = {symbol.name for expression in expressions for symbol in expression.free_symbols}
+    return {name for name in names if not name.startswith(COUNTER)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """The values of both expressions at one point."""
+
+    answer: Any
+    expected: Any
+    least: Any
+    """Differences below it are rounding; None if both values are exact."""
+
+    @property
+    def are_equal(self) -> bool:
+        if isinstance(self.answer, Fraction) and isinstance(self.expected, Fraction):
+            return self.answer == self.expected
+        return bool(abs(_sized(self.answer, self.least) - _sized(self.expected, self.least)) < self.least)
+
+    @property
+    def quotient(self) -> Any:
+        if isinstance(self.answer, Fraction) and isinstance(self.expected, Fraction):
+            return self.answer / self.expected
+        return _sized(self.answer, self.least) / _sized(self.expected, self.least)
+
+
+def _sized(number: Any, like: Any) -> Any:
+    """Convert a Fraction to the precision of another number."""
+    return like.context.mpf(number.numerator) / number.denominator if isinstance(number, Fraction) else number
+
+
+def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
+    """Yield both values at each point where the expected expression has a real value; None if the answer has none.
+
+    An expression with `i`, or without variables, may have any value.
+    """
+    names = variables(answer, expected)
+    is_complex = "i" in _names(answer, expected) or not names
+    num_found = 0
+    for point, is_whole in _points(names) if names else [({}, False)]:
+        if is_whole and num_found >= _NEEDED:
+            return
+        first = Arithmetic()
+        try:
+            wanted = first.value(expected, point)
+        except Undefined:
+            wanted = None
+        if wanted is None or not (is_complex or first.is_real):
+            continue
+        try:
+            found = first.value(answer, point)
+            if not (isinstance(found, Fraction) and isinstance(wanted, Fraction)):
+                found, wanted, first = _recomputed(answer, expected, point, first)
+        except Undefined:
+            found = None
+        if found is not None and (is_complex or first.is_real):
+            num_found += 1
+            yield _Values(found, wanted, first.least)
+        elif not is_whole:
+            yield None
+
+
+def _recomputed(
+    answer: Basic, expected: Basic, point: Mapping[str, Fraction], first: Arithmetic
+) -> tuple[Any, Any, Arithmetic]:
+    """Compute both values again, with enough digits for the sizes of all parts."""
+    arithmetic = first.refined()
+    return arithmetic.value(answer, point), arithmetic.value(expected, point), arithmetic
+
+
+def is_same_value(answer: Basic, expected: Basic) -> bool:
+    """Return True if both have the same value wherever `expected` has a real one. Raises TooMuch."""
+    num_same = 0
+    for values in _values(answer, expected):
+        if values is None or not values.are_equal:
+            return False
+        num_same += 1
+    return num_same >= (_NEEDED if variables(answer, expected) else 1)
+
+
+def constant_ratio(answer: Basic, expected: Basic) -> Fraction | None:
+    """Return answer / expected if it is the same rational number at all points, else None. Raises TooMuch."""
+    found: list[_Values] = []
+    for values in _values(answer, expected):
+        if values is None:
+            return None
+        if not values.expected or not values.answer:
+            if not values.are_equal:
+                return None
+            continue
+        found.append(values)
+    if len(found) < _NEEDED or not all(isinstance(values.quotient, Fraction) for values in found):
+        return None
+    quotients = {values.quotient for values in found}
+    return quotients.pop() if len(quotients) == 1 else None
+
+
+def is_rational(constant: Basic) -> bool:
+    """Return True if an expression without variables is a rational number, or too large to tell."""
+    try:
+        return isinstance(Arithmetic().value(constant, {}), Fraction)
+    except Undefined:
+        return False
+    except TooMuch:
+        return True
+
+
+def approximation(constant: Basic) -> Fraction | None:
+    """Return the real value of an expression without variables: exact if it is rational, else to 50 decimals.
+
+    None if it has no real value. Raises TooMuch if 50 decimals may not tell it from 0."""
+    arithmetic = Arithmetic(4 * _DECIMALS, largest=_DECIMALS / 2)
+    try:
+        value = arithmetic.value(constant, {})
+    except Undefined:
+        return None
+    if isinstance(value, Fraction):
+        return value
+    return Fraction(arithmetic.rounded(value, _DECIMALS), 10**_DECIMALS) if arithmetic.is_real else None
