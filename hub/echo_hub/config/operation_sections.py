@@ -17,6 +17,7 @@ AlertKind = Literal[
     "reward_fell",
     "disk",
     "attack",
+    "version_withdrawn",
     "common_fault",
     "judge_away",
     "scorers_away",

@@ -38,6 +38,7 @@ class ProblemKind(StrEnum):
     """Checks wait for it."""
     EVALUATOR_AWAY = "evaluator_away"
     """Evaluations wait for it."""
+    VERSION_WITHDRAWN = "version_withdrawn"
     COMMON_FAULT = "common_fault"
     LEARNER_IDLE = "learner_idle"
     NO_NODES = "no_nodes"

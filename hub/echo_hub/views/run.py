@@ -57,6 +57,11 @@ COARSER: Final = (
     "by what they show, so it takes longer to find forged tokens among theirs. Look at their engine's version, kernels "
     "and cache type."
 )
+VERSION_IS_WITHDRAWN: Final = (
+    "Policy version {version} is withdrawn ({reason}): it is leased to nobody. The run goes on with the version before "
+    "it, while that is fresh enough, and with the next one. If that one is withdrawn too, stop the hub and restore the "
+    "run from a backup, with a smaller training.learning_rate."
+)
 JUDGE_IS_AWAY: Final = (
     "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: see that it runs, and "
     "reward.judges.{name} in the settings."
@@ -274,6 +279,11 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())
+    withdrawn = " ".join(
+        VERSION_IS_WITHDRAWN.format(version=version, reason=reason)
+        for version, reason in sorted(moment.status.withdrawn.items())
+    )
+    unusable = {ProblemKind.VERSION_WITHDRAWN: withdrawn} if withdrawn else {}
     base = {ProblemKind.DATABASE_AWAY: DATABASE_IS_AWAY.format(said=away)} if away else {}
     said = " ".join(JUDGE_IS_AWAY.format(name=name, reason=reason) for name, reason in moment.judges_away.items())
     judges = {ProblemKind.JUDGE_AWAY: said} if said else {}
@@ -286,7 +296,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
         )
         if reason
     }
-    return {**down, **full, **base, **judges, **gone}
+    return {**down, **full, **base, **unusable, **judges, **gone}
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
@@ -295,6 +305,7 @@ def _beside(moment: Moment) -> set[ProblemKind]:
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
         ProblemKind.DATABASE_AWAY,
+        ProblemKind.VERSION_WITHDRAWN,
         ProblemKind.JUDGE_AWAY,
         ProblemKind.SCORERS_AWAY,
         ProblemKind.VERIFIER_AWAY,

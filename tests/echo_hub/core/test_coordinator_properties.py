@@ -105,6 +105,7 @@ from echo_hub.core.events import (
     RolloutChecked,
     RolloutContinued,
     RolloutRejected,
+    RolloutsBegun,
     RolloutScored,
     StepComputed,
     StepDone,
@@ -942,13 +943,29 @@ class World(RuleBasedStateMachine):
                 self._resend(node_id)
 
     @rule(node_id=st.sampled_from("abc"), pick=PICK)
-    def node_gives_back(self, node_id: str, pick: int) -> None:
+    def node_begins(self, node_id: str, pick: int) -> None:
+        """The hub has the first tokens of one of its rollouts, or of one that is final."""
+        names = [*self.nodes[node_id].work, "999-1"] if node_id in self.nodes else ["999-1"]
+        self._turn(RolloutsBegun(rollout_ids=(names[pick % len(names)],)))
+
+    @rule(node_id=st.sampled_from("abc"), pick=PICK, unusable=st.sampled_from([None, None, "its own", 0, 1]))
+    def node_gives_back(self, node_id: str, pick: int, unusable: str | int | None) -> None:
         node = self.nodes.get(node_id)
         if node and node.connected and node.work:
             lease = node.work[sorted(node.work)[pick % len(node.work)]]
             for index in lease.indices:
                 node.work.pop(rollout_id(lease.lease_id, index), None)
-            self._turn(LeaseGivenBack(node_id=node_id, lease_id=lease.lease_id, indices=lease.indices, reason="owner"))
+            version = lease.policy_version if unusable == "its own" else unusable
+            assert not isinstance(version, str)
+            self._turn(
+                LeaseGivenBack(
+                    node_id=node_id,
+                    lease_id=lease.lease_id,
+                    indices=lease.indices,
+                    reason="owner",
+                    unusable_version=version,
+                )
+            )
 
     @rule(node_id=st.sampled_from("abc"), pick=PICK, wrong=st.sampled_from(["lease", "group", "index", "version"]))
     def node_sends_garbage(self, node_id: str, pick: int, wrong: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from echo_hub.views.run import (
     LEARNER_IS_DOWN,
     SCORERS_ARE_AWAY,
     VERIFIER_IS_AWAY,
+    VERSION_IS_WITHDRAWN,
     trust_view,
     waits_for,
 )
@@ -285,6 +287,13 @@ async def test_a_cluster_that_is_away_is_broken_and_said_once(
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((text,), True)
     assert "(connection refused)" in text
+
+
+async def test_a_withdrawn_version_is_said_with_the_reason(hub: Any) -> None:
+    status = hub.driven.driver.coordinator.status()
+    hub.said = {"status": replace(status, withdrawn={8: "not finite"})}
+    view = await hub.pages.run_view()
+    assert view.problems == (VERSION_IS_WITHDRAWN.format(version=8, reason="not finite"),) and view.broken
 
 
 async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:
