@@ -23,7 +23,7 @@ by (`pairs`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import log
 from typing import Final
 
@@ -58,7 +58,7 @@ from echo_hub.core.trust.reasons import (
     DISPROVED,
     DOUBTFUL,
     OUTVOTED,
-    not_drawn,
+    convicting,
     what_is_wrong,
     why_not,
 )
@@ -282,13 +282,14 @@ class Trust:
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
-        failed: dict[str, Evidence] = {}
-        for node_id, evidence, honest in spans:
-            if self._judge(self._standings.of(node_id), evidence, check, now, honest):
-                failed[node_id] = evidence
+        failed = [
+            node_id
+            for node_id, evidence, honest in spans
+            if self._judge(self._standings.of(node_id), evidence, check, now, honest)
+        ]
         self._tell_checked(rollout_id, check, failed)
-        for node_id, evidence in failed.items():
-            self._condemn(self._standings.of(node_id), evidence, check, rollout_id, now)
+        for node_id in failed:
+            self._condemn(self._standings.of(node_id), check, rollout_id, now)
         return check.held if rollout_id in self._ledger.rollouts else None
 
     def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
@@ -328,7 +329,7 @@ class Trust:
         else:
             before = standing.state
             self._begin_again(standing, StandingState.NEW, BY_OPERATOR, now)
-            standing.sums = NOTHING
+            standing.acquit()
             if event.is_trusted:
                 standing.state = StandingState.PROVEN
                 standing.num_verified = long_proven(self._settings.first_checked, self._settings.least_checked)
@@ -380,7 +381,7 @@ class Trust:
             return failed
         for cause in _causes(standing, check):
             self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
-        standing.sums = sums
+        standing.weigh(sums, evidence)
         standing.show(evidence)
         if not failed:
             self._believe(standing, evidence, honest, now, learns=learns)
@@ -415,7 +416,7 @@ class Trust:
         standing.begin_again(state, reason, now)
         self._checking.changed(standing.node_id)
 
-    def _tell_checked(self, rollout_id: str, check: Check, failed: dict[str, Evidence]) -> None:
+    def _tell_checked(self, rollout_id: str, check: Check, failed: Collection[str]) -> None:
         """Books, node and ledger: what is forged is not trained on, if it is not too late."""
         checked = Checked.FAILED if check.node_id in failed else Checked.PASSED
         self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
@@ -426,13 +427,13 @@ class Trust:
         self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
         if failed and not self._forgetting.is_consumed(rollout):
             is_its_own = check.node_id in failed
-            detail = not_drawn(failed[check.node_id], check.policy_version) if is_its_own else ""
+            detail = what_is_wrong(self._standings.of(check.node_id)) if is_its_own else ""
             self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
 
-    def _condemn(self, standing: Standing, evidence: Evidence, check: Check, rollout_id: str, now: float) -> None:
+    def _condemn(self, standing: Standing, check: Check, rollout_id: str, now: float) -> None:
         if standing.is_quarantined:
             return
-        reason = what_is_wrong(standing)
+        reason, shown = what_is_wrong(standing), convicting(standing).shown
         causes = _causes(standing, check)
         common = self._faults.suspended(causes)
         if common is not None:
@@ -448,7 +449,7 @@ class Trust:
         else:
             self._condemned_for[standing.node_id] = causes
             self._quarantine(standing, reason, now)
-            self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=evidence)
+            self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=shown)
 
     def _as_coarse(self, standing: Standing) -> list[str]:
         """The nodes of its class that round as coarsely as this one, itself included, if enough unlike ones do: from
@@ -473,7 +474,7 @@ class Trust:
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
         """What has failed counts for nothing; but it is asked again only after a while."""
-        standing.sums = NOTHING
+        standing.acquit()
         self._begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
         self._out.record(StandingRecorded(row=standing.row))
@@ -499,7 +500,7 @@ class Trust:
         """Out of quarantine, to begin anew."""
         self._num_quarantined -= 1
         self._condemned_for.pop(standing.node_id, None)
-        standing.sums = NOTHING
+        standing.acquit()
         self._begin_again(standing, state, reason, now)
         self._nodes.release_from_quarantine(standing.node_id)
         self._out.record(StandingRecorded(row=standing.row))

@@ -245,8 +245,8 @@ def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
     assert {effect.lease_id for effect in bench.of(RevokeLease)} == {other.lease_id for other in others}
     assert bench.of(ScoreRecorded) == []
     (decision,) = bench.of(TrustDecided)
-    assert (decision.node_id, decision.decision, decision.evidence) == ("a", Decision.QUARANTINED, FORGED)
-    assert decision.rollout_id == name(lease) and "20.3 nats of evidence, 1 checked rollout" in decision.reason
+    assert (decision.node_id, decision.decision, decision.evidence) == ("a", Decision.QUARANTINED, FORGED.counts)
+    assert decision.rollout_id == name(lease) and "20.3 nats of evidence from 1 checked rollout" in decision.reason
     (told,) = bench.of(TellStandby)
     assert (told.node_id, told.reason) == ("a", StandbyReason.QUARANTINED)
     assert standing_of(bench, "a").state is StandingState.QUARANTINED
