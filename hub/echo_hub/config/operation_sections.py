@@ -18,6 +18,7 @@ AlertKind = Literal[
     "disk",
     "attack",
     "version_withdrawn",
+    "node_lags",
     "common_fault",
     "judge_away",
     "scorers_away",

@@ -449,7 +449,7 @@ class Coordinator:
     def _step_done(self, event: StepDone, now: float) -> None:
         screened, suspects = self._training.whose(event)
         self._training.step_done(event, now)
-        self._trust.screened(screened, now)
+        self._trust.screened(event.step, screened, now)
         self._trust.suspected(suspects, now)
         self._activation.trained(event.step, self._settings.groups_per_step * self._settings.group_size, now)
 

@@ -56,7 +56,7 @@ from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, 
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.task_books import TaskBooks
 from echo_hub.core.tempo import Tempo
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.screening import Seen
 from echo_hub.core.usability import Usability
 from echo_shared.errors import LearnerError, LocalProtocolError
 from echo_shared.messages import DropReason
@@ -304,16 +304,17 @@ class Training:
         self.num_changes += 1
         self.tempo.done(step, now)
 
-    def whose(self, event: StepDone) -> tuple[list[tuple[str, Evidence]], list[str]]:
-        """The nodes that what the learner has seen in a step speaks of: each rollout's, with the evidence, and those of
-        the suspects. What several nodes have drawn speaks of none of them; of a step that is told again nothing is new.
-        """
+    def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
+        """What the learner has seen of each rollout of a step that one node drew, and the nodes that drew any of the
+        suspects. Of a step that is told again nothing is new."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
         drawn = [self._ledger.rollouts[rollout_id] for rollout_id in self.planned[0].rollout_ids]
         screened = [
-            (drawn[place].node_id, evidence) for place, evidence in screen.screened.items() if not drawn[place].drawn_by
+            Seen(rollout.node_id, evidence, event.step - 1 - rollout.oldest_version)
+            for place, evidence in screen.screened.items()
+            if not (rollout := drawn[place]).drawn_by
         ]
         return screened, sorted({node_id for place in screen.suspects for node_id in drawn[place].drawers})
 

@@ -39,6 +39,7 @@ class ProblemKind(StrEnum):
     EVALUATOR_AWAY = "evaluator_away"
     """Evaluations wait for it."""
     VERSION_WITHDRAWN = "version_withdrawn"
+    NODE_LAGS = "node_lags"
     COMMON_FAULT = "common_fault"
     LEARNER_IDLE = "learner_idle"
     NO_NODES = "no_nodes"

@@ -57,6 +57,10 @@ COARSER: Final = (
     "by what they show, so it takes longer to find forged tokens among theirs. Look at their engine's version, kernels "
     "and cache type."
 )
+NODE_LAGS: Final = (
+    "Node {node_id}: {what} Have its owner restart it, and look at what its engine does with a new version. If it is "
+    "in quarantine, pardon it afterwards."
+)
 VERSION_IS_WITHDRAWN: Final = (
     "Policy version {version} is withdrawn ({reason}): it is leased to nobody. The run goes on with the version before "
     "it, while that is fresh enough, and with the next one. If that one is withdrawn too, stop the hub and restore the "
@@ -279,11 +283,6 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())
-    withdrawn = " ".join(
-        VERSION_IS_WITHDRAWN.format(version=version, reason=reason)
-        for version, reason in sorted(moment.status.withdrawn.items())
-    )
-    unusable = {ProblemKind.VERSION_WITHDRAWN: withdrawn} if withdrawn else {}
     base = {ProblemKind.DATABASE_AWAY: DATABASE_IS_AWAY.format(said=away)} if away else {}
     said = " ".join(JUDGE_IS_AWAY.format(name=name, reason=reason) for name, reason in moment.judges_away.items())
     judges = {ProblemKind.JUDGE_AWAY: said} if said else {}
@@ -296,7 +295,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
         )
         if reason
     }
-    return {**down, **full, **base, **unusable, **judges, **gone}
+    return {**down, **full, **base, **judges, **gone}
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
@@ -305,7 +304,6 @@ def _beside(moment: Moment) -> set[ProblemKind]:
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
         ProblemKind.DATABASE_AWAY,
-        ProblemKind.VERSION_WITHDRAWN,
         ProblemKind.JUDGE_AWAY,
         ProblemKind.SCORERS_AWAY,
         ProblemKind.VERIFIER_AWAY,
@@ -321,6 +319,15 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
         *(COMMON_FAULT.format(what=what) for what in trust.suspended),
         *(COARSER.format(what=what) for what in trust.coarser),
     )
+
+
+def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
+    """What is at fault, and stops nothing."""
+    status = moment.status
+    withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
+    lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
+    said = {ProblemKind.VERSION_WITHDRAWN: " ".join(withdrawn), ProblemKind.NODE_LAGS: " ".join(lagging)}
+    return {kind: text for kind, text in said.items() if text}
 
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:

@@ -66,7 +66,13 @@ class NumericsClass(NamedTuple):
         """How an engine of this precision rounds: one of `ROUNDINGS`."""
         return ROUNDINGS.get(self.precision.lower(), COARSE_ROUNDING)
 
+    @property
+    def kind(self) -> str:
+        """Its rounding, but for those that round next to nothing: they are one kind."""
+        return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
 
+
+FINE: Final = "fine"
 COARSE_ROUNDING: Final = "q4_0"
 """Of precisions that are not known, and of nodes that say none: four bits rounded to nearest."""
 ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(

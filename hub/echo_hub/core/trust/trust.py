@@ -41,6 +41,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import CheckAbandoned, CheckReturned, NodeVouchedFor, NumericsMeasured, RolloutChecked
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.checking import Checking, Outcome
@@ -48,6 +49,7 @@ from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, proof_added, weigh
+from echo_hub.core.trust.lagging import Lag, Lagging
 from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import LEAST_TOKENS, Honest, Numerics, NumericsClass
 from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
@@ -62,7 +64,7 @@ from echo_hub.core.trust.reasons import (
     what_is_wrong,
     why_not,
 )
-from echo_hub.core.trust.screening import standing_out
+from echo_hub.core.trust.screening import Seen, standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
@@ -113,6 +115,7 @@ class Trust:
             out=out,
         )
         self._mismatch = Mismatch()
+        self._lagging = Lagging()
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
         """Of those quarantined since the hub's start: what may yet prove to be at fault instead."""
         self._alarm = alarm(settings.false_alarm)
@@ -137,6 +140,7 @@ class Trust:
             outvoted=self._checking.num_outvoted,
             checked_tokens=self._checking.num_tokens,
             mismatch=self._mismatch.largest,
+            lagging=tuple((lag.node_id, str(lag)) for lag in self._lagging.lags),
             suspended=tuple(f"{numerics} on {kind} {number}" for numerics, kind, number in self._faults.all_suspended),
             coarser=tuple(
                 f"{numerics} (draws {draws:.2g}, claims {claims:.2g} nats)"
@@ -165,6 +169,7 @@ class Trust:
         """After `Nodes` knows it. `kin`: what nodes of one owner have in common. Of precision, what it said last stands
         until it says another."""
         standing = self._standings.connected(node_id, kin)
+        self._lagging.forget(node_id)
         if self._settings.by_nodes:
             self._checking.connected(node_id)
         if standing.is_quarantined:
@@ -292,20 +297,33 @@ class Trust:
             self._condemn(self._standings.of(node_id), check, rollout_id, now)
         return check.held if rollout_id in self._ledger.rollouts else None
 
-    def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
+    def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
         """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
-        Only nodes that round alike are compared."""
-        evidence = tuple(evidence)
-        self._mismatch.add(evidence)
+        Only nodes that round alike are compared with each other in one step, and each node with its own past."""
+        screened = tuple(screened)
+        self._mismatch.add(screened)
+        of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
+        for lag in self._lagging.add(step, of_nodes, lambda node_id: self._standings.of(node_id).numerics.kind):
+            self._lags(lag, now)
         if not self._settings.enabled:
             return
-        alike: dict[str, list[tuple[str, Evidence]]] = {}
-        for node_id, shown in evidence:
-            alike.setdefault(self._standings.of(node_id).numerics.rounding, []).append((node_id, shown))
+        alike: dict[str, list[Seen]] = {}
+        for seen in screened:
+            alike.setdefault(self._standings.of(seen.node_id).numerics.rounding, []).append(seen)
         for among in alike.values():
             for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
                 reason = f"The learner finds its rollouts unlike others' ({weight:.1f} nats)."
                 self._suspect(self._standings.of(node_id), reason, now)
+
+    def _lags(self, lag: Lag, now: float) -> None:
+        """It has begun to. With a verifier its rollouts are checked before they are trained on. Without one nothing
+        else keeps them from being trained on, so it is quarantined, if other nodes show that it is not the run."""
+        standing = self._standings.of(lag.node_id)
+        if self._settings.enabled:
+            self._suspect(standing, str(lag), now)
+        elif not (lag.is_alone or standing.is_quarantined):
+            self._quarantine(standing, str(lag), now)
+            self._decide(lag.node_id, Decision.QUARANTINED, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
         """On account of their rollouts the learner left groups out, or held a step back."""
@@ -500,6 +518,7 @@ class Trust:
         """Out of quarantine, to begin anew."""
         self._num_quarantined -= 1
         self._condemned_for.pop(standing.node_id, None)
+        self._lagging.look_again(standing.node_id)
         standing.acquit()
         self._begin_again(standing, state, reason, now)
         self._nodes.release_from_quarantine(standing.node_id)
