@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import honesty
-from benchmarks.honesty import samplers, short_run
+from benchmarks.honesty import samplers, shopping, short_run
 from benchmarks.progress import Progress
 
-CASES = ("honest, torch f32", "honest, torch f32, weights of 4 bits", *samplers.ATTACKS, honesty.ANOTHER, honesty.COST)
+CASES = (
+    "honest, torch f32",
+    "honest, torch f32, weights of 4 bits",
+    *samplers.ATTACKS,
+    honesty.ANOTHER,
+    *map(shopping.case, ("f32", "q4_0")),
+    honesty.COST,
+)
 
 
 @pytest.mark.slow
@@ -17,6 +24,8 @@ def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_run, "GROUPS", 16)
     monkeypatch.setattr(honesty, "HONEST_GROUPS", 64)
     monkeypatch.setattr(honesty, "DISHONEST_GROUPS", 64)
+    monkeypatch.setattr(honesty, "SHOPPED_GROUPS", 48)
+    monkeypatch.setattr(shopping, "REACHES", (2.0,))
     monkeypatch.setattr(honesty, "COST_REPEATS", 1)
     progress = Progress(honesty.plan(), CASES)
     measured = honesty.measure(0, progress)
@@ -28,4 +37,7 @@ def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         row = rows[name]
         assert row["u 0.001"] > 0.002 if not name.startswith(("claims", "-10")) else row["claim 0.05"] > 0.1, name
     assert rows["wrong answers by hand"]["u 0.5"] > rows["right answers by hand"]["u 0.5"] > 0.03
+    exact, _, coarse, _ = (row for row in measured.rows if row["case"].startswith("neighbours"))
+    assert coarse["reward_shopped"] > coarse["reward"] + 0.03 > exact["reward_shopped"] + 0.02
+    assert coarse["to_detection"] < shopping.UNDETECTED, "it draws exactly, and says that it has four bits"
     assert {"verified_tokens_per_cpu_s", "cost_of_checking_all"} <= set(measured.headline)

@@ -949,7 +949,7 @@ class World(RuleBasedStateMachine):
         self._turn(RolloutsBegun(rollout_ids=(names[pick % len(names)],)))
 
     @rule(node_id=st.sampled_from("abc"), pick=PICK, unusable=st.sampled_from([None, None, "its own", 0, 1]))
-    def node_gives_back(self, node_id: str, pick: int, unusable: str | int | None) -> None:
+    def node_gives_back(self, node_id: str, pick: int, unusable: str | int | None = None) -> None:
         node = self.nodes.get(node_id)
         if node and node.connected and node.work:
             lease = node.work[sorted(node.work)[pick % len(node.work)]]

@@ -48,7 +48,7 @@ from echo_hub.core.trust.checking import Checking, Outcome
 from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, proof_added, weigh
+from echo_hub.core.trust.judging import alarm, judged, proof_added
 from echo_hub.core.trust.lagging import Lag, Lagging
 from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import LEAST_TOKENS, Honest, Numerics, NumericsClass
@@ -383,11 +383,8 @@ class Trust:
         see `_conclude`. Greedy choices say little of a scale: their class learns nothing of them."""
         learns = honest is None and evidence.num_claims > 0
         if honest is None:
-            honest = self._numerics.honest(standing.numerics, without=standing.taught)
-        sums = added(standing.sums, weigh(evidence, honest))
-        nats, alternative = against(sums)
-        if nats >= self._alarm and is_explained(standing.recent + evidence, honest, alternative, self._alarm):
-            sums = NOTHING
+            honest = self._numerics.honest(standing.numerics, without=standing.taught, shown=standing.recent)
+        sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
         self._failed[str(standing.numerics)] += failed  # Zero as well: every class that was checked is in both.
