@@ -376,6 +376,12 @@ class World(RuleBasedStateMachine):
             assert repr(self.twin.handle(event, self.now)) == repr(effects), "the same events, the same effects"
         self._carry_out(effects)
 
+    def _parts_come(self) -> None:
+        """The hub has tokens of all that nodes hold, before any of it may be given to others."""
+        names = [name for node in self.nodes.values() if node.connected for name in sorted(node.work)]
+        if names and not self.crash_at:
+            self._turn(RolloutsBegun(rollout_ids=(*names, "999-1")))
+
     def _carry_out(self, effects: list[Effect]) -> None:
         records = [effect for effect in effects if isinstance(effect, RECORDS)]
         assert effects[: len(records)] == records, "records come first"
@@ -754,6 +760,7 @@ class World(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.5, 4.0, DEADLINE_S + 1]))
     def time_passes(self, seconds: float) -> None:
+        self._parts_come()
         self.now += seconds
         self.ticked_at = self.now
         self._turn(Tick())
@@ -926,6 +933,7 @@ class World(RuleBasedStateMachine):
     @rule(node_id=st.sampled_from("abc"), forget=st.booleans())
     def node_vanishes(self, node_id: str, forget: bool) -> None:
         if node_id in self.nodes and self.nodes[node_id].connected:
+            self._parts_come()
             node = self.nodes[node_id]
             node.connected = False
             if forget:
@@ -942,14 +950,9 @@ class World(RuleBasedStateMachine):
             if send:
                 self._resend(node_id)
 
-    @rule(node_id=st.sampled_from("abc"), pick=PICK)
-    def node_begins(self, node_id: str, pick: int) -> None:
-        """The hub has the first tokens of one of its rollouts, or of one that is final."""
-        names = [*self.nodes[node_id].work, "999-1"] if node_id in self.nodes else ["999-1"]
-        self._turn(RolloutsBegun(rollout_ids=(names[pick % len(names)],)))
-
     @rule(node_id=st.sampled_from("abc"), pick=PICK, unusable=st.sampled_from([None, None, "its own", 0, 1]))
     def node_gives_back(self, node_id: str, pick: int, unusable: str | int | None = None) -> None:
+        self._parts_come()
         node = self.nodes.get(node_id)
         if node and node.connected and node.work:
             lease = node.work[sorted(node.work)[pick % len(node.work)]]
