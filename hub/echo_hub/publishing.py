@@ -15,6 +15,7 @@ from echo_hub.evaluation.due import is_due
 from echo_hub.net.distributor import Distributor
 from echo_hub.run.directory import RunDirectory
 from echo_shared.adapter import WEIGHTS_FILE, not_finite
+from echo_shared.errors import CodecError
 from echo_shared.room import Room
 from echo_shared.tensors import TensorFile
 
@@ -62,8 +63,7 @@ class Publishing:
         while True:
             version = await self._waiting.get()
             adapter = self._directory.adapter(version)
-            if lost := await asyncio.to_thread(_not_finite, adapter):
-                reason = f"{len(lost)} tensors of its adapter hold values that are not finite, the first {lost[0]}"
+            if reason := await asyncio.to_thread(_fault, adapter):
                 extra = {"event": "version_unusable", "subject": str(version)}
                 log.error("version %d is not published: %s", version, reason, extra=extra)
                 await self._report(VersionUnusable(policy_version=version, reason=reason))
@@ -78,9 +78,16 @@ class Publishing:
             await self._room.until_done(partial(self._distributor.keep_for_evaluation, policy_version, adapter))
 
 
-def _not_finite(adapter_dir: Path) -> tuple[str, ...]:
-    """As `echo_shared.adapter.not_finite`, of an exported adapter."""
-    return not_finite(TensorFile(adapter_dir / WEIGHTS_FILE))
+def _fault(adapter_dir: Path) -> str:
+    """Why no engine can use an exported adapter; empty = nothing is known against it. Publishing it says why it cannot
+    be read."""
+    try:
+        lost = not_finite(TensorFile(adapter_dir / WEIGHTS_FILE))
+    except CodecError as error:
+        return error.brief
+    except OSError:
+        return ""
+    return f"{len(lost)} tensors of its adapter hold values that are not finite, the first {lost[0]}" if lost else ""
 
 
 def export_path(config: HubConfig, directory: RunDirectory, settings: CoordinatorSettings, step: int) -> Path | None:

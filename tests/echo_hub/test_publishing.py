@@ -106,20 +106,23 @@ async def test_a_version_that_is_not_finite_is_not_published_and_the_next_one_is
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
-    for version, value in ((1, 1.0), (2, float("nan")), (3, float("-inf")), (4, 4.0)):
+    for version, value in ((1, 1.0), (2, float("nan")), (3, float("-inf")), (4, 4.0), (5, 5.0)):
         run.export(version, value)
+    (run.directory.adapter(4) / "adapter_model.safetensors").write_bytes(b"torn")
+    for version in range(1, 6):
         run.publishing.submit(version)
     working = asyncio.create_task(run.publishing.run())
     reason = "1 tensors of its adapter hold values that are not finite, the first lora"
     async with asyncio.timeout(60):
-        assert [await run.reported.get() for _ in range(4)] == [
-            VersionPublished(policy_version=1),
-            VersionUnusable(policy_version=2, reason=reason),
-            VersionUnusable(policy_version=3, reason=reason),
-            VersionPublished(policy_version=4),
-        ]
-    assert run.distributor.has(1) and run.distributor.has(4)
-    assert not run.distributor.has(2) and not run.distributor.has(3)
+        told = [await run.reported.get() for _ in range(5)]
+    assert told[:3] == [
+        VersionPublished(policy_version=1),
+        VersionUnusable(policy_version=2, reason=reason),
+        VersionUnusable(policy_version=3, reason=reason),
+    ]
+    assert isinstance(told[3], VersionUnusable) and "adapter_model.safetensors" in told[3].reason
+    assert told[4] == VersionPublished(policy_version=5)
+    assert [version for version in range(1, 6) if run.distributor.has(version)] == [1, 5]
     assert "version 2 is not published" in caplog.text
     working.cancel()
     await asyncio.wait([working])
