@@ -1261,7 +1261,7 @@ def test_long_walks_meet_every_end() -> None:
     ends, gone_on, mixed = set(), set(), set()
     all_ends = {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
     all_ways = {("", False), (DropReason.RETURNED, False), ("", True)}  # Held, given back, sent again.
-    for seed in (26, 21, 33, 30, *range(20, 52)):  # The first four alone meet all.
+    for seed in (26, 21, 33, 36, *range(20, 52)):  # The first four alone meet all.
         world = walk(seed, moves=60)
         ends |= {row.end for row in world.rows.values()} - {DropReason.RUN_ENDED}
         gone_on |= set(world.gone_on)
