@@ -54,6 +54,8 @@ class _Candidate:
     token: int
     """Its number in the completion."""
     neighbour: int
+    apart: float
+    """From u to the edge between the two, nats of log-odds."""
 
 
 def case(precision: str) -> str:
@@ -73,9 +75,17 @@ def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> l
     by_group = {one.request.group_id: one for one in asked}
     drawn = list(sample_groups(policy.model, [one.request for one in asked]))
     rollouts = [(by_group[rollout.group_id], rollout) for rollout in drawn]
+    farthest = max(REACHES) * float(SCALES[honest.draws])
+    candidates = [
+        candidate
+        for place, (one, rollout) in enumerate(rollouts)
+        if run.reward(one, rollout.completion_ids) < 1.0
+        for candidate in _near(policy, one, rollout, place, farthest)
+    ]
     rows = []
     for reach in REACHES:
-        shopped = _shopped(run, policy, rollouts, reach * float(SCALES[honest.draws]))
+        near = [candidate for candidate in candidates if candidate.apart < reach * float(SCALES[honest.draws])]
+        shopped = _shopped(run, policy, rollouts, near)
         for claims_round in (False, True):
             said = _rounded(shopped, float(SCALES[honest.claims]) / 2) if claims_round else shopped
             orders = _orders(examiner, run, said)
@@ -98,15 +108,9 @@ def _reward(run: ShortRun, rollouts: Rollouts) -> float:
     return fmean(run.reward(one, rollout.completion_ids) for one, rollout in rollouts)
 
 
-def _shopped(run: ShortRun, policy: Policy, rollouts: Rollouts, reach: float) -> Rollouts:
-    """The rollouts, each with the best that it may be with one neighbour in a token's place."""
+def _shopped(run: ShortRun, policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> Rollouts:
+    """The rollouts, each as the best of itself and its candidates."""
     found = list(rollouts)
-    candidates = [
-        candidate
-        for place, (one, rollout) in enumerate(rollouts)
-        if run.reward(one, rollout.completion_ids) < 1.0
-        for candidate in _near(policy, one, rollout, place, reach)
-    ]
     requests: list[GroupRequest] = []
     ended: list[tuple[int, FinishedRollout]] = []
     for number, candidate in enumerate(candidates):
@@ -127,7 +131,10 @@ def _shopped(run: ShortRun, policy: Policy, rollouts: Rollouts, reach: float) ->
         one, best = found[place]
         if run.reward(one, other.completion_ids) > run.reward(one, best.completion_ids):
             found[place] = one, other
-    return [(one, _with_true_claims(policy, one, rollout)) for one, rollout in found]
+    return [
+        (one, rollout if rollout is own else _with_true_claims(policy, one, rollout))
+        for (one, rollout), (_, own) in zip(found, rollouts, strict=True)
+    ]
 
 
 def _near(policy: Policy, one: Asked, rollout: FinishedRollout, place: int, reach: float) -> list[_Candidate]:
@@ -142,7 +149,7 @@ def _near(policy: Policy, one: Asked, rollout: FinishedRollout, place: int, reac
         for neighbour, edge in zip(beside, at, strict=True):
             apart = np.ptp(bounded_log_odds(np.array([u, edge]))) if len(neighbour) else np.inf
             if apart < reach:
-                candidates.append(_Candidate(place, token, int(neighbour[0])))
+                candidates.append(_Candidate(place, token, int(neighbour[0]), float(apart)))
     return candidates
 
 
