@@ -2,7 +2,8 @@
 
 A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
 *distance* is how far its u lies from where that version would have drawn it, in nats of log-odds; its *claim* is
-off by the difference between the claimed log-odds and the true ones, in nats. Cost is processor time, so that
+off by the difference between the claimed log-odds and the true ones, in nats. Neighbour shopping (`shopping`) says what
+a node earns that draws exactly and says that it rounds, and when it is convicted. Cost is processor time, so that
 other work on the machine does not count. "u 0.2" is the share of tokens whose distance is above 0.2, "claim 0.2" that
 of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a token that the claims show.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
+from benchmarks.honesty import shopping
 from benchmarks.honesty.samplers import (
     ANOTHER_MODEL,
     ATTACKS,
@@ -38,6 +40,7 @@ DESCRIPTION: Final = "Draws and claims of honest and dishonest samplers, as the 
 HONEST_GROUPS: Final = 1_250
 """10,000 rollouts a class."""
 DISHONEST_GROUPS: Final = 250
+SHOPPED_GROUPS: Final = 250
 COST: Final = "cost"
 COST_REPEATS: Final = 5
 KEPT: Final = 4
@@ -53,7 +56,9 @@ def plan() -> list[Planned]:
         Planned(name=honest_case(name), seconds=60, lacks=lacks(engine.backend, engine.precision))
         for name, engine in HONEST.items()
     ]
-    return [*honest, *(Planned(name=name, seconds=15) for name in (ANOTHER, *ATTACKS)), Planned(name=COST, seconds=60)]
+    shopped = [Planned(name=shopping.case(precision), seconds=120) for precision in shopping.CLAIMED]
+    attacks = [Planned(name=name, seconds=15) for name in (ANOTHER, *ATTACKS)]
+    return [*honest, *attacks, *shopped, Planned(name=COST, seconds=60)]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -81,6 +86,14 @@ def measure(seed: int, progress: Progress) -> Measurement:
             with opened(run, EXACT, scratch / "attacks") as sampler:
                 for name, attack in attacks.items():
                     note(name, attack(sampler, run.asked(name, DISHONEST_GROUPS)))
+        shopped: list[dict[str, Any]] = []
+        for precision in shopping.CLAIMED:
+            if progress.wants(shopping.case(precision)):
+                found = shopping.measure(run, examiner, precision, SHOPPED_GROUPS)
+                shopped += found
+                progress.done(shopping.case(precision), shopping.headline(found))
+        rows += shopped
+        headline |= shopping.headline(shopped) if shopped else {}
         if progress.wants(COST):
             headline |= _cost(run, scratch)
             progress.done(COST, headline)

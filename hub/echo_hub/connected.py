@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, assert_never
 
-from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
+from echo_hub.core.events import (
+    Event,
+    LeaseGivenBack,
+    NodeConnected,
+    NodeDisconnected,
+    NodeReported,
+    RolloutArrived,
+    RolloutsBegun,
+)
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.net.client_address import origin_of
@@ -212,14 +220,19 @@ class ConnectedNodes:
             case CheckResult():
                 await self._checks.answered(node_id, message)
             case RolloutParts():
-                self._partials.take(node_id, message.parts)
+                if begun := self._partials.take(node_id, message.parts):
+                    await self._report(RolloutsBegun(rollout_ids=begun))
             case Rollout():
                 await self._report(_arrived(node_id, message, self._partials.finish(node_id, message)))
             case LeaseReturned():
                 self._partials.given_back(node_id, message.lease_id, message.indices)
                 await self._report(
                     LeaseGivenBack(
-                        node_id=node_id, lease_id=message.lease_id, indices=message.indices, reason=message.reason
+                        node_id=node_id,
+                        lease_id=message.lease_id,
+                        indices=message.indices,
+                        reason=message.reason,
+                        unusable_version=message.unusable_version,
                     )
                 )
             case Hello() | Proof() | Goodbye() | TeamWanted():

@@ -35,8 +35,7 @@ class Offers(Protocol):
 
 
 class HandingOut:
-    """`nodes` are those that are connected; `send` gives a node a message, `sample` the learner a request;
-    `may_move_on` says of a group whether its completions may go on by newer versions."""
+    """`nodes` are those that are connected; `send` gives a node a message, `sample` the learner a request."""
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class HandingOut:
         offers: Offers,
         send: Callable[[str, FromHub], object],
         sample: Callable[[GroupRequest], None],
-        may_move_on: Callable[[int], bool],
     ) -> None:
         self._settings = settings
         self._stop_ids = stop_ids
@@ -59,7 +57,6 @@ class HandingOut:
         self._offers = offers
         self._send = send
         self._sample = sample
-        self._may_move_on = may_move_on
         self._waiting: asyncio.Queue[tuple[SendLease | RevokeLease, Sequence[LeasedPrefix]]] = asyncio.Queue()
 
     def submit(self, action: SendLease | RevokeLease, prefixes: Sequence[LeasedPrefix] = ()) -> None:
@@ -112,7 +109,7 @@ class HandingOut:
             deadline_s=action.deadline_s,
             offer=self._offers.lend(action.policy_version, node.info) if offered else None,
             prefixes=tuple(prefixes),
-            on_new_version="interrupt" if self._may_move_on(action.group_id) else "finish",
+            on_new_version="interrupt" if action.may_move_on else "finish",
         )
         self._send(action.node_id, lease)
 

@@ -39,7 +39,7 @@ from echo_hub.core.effects import (
     TellStandby,
     TrainStep,
 )
-from echo_hub.core.events import LearnerReady, StepDone, VersionPublished
+from echo_hub.core.events import LearnerReady, StepDone, VersionPublished, VersionUnusable
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.dashboard.books_away import books_away
@@ -202,7 +202,6 @@ class Hub:
             offers=self._distributor,
             send=self._connections.send,
             sample=self._trainer.sample,
-            may_move_on=self._opened.partials.may_move_on,
         )
 
     def _make_node_evaluations(self) -> NodeEvaluations:
@@ -462,9 +461,9 @@ class Hub:
         elif isinstance(event, StepDone):
             self._evaluations.reached(event.step)
 
-    async def _version_published(self, event: VersionPublished) -> None:
+    async def _version_published(self, event: VersionPublished | VersionUnusable) -> None:
         await self._driver.report(event)
-        if self.config.run.mode == "colocated":
+        if isinstance(event, VersionPublished) and self.config.run.mode == "colocated":
             await self._own_sampler.holds(event.policy_version)
 
     async def _record_distribution(self, news: Sequence[Release | Arrival]) -> None:

@@ -19,13 +19,16 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodeReported,
     RolloutArrived,
+    RolloutsBegun,
     RolloutScored,
 )
 
 INBOX_EVENTS: Final = 8_192
 """When so many of what nodes say wait, those who report more wait, down to the nodes' sockets."""
-_OF_NODES: Final = frozenset({LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived})
-_TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, RolloutScored})
+_OF_NODES: Final = frozenset(
+    {LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived, RolloutsBegun}
+)
+_TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, RolloutsBegun, RolloutScored})
 """What comes by the thousand."""
 
 

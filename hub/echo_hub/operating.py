@@ -20,7 +20,7 @@ from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.views.alarms import alarms
-from echo_hub.views.run import Moment, broken_now, common_faults, lacks_nodes, waits_for
+from echo_hub.views.run import Moment, broken_now, common_faults, goes_on_with, lacks_nodes, waits_for
 from echo_shared.books import EventFilter, StepRecord
 from echo_shared.errors import EchoError, StorageError
 from echo_shared.messages.fields import printable_line
@@ -114,7 +114,7 @@ class Operation:
             view = None
         moment = self._moment()
         faults = " ".join(common_faults(moment))
-        broken = broken_now(moment) | ({ProblemKind.COMMON_FAULT: faults} if faults else {})
+        broken = broken_now(moment) | goes_on_with(moment) | ({ProblemKind.COMMON_FAULT: faults} if faults else {})
         capacity = view.capacity if view is not None and view.trained_step >= STEADY_STEPS else None
         return Observation(
             broken=broken,

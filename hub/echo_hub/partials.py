@@ -40,6 +40,7 @@ from echo_shared.messages import (
     ReceiptState,
     Rollout,
     RolloutPart,
+    rollout_id,
 )
 from echo_shared.version_spans import Spans, between, grown, num_tokens, problem
 
@@ -183,13 +184,10 @@ class Partials:
         self,
         bounds: SamplingBounds,
         *,
-        interrupts: bool = False,
         published_version: int = 0,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
-        """`interrupts`: whether nodes go on by newer versions in mid-completion."""
         self._bounds = bounds
-        self.interrupts = interrupts
         self.published_version = published_version
         """The newest that nodes were told of."""
         self._first_known = published_version
@@ -228,7 +226,7 @@ class Partials:
             lease.indices,
             prefixes,
             policy_version=lease.policy_version,
-            may_move_on=self.may_move_on(lease.group_id),
+            may_move_on=lease.may_move_on,
             origins=origins,
             again=again,
         )
@@ -276,17 +274,24 @@ class Partials:
         self.published_version = policy_version
         self._announced.add(policy_version)
 
-    def take(self, node_id: str, parts: Iterable[RolloutPart]) -> None:
-        """Takes what follows, and counts what does not."""
+    def take(self, node_id: str, parts: Iterable[RolloutPart]) -> tuple[str, ...]:
+        """Take what follows, and count what does not. Return the rollouts of which these are the first tokens."""
+        begun: list[str] = []
         for part in parts:
+            before = self._num_tokens(part.lease_id, part.index)
             refusal = self._take(node_id, part)
             if refusal is not None:
                 self.refused[refusal] += 1
+            elif not before and self._num_tokens(part.lease_id, part.index):
+                begun.append(rollout_id(part.lease_id, part.index))
         self._make_room()
+        return tuple(begun)
 
-    def may_move_on(self, group_id: int) -> bool:
-        """Whether a node may go on with the group's completions by newer versions: an evaluation is of one alone."""
-        return self.interrupts and EvaluationGroup.of(group_id) is None
+    def _num_tokens(self, lease_id: int, index: int) -> int:
+        """Of an unfinished rollout, that are here."""
+        lease = self._leases.get(lease_id)
+        partial = None if lease is None else lease.rollouts.get(index)
+        return 0 if partial is None else partial.num_tokens
 
     def prefix(self, lease_id: int, index: int) -> LeasedPrefix | None:
         """What is there of a rollout; None when that is nothing, or nobody knows whose."""
@@ -471,8 +476,9 @@ def _are(spans: Sequence[Span], node_id: str, policy_version: int) -> bool:
 def partials_of(
     bounds: SamplingBounds, rollouts: Iterable[RolloutRow], *, interrupts: bool = False, published_version: int = 0
 ) -> Partials:
-    """For a hub that starts: `rollouts` are unfinished in its store; nodes that hold some will send what they drew."""
-    partials = Partials(bounds, interrupts=interrupts, published_version=published_version)
+    """For a hub that starts: `rollouts` are unfinished in its store; nodes that hold some will send what they drew.
+    `interrupts`: nodes may have gone on by newer versions in mid-completion."""
+    partials = Partials(bounds, published_version=published_version)
     leases: dict[int, list[RolloutRow]] = {}
     for row in rollouts:
         if row.state is ReceiptState.LEASED:
@@ -484,7 +490,7 @@ def partials_of(
             lease_id,
             [row.index for row in rows],
             policy_version=first.policy_version,
-            may_move_on=partials.may_move_on(first.group_id),
+            may_move_on=interrupts and EvaluationGroup.of(first.group_id) is None,
             again=True,
             others_held=[row.index for row in rows if row.others_held],
         )

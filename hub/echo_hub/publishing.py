@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.events import VersionPublished
+from echo_hub.core.events import VersionPublished, VersionUnusable
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.evaluation.due import is_due
 from echo_hub.net.distributor import Distributor
 from echo_hub.run.directory import RunDirectory
+from echo_shared.adapter import WEIGHTS_FILE, not_finite
+from echo_shared.errors import CodecError
 from echo_shared.room import Room
+from echo_shared.tensors import TensorFile
+
+log = logging.getLogger(__name__)
 
 
 class Publishing:
-    """`report` tells the coordinator of each version that is out."""
+    """`report` tells the coordinator of each version that is out, and of each one that no engine could use: that is not
+    published."""
 
     def __init__(
         self,
         *,
         distributor: Distributor,
         directory: RunDirectory,
-        report: Callable[[VersionPublished], Awaitable[None]],
+        report: Callable[[VersionPublished | VersionUnusable], Awaitable[None]],
         room: Room,
     ) -> None:
         self._distributor = distributor
@@ -56,6 +63,11 @@ class Publishing:
         while True:
             version = await self._waiting.get()
             adapter = self._directory.adapter(version)
+            if reason := await asyncio.to_thread(_fault, adapter):
+                extra = {"event": "version_unusable", "subject": str(version)}
+                log.error("version %d is not published: %s", version, reason, extra=extra)
+                await self._report(VersionUnusable(policy_version=version, reason=reason))
+                continue
             await self._room.until_done(partial(self._distributor.publish, version, adapter))
             await self._report(VersionPublished(policy_version=version))
 
@@ -64,6 +76,18 @@ class Publishing:
         if policy_version:
             adapter = self._directory.adapter(policy_version)
             await self._room.until_done(partial(self._distributor.keep_for_evaluation, policy_version, adapter))
+
+
+def _fault(adapter_dir: Path) -> str:
+    """Why no engine can use an exported adapter; empty = nothing is known against it. Publishing it says why it cannot
+    be read."""
+    try:
+        lost = not_finite(TensorFile(adapter_dir / WEIGHTS_FILE))
+    except CodecError as error:
+        return error.brief
+    except OSError:
+        return ""
+    return f"{len(lost)} tensors of its adapter hold values that are not finite, the first {lost[0]}" if lost else ""
 
 
 def export_path(config: HubConfig, directory: RunDirectory, settings: CoordinatorSettings, step: int) -> Path | None:

@@ -106,6 +106,11 @@ def load_adapter(directory: Path) -> Adapter:
     return Adapter(modules=tuple(_module(path, half, config) for path, half in sorted(halves.items())))
 
 
+def not_finite(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[str, ...]:
+    """Return the names of the tensors that hold a value that is not finite, in order."""
+    return tuple(name for name in sorted(tensors) if not np.isfinite(tensors[name]).all())
+
+
 def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]) -> LoraModule:
     if set(half) != {"A", "B"}:
         raise CodecError("An adapter lacks one half of a layer's update.", got=f"{path}: only {', '.join(half)}")

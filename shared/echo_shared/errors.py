@@ -20,6 +20,8 @@ from typing import ClassVar, Final
 
 DISK_FULL: Final = "disk_full"
 """The code of a StorageError that some free space cures."""
+POLICY_UNUSABLE: Final = "policy_unusable"
+"""The code of an error that lies in a policy version: its adapter cannot be applied, or computes no numbers."""
 DATABASE_AWAY: Final = "database_away"
 """The code of a StorageError that the database server's return cures."""
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo_shared import draws
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.rollout_table import Rollout, RolloutTable
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.torch_cache import SlotCache, cache_argument, cache_of, columns_for
@@ -377,7 +377,11 @@ class Batch:
         tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
         drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
         if not np.isfinite(drawn[1]).all():
-            raise BackendError("The model gave logits that are not finite numbers.", do="Check the model's weights.")
+            raise BackendError(
+                "The model gave logits that are not finite numbers.",
+                do="Check the model's weights.",
+                code=POLICY_UNUSABLE,
+            )
         return drawn[0].astype(np.int64), drawn[1]
 
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import honesty
-from benchmarks.honesty import samplers, short_run
+from benchmarks.honesty import samplers, shopping, short_run
 from benchmarks.progress import Progress
 
-CASES = ("honest, torch f32", "honest, torch f32, weights of 4 bits", *samplers.ATTACKS, honesty.ANOTHER, honesty.COST)
+CASES = (
+    "honest, torch f32",
+    "honest, torch f32, weights of 4 bits",
+    *samplers.ATTACKS,
+    honesty.ANOTHER,
+    honesty.COST,
+)
 
 
 @pytest.mark.slow
@@ -29,3 +35,17 @@ def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["u 0.001"] > 0.002 if not name.startswith(("claims", "-10")) else row["claim 0.05"] > 0.1, name
     assert rows["wrong answers by hand"]["u 0.5"] > rows["right answers by hand"]["u 0.5"] > 0.03
     assert {"verified_tokens_per_cpu_s", "cost_of_checking_all"} <= set(measured.headline)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_an_exact_node_that_says_four_bits_earns_by_neighbours_and_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_run, "GROUPS", 16)
+    monkeypatch.setattr(honesty, "SHOPPED_GROUPS", 40)
+    monkeypatch.setattr(shopping, "REACHES", (2.0,))
+    measured = honesty.measure(0, Progress(honesty.plan(), [*map(shopping.case, ("f32", "q4_0"))]))
+    as_exact, _, as_coarse, with_noise = measured.rows
+    gain = {row["case"]: row["reward_shopped"] - row["reward"] for row in measured.rows}
+    assert gain[as_coarse["case"]] > gain[as_exact["case"]] + 0.03
+    assert as_coarse["to_detection"] < shopping.UNDETECTED and not as_coarse["claims_round"]
+    assert with_noise["claims_round"] and measured.headline["most_earned_unfound_with_noise"] >= 0

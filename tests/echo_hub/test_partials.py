@@ -135,7 +135,9 @@ def test_who_goes_on_adds_to_what_was_given() -> None:
     assert partials.refused == {PartRefusal.DIFFERENT: 1}, "what another node drew is not to be rewritten"
 
 
-def leases(lease_id: int, node_id: str, *indices: int, goes_on: tuple[tuple[int, int], ...] = ()) -> SendLease:
+def leases(
+    lease_id: int, node_id: str, *indices: int, goes_on: tuple[tuple[int, int], ...] = (), may_move_on: bool = False
+) -> SendLease:
     return SendLease(
         node_id=node_id,
         lease_id=lease_id,
@@ -145,6 +147,7 @@ def leases(lease_id: int, node_id: str, *indices: int, goes_on: tuple[tuple[int,
         policy_version=3,
         deadline_s=9.0,
         goes_on=goes_on,
+        may_move_on=may_move_on,
     )
 
 
@@ -296,8 +299,8 @@ def test_of_a_lease_from_before_the_start_nothing_is_held_against_its_node() -> 
 @pytest.fixture
 def mixing() -> Partials:
     """Node a holds lease 7, of indices 0 and 3, by version 3; the run interrupts, and 6 is the newest version."""
-    partials = Partials(BOUNDS, interrupts=True, published_version=6)
-    partials.begin(leases(7, "a", 0, 3))
+    partials = Partials(BOUNDS, published_version=6)
+    partials.begin(leases(7, "a", 0, 3, may_move_on=True))
     return partials
 
 
@@ -316,7 +319,7 @@ def who(finished: Finished) -> list[tuple[str, int, int]]:
 
 def test_every_span_of_tokens_names_its_node_and_its_version(mixing: Partials) -> None:
     mixing.take("a", [part(0, [5, 9]), part(2, [8], version=5)])
-    (carried,) = mixing.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    (carried,) = mixing.begin(leases(8, "b", 0, goes_on=((0, 7),), may_move_on=True))
     assert carried.versions == by((3, 2), (5, 1))
     mixing.take("b", [part(3, [7], lease_id=8, version=5), part(4, [6], lease_id=8, version=6)])
     assert mixing.refused == {}
@@ -362,27 +365,47 @@ def test_a_part_that_repeats_tokens_under_another_version_is_refused(mixing: Par
     assert mixing.refused == {PartRefusal.DIFFERENT: 1} and shown(mixing) == [5, 9, 8]
 
 
-def test_without_interruption_and_in_an_evaluation_only_the_leases_version_draws(partials: Partials) -> None:
+def test_what_may_not_move_on_is_drawn_by_the_leases_version_alone(partials: Partials) -> None:
     partials.announced(9)
     partials.take("a", [part(0, [5], version=4)])
     assert partials.refused == {PartRefusal.BAD_VERSION: 1}
-    interrupting = Partials(BOUNDS, interrupts=True, published_version=9)
+
+
+def test_from_before_a_restart_training_may_have_moved_on_and_no_evaluation() -> None:
     about = EvaluationGroup(policy_version=3, greedy=True, number=0)
-    assert interrupting.may_move_on(2) and not interrupting.may_move_on(about.group_id)
-    interrupting.begin(replace(leases(7, "a", 0), group_id=about.group_id))
-    interrupting.take("a", [part(0, [5], version=4), part(0, [5])])
-    assert interrupting.refused == {PartRefusal.BAD_VERSION: 1} and shown(interrupting) == [5]
+    for group_id, taken in ((2, [5]), (about.group_id, None)):
+        row = RolloutRow(
+            rollout_id="7-0",
+            lease_id=7,
+            node_id="a",
+            group_id=group_id,
+            index=0,
+            policy_version=3,
+            deadline=9.0,
+            state=ReceiptState.LEASED,
+            reward=None,
+        )
+        partials = partials_of(BOUNDS, [row], interrupts=True, published_version=4)
+        partials.take("a", [part(0, [5], version=4)])
+        assert shown(partials) == taken
+
+
+def test_the_first_tokens_of_each_rollout_are_told_once(partials: Partials) -> None:
+    assert partials.take("a", [part(0, []), part(0, [5, 9]), part(0, [4], index=3)]) == ("7-0", "7-3")
+    assert partials.take("a", [part(2, [8]), part(9, [8], index=3), part(0, [4], lease_id=99)]) == ()
+    partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    assert partials.take("b", [part(3, [4], lease_id=8)]) == (), "it goes on with what is there"
 
 
 def test_so_many_versions_are_kept_and_each_counts_as_memory(mixing: Partials) -> None:
     bounds = SamplingBounds(vocabulary_size=50, max_tokens=1_000, stop_ids=frozenset())
-    partials = Partials(bounds, interrupts=True, published_version=900)
-    partials.begin(leases(7, "a", 0))
+    partials = Partials(bounds, published_version=900)
+    partials.begin(leases(7, "a", 0, may_move_on=True))
     partials.take("a", [part(number, [5], version=3 + number) for number in range(MAX_VERSION_SPANS + 1)])
     assert partials.refused == {PartRefusal.BAD_VERSION: 1}
     partials.take("a", [part(MAX_VERSION_SPANS, [5], version=2 + MAX_VERSION_SPANS)])
     assert partials.num_bytes == ROLLOUT_BYTES + 8 * (MAX_VERSION_SPANS + 1) + SPAN_BYTES * (MAX_VERSION_SPANS - 1)
-    (carried,) = partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    (carried,) = partials.begin(leases(8, "b", 0, goes_on=((0, 7),), may_move_on=True))
     assert len(carried.versions) == MAX_VERSION_SPANS
     partials.revoked(7)
     partials.revoked(8)
@@ -410,13 +433,13 @@ def test_so_many_versions_are_kept_and_each_counts_as_memory(mixing: Partials) -
 )
 def test_versions_that_cannot_be_are_named(mixing: Partials, sent: Rollout, problem: str) -> None:
     mixing.take("a", [part(0, [5, 9])])
-    mixing.begin(leases(8, "b", 0, goes_on=((0, 7),)))
+    mixing.begin(leases(8, "b", 0, goes_on=((0, 7),), may_move_on=True))
     assert mixing.finish("b", sent) == Finished(problem=problem)
 
 
 def test_what_a_node_draws_itself_is_no_older_than_its_lease(mixing: Partials) -> None:
     mixing.take("a", [part(0, [5, 9])])
-    mixing.begin(replace(leases(8, "b", 0, 1, goes_on=((0, 7),)), policy_version=5))
+    mixing.begin(replace(leases(8, "b", 0, 1, goes_on=((0, 7),), may_move_on=True), policy_version=5))
     told = "drawn by version 4, leased by 5"
     assert mixing.finish("b", mixed(8, [5, 9, 2], by((3, 2), (4, 1)), num_given=2)).problem == told
     old = rollout(8, [5, 2], num_given=0, index=1).model_copy(
@@ -564,13 +587,13 @@ TELLINGS = st.lists(
 def test_whatever_is_told_the_books_are_right(
     tellings: list[tuple[str, str, int, int, int, list[int]]], interrupts: bool
 ) -> None:
-    partials = Partials(BOUNDS, interrupts=interrupts, published_version=5, budget_bytes=6 * ROLLOUT_BYTES)
+    partials = Partials(BOUNDS, published_version=5, budget_bytes=6 * ROLLOUT_BYTES)
     for kind, node_id, lease_id, index, start, ids in tellings:
         if kind == "lease":
             partials.leased(node_id, lease_id, range(index + 1), policy_version=3)
         elif kind == "go on":
             goes_on = tuple((each, start % 4) for each in range(index + 1))
-            partials.begin(leases(lease_id, node_id, *range(index + 1), goes_on=goes_on))
+            partials.begin(leases(lease_id, node_id, *range(index + 1), goes_on=goes_on, may_move_on=interrupts))
         elif kind == "finish" and ids:
             partials.finish(node_id, rollout(lease_id, ids, num_given=start, index=index))
         elif kind == "part":

@@ -14,7 +14,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import DisseminationConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.events import VersionPublished
+from echo_hub.core.events import VersionPublished, VersionUnusable
 from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
@@ -62,7 +62,7 @@ class Run:
             connections=Nobody(),
             record=self._record,
         )
-        self.reported: asyncio.Queue[VersionPublished] = asyncio.Queue()
+        self.reported: asyncio.Queue[VersionPublished | VersionUnusable] = asyncio.Queue()
         self.waits = asyncio.Event()
         self.room = Room(retry_s=0.0, full=lambda said: self.waits.set())
         self.publishing = Publishing(
@@ -71,12 +71,15 @@ class Run:
 
     async def _record(self, news: Sequence[Release | Arrival]) -> None: ...
 
-    def export(self, version: int) -> None:
+    def export(self, version: int, value: float | None = None) -> None:
         """What the learner leaves."""
         directory = self.directory.adapter(version)
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
-        save_file({"lora": np.full((8, 8), version, np.float32)}, directory / "adapter_model.safetensors")
+        save_file(
+            {"lora": np.full((8, 8), version if value is None else value, np.float32)},
+            directory / "adapter_model.safetensors",
+        )
 
 
 @pytest.fixture
@@ -95,6 +98,32 @@ async def test_versions_go_out_in_order_and_the_coordinator_hears_of_each(run: R
     async with asyncio.timeout(60):
         assert [(await run.reported.get()).policy_version for _ in range(2)] == [1, 2]
     assert run.distributor.has(1) and run.distributor.has(2)
+    working.cancel()
+    await asyncio.wait([working])
+
+
+async def test_a_version_that_is_not_finite_is_not_published_and_the_next_one_is(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
+    for version, value in ((1, 1.0), (2, float("nan")), (3, float("-inf")), (4, 4.0), (5, 5.0)):
+        run.export(version, value)
+    (run.directory.adapter(4) / "adapter_model.safetensors").write_bytes(b"torn")
+    for version in range(1, 6):
+        run.publishing.submit(version)
+    working = asyncio.create_task(run.publishing.run())
+    reason = "1 tensors of its adapter hold values that are not finite, the first lora"
+    async with asyncio.timeout(60):
+        told = [await run.reported.get() for _ in range(5)]
+    assert told[:3] == [
+        VersionPublished(policy_version=1),
+        VersionUnusable(policy_version=2, reason=reason),
+        VersionUnusable(policy_version=3, reason=reason),
+    ]
+    assert isinstance(told[3], VersionUnusable) and "adapter_model.safetensors" in told[3].reason
+    assert told[4] == VersionPublished(policy_version=5)
+    assert [version for version in range(1, 6) if run.distributor.has(version)] == [1, 5]
+    assert "version 2 is not published" in caplog.text
     working.cancel()
     await asyncio.wait([working])
 

@@ -30,7 +30,7 @@ from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_node.backends.scoring import intervals, joined, pieces
 from echo_node.host import hardware
 from echo_shared.adapter import load_adapter
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.rollout_table import RolloutTable
 from echo_shared.sampling import DrawnPart, GroupRequest
 from echo_shared.scoring import Intervals
@@ -346,7 +346,9 @@ class LlamaCppEngine:
         tokens, logprobs = draw_rows(logits_NV, rows_R, *self._table.next_draws(slots_R))
         if not np.isfinite(logprobs).all():
             raise BackendError(
-                "The model computed values that are not numbers.", got=f"{len(slots_R)} rollouts in progress"
+                "The model computed values that are not numbers.",
+                got=f"{len(slots_R)} rollouts in progress",
+                code=POLICY_UNUSABLE,
             )
         finished = self._table.record(slots_R, tokens, logprobs, time.perf_counter())
         events.extend(finished.values())

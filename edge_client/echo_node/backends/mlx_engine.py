@@ -32,7 +32,7 @@ from echo_node.backends.base import (
 from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.mlx_model import MlxModel, MlxPolicy, Prompt, round_up
 from echo_node.backends.scoring import intervals, joined
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.rollout_table import RolloutTable
 from echo_shared.sampling import DrawnPart, GroupRequest, Prefix
 from echo_shared.scoring import Intervals
@@ -198,7 +198,9 @@ class MlxEngine:
         tokens, logprobs = draw_rows(logits, rows, *self._table.next_draws(rows))
         if not np.isfinite(logprobs).all():
             raise BackendError(
-                "The model computed values that are not numbers.", got=f"{len(rows)} rollouts in progress"
+                "The model computed values that are not numbers.",
+                got=f"{len(rows)} rollouts in progress",
+                code=POLICY_UNUSABLE,
             )
         finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
         if finished:

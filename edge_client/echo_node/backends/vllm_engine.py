@@ -32,7 +32,7 @@ from torch import Tensor
 from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request
 from echo_shared import draws
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest, Prefix
 from echo_shared.scoring import Intervals
@@ -209,7 +209,9 @@ class VllmEngine:
         row.ids += completion.token_ids
         row.logprobs += list(completion.logprobs.logprobs)
         if len(row.logprobs) != len(row.ids) or not np.isfinite(row.logprobs[row.num_told :]).all():
-            raise BackendError("The model computed values that are not numbers.", got=f"{len(row.ids)} tokens")
+            raise BackendError(
+                "The model computed values that are not numbers.", got=f"{len(row.ids)} tokens", code=POLICY_UNUSABLE
+            )
         return bool(output.finished)
 
     @staticmethod

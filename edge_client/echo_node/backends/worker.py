@@ -38,7 +38,7 @@ from echo_node.backends.policies import Policies
 from echo_node.host.priority import die_with_parent, give_way
 from echo_shared import process_memory
 from echo_shared.child import Frame, ParentPipe
-from echo_shared.errors import BackendError, EchoError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError, CodecError, EchoError
 from echo_shared.heartbeat import Heartbeat
 from echo_shared.importing import do_without, uncollected
 from echo_shared.sampling import FinishedRollout, GroupRequest
@@ -207,7 +207,8 @@ class Worker:
             _raise_if_fatal(error)
             _logger.warning("Policy version %d cannot be used: %s", version, error)
             failed = self._queues.pop(version)
-            self._send_failed([group.lease_id for group in failed], error)
+            code = POLICY_UNUSABLE if isinstance(error, CodecError) else error.code
+            self._send_failed([group.lease_id for group in failed], error, code=code)
             return
         self._current = version
         self._busy_from = self._stepped_at = time.perf_counter()
@@ -225,7 +226,7 @@ class Worker:
         except BackendError as error:
             _raise_if_fatal(error)
             _logger.exception("The engine failed.")
-            self._send_failed(list(self._unfinished), error)
+            self._send_failed(list(self._unfinished), error, code=error.code)
             self._unfinished.clear()
 
     def _report(self, events: list[EngineEvent]) -> None:
@@ -249,9 +250,9 @@ class Worker:
             self._unfinished.pop(group.lease_id, 0)
             self._pipe.send({"type": "failed", "lease_id": group.lease_id, "code": group.code, "what": group.what})
 
-    def _send_failed(self, lease_ids: list[int], error: EchoError) -> None:
+    def _send_failed(self, lease_ids: list[int], error: EchoError, *, code: str) -> None:
         for lease_id in lease_ids:
-            self._pipe.send({"type": "failed", "lease_id": lease_id, "code": error.code, "what": error.brief})
+            self._pipe.send({"type": "failed", "lease_id": lease_id, "code": code, "what": error.brief})
 
 
 def _raise_if_fatal(error: EchoError) -> None:

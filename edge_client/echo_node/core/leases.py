@@ -146,11 +146,12 @@ class Leases:
             self._held.stopped(lease_id)
         return self._let_leave(lease_id)
 
-    def failed(self, lease_id: int, what: str) -> list[Effect]:
-        """It cannot sample for this lease."""
+    def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
+        """It cannot sample for this lease. `is_of_version`: because of the version by which it runs."""
+        unusable = self._held.running_by(lease_id) if is_of_version else None
         self._leaving.pop(lease_id, None)
         self._held.stopped(lease_id)
-        return self.give_up(lease_id, what)
+        return self._return(self._held.let_go(lease_id, what), unusable_version=unusable)
 
     def engine_lost(self, what: str, blame: Blame) -> list[Effect]:
         """It has ended, or did not start; nothing more comes from it."""
@@ -240,13 +241,18 @@ class Leases:
         self._held.stopped(lease_id)
         return self.give_up(lease_id, leaving.reason)
 
-    def _return(self, let_go: Sequence[Unfinished]) -> list[Effect]:
+    def _return(self, let_go: Sequence[Unfinished], *, unusable_version: int | None = None) -> list[Effect]:
         effects = self._send_drawn() if let_go else []
         for unfinished in let_go:
             self._drawn.forget(unfinished.lease_id)
             effects += _cancel(unfinished)
             effects += self._talk.say(
-                LeaseReturned(lease_id=unfinished.lease_id, indices=unfinished.indices, reason=unfinished.reason)
+                LeaseReturned(
+                    lease_id=unfinished.lease_id,
+                    indices=unfinished.indices,
+                    reason=unfinished.reason,
+                    unusable_version=unusable_version,
+                )
             )
         return effects
 

@@ -61,6 +61,7 @@ from echo_node.core.progress import Progress
 from echo_node.core.standby import sentence
 from echo_node.core.troubles import Trouble
 from echo_node.core.yielding import YIELD_S, Yielding
+from echo_shared.errors import POLICY_UNUSABLE
 from echo_shared.messages import (
     MAX_BATCHED,
     MAX_CHECKS,
@@ -347,7 +348,7 @@ class WorkLoop:
     def _group_failed(self, event: GroupFailed, now: float) -> None:
         if self._leases.is_held(event.lease_id):
             self._engine.group_failed(now, what=event.what, code=event.code)
-        self._effects += self._leases.failed(event.lease_id, event.what)
+        self._effects += self._leases.failed(event.lease_id, event.what, is_of_version=event.code == POLICY_UNUSABLE)
 
     def _spooled(self, event: Spooled, now: float) -> None:
         self._spool_works = True

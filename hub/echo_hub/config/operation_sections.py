@@ -17,6 +17,8 @@ AlertKind = Literal[
     "reward_fell",
     "disk",
     "attack",
+    "version_withdrawn",
+    "node_lags",
     "common_fault",
     "judge_away",
     "scorers_away",

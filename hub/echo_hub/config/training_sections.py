@@ -34,7 +34,7 @@ class TrainingConfig(Section):
     """What a node does with the completions that it is drawing when a newer version has reached it. finish: draws them
     to their end by the version that they began with. interrupt (async mode only): goes on in mid-completion by the
     newer one, once it has read again what is there; every token keeps its version, and max_staleness holds for the
-    oldest."""
+    oldest. The node chooses after which token, and a dishonest one by what that earns: keep finish among strangers."""
     tokens_per_step: Annotated[int, Field(ge=0)] = 0
     """A step takes complete groups, oldest first, until they have this many sampled tokens, and the loss is divided by
     this number, so that no step weighs more than another (C3PO). At least one group, at most groups_per_step; 0 = off:

@@ -44,11 +44,13 @@ from echo_hub.core.events import (
     RolloutChecked,
     RolloutContinued,
     RolloutRejected,
+    RolloutsBegun,
     RolloutScored,
     StepComputed,
     StepDone,
     Tick,
     VersionPublished,
+    VersionUnusable,
 )
 from echo_hub.core.groups import GroupOwner, LeasedRollout
 from echo_hub.core.leasing import Leasing
@@ -168,6 +170,7 @@ class Coordinator:
         return CoordinatorStatus(
             trained_steps=self._training.trained_steps,
             published_version=self._training.published_version,
+            withdrawn=dict(self._training.usability.withdrawn),
             training_step=self._training.training,
             groups_preparing=self._admitting.num_preparing,
             groups_open=waiting - complete,
@@ -312,6 +315,8 @@ class Coordinator:
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
             self._trust.received(rollout)
+            if (node := self._nodes.get(event.node_id)) is not None:
+                self._training.drew(event.policy_version_end, node)
 
     def _oldest_useful(self, rollout: LeasedRollout) -> int:
         """The oldest version by which any of this rollout may be."""
@@ -319,19 +324,36 @@ class Coordinator:
         return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
     def _given_back(self, event: LeaseGivenBack, now: float) -> None:
-        returned = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
-        for rollout in returned:
-            if rollout and rollout.node_id == event.node_id and rollout.state is ReceiptState.LEASED:
-                self._return(rollout, event.reason)
-        self._nodes.fail(event.node_id, now)
+        found = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
+        held = [rollout for rollout in found if rollout and rollout.node_id == event.node_id]
+        excused = self._refused(event, held[0]) if held else ()
+        for rollout in held:
+            if rollout.state is ReceiptState.LEASED:  # The group of those before it may be dropped with them.
+                self._return(rollout, event.reason, is_excused=event.node_id in excused)
+        for node_id in excused:
+            self._nodes.excuse(node_id)
+        if event.node_id not in excused:
+            self._nodes.fail(event.node_id, now)
 
-    def _return(self, rollout: LeasedRollout, why: str) -> None:
+    def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
+        """The nodes that are not to blame for what they gave back: for a version that is withdrawn."""
+        version, node = event.unusable_version, self._nodes.get(event.node_id)
+        if version is None or node is None or rollout.state is not ReceiptState.LEASED:
+            return ()
+        newest = self.published_version if self._settings.interrupts else rollout.policy_version
+        may_be = rollout.policy_version <= version <= newest
+        return self._training.refused(version, node) if may_be else ()
+
+    def _return(self, rollout: LeasedRollout, why: str, *, is_excused: bool) -> None:
         group = self._ledger.groups[rollout.group_id]
         slot = group.slots[rollout.index]
         self._ledger.fail(rollout, DropReason.RETURNED, why)
-        slot.num_returns += 1
+        slot.num_returns += not is_excused
         if slot.num_returns >= MAX_RETURNS:
             group.owner.returned_too_often(group)
+
+    def _begun(self, event: RolloutsBegun, _now: float) -> None:
+        self._ledger.note_begun(event.rollout_ids)
 
     # --- groups and scores
 
@@ -427,13 +449,16 @@ class Coordinator:
     def _step_done(self, event: StepDone, now: float) -> None:
         screened, suspects = self._training.whose(event)
         self._training.step_done(event, now)
-        self._trust.screened(screened, now)
+        self._trust.screened(event.step, screened, now)
         self._trust.suspected(suspects, now)
         self._activation.trained(event.step, self._settings.groups_per_step * self._settings.group_size, now)
 
     def _version_published(self, event: VersionPublished, now: float) -> None:
         self._nodes.published(max(event.policy_version, self._training.published_version))
         self._training.version_published(event.policy_version, now)
+
+    def _version_unusable(self, event: VersionUnusable, now: float) -> None:
+        self._training.version_unusable(event.policy_version, event.reason)
 
     # --- evaluations
 
@@ -461,11 +486,13 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     OperatorAsked: Coordinator._operator_asked,
     NodeVouchedFor: lambda core, event, now: core._trust.vouched(event, now),
     LeaseGivenBack: Coordinator._given_back,
+    RolloutsBegun: Coordinator._begun,
     LearnerReady: Coordinator._learner_ready,
     LearnerLost: Coordinator._learner_lost,
     StepComputed: Coordinator._step_computed,
     StepDone: Coordinator._step_done,
     VersionPublished: Coordinator._version_published,
+    VersionUnusable: Coordinator._version_unusable,
     EvaluationWanted: Coordinator._evaluation_wanted,
     EvaluationAbandoned: Coordinator._evaluation_abandoned,
     Tick: Coordinator._tick,

@@ -270,6 +270,8 @@ class SendLease:
     seed: int
     policy_version: int
     deadline_s: float
+    may_move_on: bool = False
+    """Its completions may go on by newer versions."""
     goes_on: tuple[tuple[int, int], ...] = ()
     """Index and earlier lease: of the same index, turn, seed and version, so that what was drawn for that one is the
     beginning of this one's completion. A lease that is sent again goes on with itself."""

@@ -36,6 +36,8 @@ class Evaluating:
     `_over`: the episodes that have ended, by version, of evaluations whose result is not in the store."""
 
     for_learner = False
+    may_move_on = False
+    """An evaluation is of one version alone."""
 
     def __init__(
         self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox

@@ -182,6 +182,15 @@ class LeaseGivenBack:
     lease_id: int
     indices: tuple[int, ...]
     reason: str
+    unusable_version: int | None = None
+    """The version that the node's engine cannot use, if that is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutsBegun:
+    """The hub has the first drawn tokens of these unfinished rollouts."""
+
+    rollout_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +236,14 @@ class VersionPublished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VersionUnusable:
+    """The version is not published: the hub finds that no engine can use its adapter."""
+
+    policy_version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationWanted:
     """This version is to be evaluated by nodes; they can fetch it. EvaluationDone follows. After a restart it is
     wanted again."""
@@ -263,11 +280,13 @@ Event = (
     | OperatorAsked
     | NodeVouchedFor
     | LeaseGivenBack
+    | RolloutsBegun
     | LearnerReady
     | LearnerLost
     | StepComputed
     | StepDone
     | VersionPublished
+    | VersionUnusable
     | EvaluationWanted
     | EvaluationAbandoned
     | Tick

@@ -53,6 +53,8 @@ class LeasedRollout:
     """That has drawn any of it, once it is received. Before: none older has; that of what it goes on with."""
     drawn_by: tuple[str, ...] = ()
     """Other nodes that have drawn its beginning, as far as is known."""
+    is_begun: bool = False
+    """The hub has drawn tokens of it while it is unfinished: its own, or those that it goes on with."""
     is_checked: bool = False
     """It is or was to be computed again (`trust`)."""
     is_held: bool = False
@@ -269,6 +271,10 @@ class GroupOwner(Protocol):
     def for_learner(self) -> bool:
         """Whether its groups wait in the learner's queues and have a row each in the store. Any other group is known
         by its rollouts alone, and no step takes it."""
+
+    @property
+    def may_move_on(self) -> bool:
+        """Whether nodes may go on with its completions by the newest published version."""
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         """The version that a lease of this group to this node names."""

@@ -426,6 +426,7 @@ class Leasing:
                 seed=turn_seed(group.seed, first.turn, group.slots[first.index].scorer_failures),
                 policy_version=first.policy_version,
                 deadline_s=first.deadline - now,
+                may_move_on=group.owner.may_move_on,
                 goes_on=goes_on if goes_on is not None else tuple((each.index, each.lease_id) for each in rollouts),
             )
         )

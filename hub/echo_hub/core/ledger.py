@@ -135,6 +135,7 @@ class Ledger:
                 expected_tokens=expected,
                 oldest_version=record.policy_version if before is None else before.oldest_version,
                 drawn_by=() if before is None else tuple(name for name in before.drawers if name != record.node_id),
+                is_begun=before is not None and before.is_begun,
             )
             self._add_lease(rollout)
             self.wants.settle(group, index)
@@ -171,6 +172,12 @@ class Ledger:
     def held_by(self, node_id: str) -> list[LeasedRollout]:
         """What the node holds, in the order in which it was leased."""
         return list(self._held_by.get(node_id, {}).values())
+
+    def note_begun(self, rollout_ids: Iterable[str]) -> None:
+        """The hub has drawn tokens of these. Those that are final by now are left out."""
+        for begun_id in rollout_ids:
+            if (rollout := self.rollouts.get(begun_id)) is not None:
+                rollout.is_begun = True
 
     def expire(self, rollout: LeasedRollout, now: float) -> None:
         """Its deadline has passed: the index is leased again, and a late result may still win."""

@@ -40,6 +40,8 @@ class CoordinatorStatus:
     trust: TrustStatus = field(default_factory=TrustStatus)
     curriculum: CurriculumStatus | None = None
     """What is known of the problems; None where each is taken as it comes."""
+    withdrawn: Mapping[int, str] = field(default_factory=dict)
+    """Versions that are leased to nobody, each with the reason."""
     settings: CoordinatorSettings | None = None
     """As they are, with what operators have changed of them."""
 

@@ -56,8 +56,9 @@ from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, 
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.task_books import TaskBooks
 from echo_hub.core.tempo import Tempo
-from echo_hub.core.trust.evidence import Evidence
-from echo_shared.errors import LocalProtocolError
+from echo_hub.core.trust.screening import Seen
+from echo_hub.core.usability import Usability
+from echo_shared.errors import LearnerError, LocalProtocolError
 from echo_shared.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
@@ -104,6 +105,7 @@ class Training:
         """What nodes are sure to get: of versions from before a start only the newest, for a run that was restored from
         a backup has no other."""
         self._publishing = 0
+        self.usability = Usability()
         self.tempo = Tempo()
         self.learner_version: int | None = None
         self._given = 0
@@ -143,7 +145,23 @@ class Training:
     @property
     def newest_to_lease(self) -> int | None:
         """The newest version that a lease may name; None while nothing may be leased."""
-        return self.idle_version if self._settings.mode == "colocated" else self.published_version
+        match self._settings.mode:
+            case "colocated":
+                return self.idle_version
+            case "sequential":
+                return None if self.usability.is_withdrawn(self.published_version) else self.published_version
+            case "async":
+                return max(self._usable, default=None)
+
+    @property
+    def _usable(self) -> list[int]:
+        """What nodes are sure to get, without what is withdrawn."""
+        return [version for version in self._fetchable if not self.usability.is_withdrawn(version)]
+
+    @property
+    def may_move_on(self) -> bool:
+        """As `GroupOwner` says."""
+        return self._settings.interrupts and not self.usability.is_withdrawn(self.published_version)
 
     @property
     def finished(self) -> bool:
@@ -212,20 +230,25 @@ class Training:
         newest = self.newest_to_lease
         assert newest is not None
         if self._settings.mode == "async" and node.policy_version is not None:
-            newest = min(newest, node.policy_version)
+            if not self.usability.is_withdrawn(own := min(newest, node.policy_version)):
+                newest = own
             return newest if self._settings.interrupts else self._going_on(group, newest)
         return newest
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
-        """The version that drew what is begun of the group and leased to nobody, the newest of several, as long as it
-        is fresh enough and can be had: by another one it would have to be drawn anew."""
-        begun = {before.policy_version for index in group.unleased if (before := group.slots[index].begun) is not None}
+        """The version whose drawn tokens the hub has of what the group wants leased, the newest of several, as long as
+        it is fresh enough and can be had: by another one these would have to be drawn anew."""
+        begun = {
+            before.policy_version
+            for index in group.unleased
+            if (before := group.slots[index].begun) is not None and before.is_begun
+        }
         if not any(version < newest for version in begun):
             return newest
         step = self.outlook.step_of(self._ledger.waiting.position(group.group_id))
         oldest = oldest_useful_version(self._settings, step)
         return max(
-            (version for version in begun.intersection(self._fetchable) if oldest <= version <= newest), default=newest
+            (version for version in begun.intersection(self._usable) if oldest <= version <= newest), default=newest
         )
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
@@ -281,16 +304,17 @@ class Training:
         self.num_changes += 1
         self.tempo.done(step, now)
 
-    def whose(self, event: StepDone) -> tuple[list[tuple[str, Evidence]], list[str]]:
-        """The nodes that what the learner has seen in a step speaks of: each rollout's, with the evidence, and those of
-        the suspects. What several nodes have drawn speaks of none of them; of a step that is told again nothing is new.
-        """
+    def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
+        """What the learner has seen of each rollout of a step that one node drew, and the nodes that drew any of the
+        suspects. Of a step that is told again nothing is new."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
         drawn = [self._ledger.rollouts[rollout_id] for rollout_id in self.planned[0].rollout_ids]
         screened = [
-            (drawn[place].node_id, evidence) for place, evidence in screen.screened.items() if not drawn[place].drawn_by
+            Seen(rollout.node_id, evidence, event.step - 1 - rollout.oldest_version)
+            for place, evidence in screen.screened.items()
+            if not (rollout := drawn[place]).drawn_by
         ]
         return screened, sorted({node_id for place in screen.suspects for node_id in drawn[place].drawers})
 
@@ -316,8 +340,36 @@ class Training:
         if policy_version > self.published_version:
             self.published_version = policy_version
             self._fetchable.append(policy_version)
+            self.usability.forget_before(self._fetchable[0])
             self.num_changes += 1
             self._out.act(AnnounceVersion(policy_version=policy_version))
+
+    def version_unusable(self, policy_version: int, reason: str) -> None:
+        """The version is not published, and the run goes on by those before it until there is a newer one. Raises
+        LearnerError where there can be none: in lock-step each version is needed, and at its end the last one."""
+        if self._settings.mode != "async" or policy_version >= self._settings.steps:
+            raise LearnerError(
+                "The run cannot go on: no engine can use the adapter of its newest version.",
+                got=f"version {policy_version}: {reason}",
+                do="Restore the run from a backup, or remove the newest directory in checkpoints/ and that of this "
+                "version in adapters/; then start the hub, which trains the step again.",
+            )
+        self.usability.refused_by_hub(policy_version, reason)
+        self.num_changes += 1
+
+    def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
+        """The node's engine cannot use the version. The nodes that are free of blame for that, if the version is
+        withdrawn with this."""
+        if policy_version not in self._fetchable or not policy_version:
+            return ()
+        excused = self.usability.refused(policy_version, node)
+        self.num_changes += bool(excused)
+        return excused
+
+    def drew(self, policy_version: int, node: Node) -> None:
+        """The node has returned what it drew by the version."""
+        if policy_version in self._fetchable:
+            self.num_changes += self.usability.drew(policy_version, node)
 
     def advance(self, now: float) -> None:
         """Gives the learner its next steps, as far as their batches are written or can be."""

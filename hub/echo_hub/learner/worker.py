@@ -294,6 +294,7 @@ class Worker:
     ) -> None:
         """Writes what the newest step has left and answers it; on the writer's thread."""
         try:
+            self._check_finite(state.step, tensors)
             # In this order: a step that is in a checkpoint has been exported, so that a crash between repeats it.
             if export_to is not None:
                 self._room.until(partial(self._export, tensors, Path(export_to)))
@@ -307,6 +308,18 @@ class Worker:
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})
+
+    def _check_finite(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Raises LearnerError unless engines can use what the step has left: nothing of it is then written."""
+        published = self._policy.published(checkpoint.adapter_in(tensors))
+        lost = [name for name, weight in published.items() if not weight.isfinite().all()]
+        if lost:
+            raise LearnerError(
+                "A step has left weights that are not finite; nothing of it is kept.",
+                got=f"step {step}: {len(lost)} of {len(published)} tensors, the first {lost[0]}",
+                do="Start the hub again: the learner repeats the step from its newest checkpoint. If it fails again, "
+                "lower training.learning_rate.",
+            )
 
     def _export(self, tensors: Mapping[str, Tensor], export_to: Path) -> None:
         with atomic_directory(export_to) as directory:

@@ -52,6 +52,7 @@ class EventKind(StrEnum):
     NOT_MEASURED = "not_measured"
     EVALUATOR_DIED = "evaluator_died"
     VERSION_EVALUATED = "version_evaluated"
+    VERSION_UNUSABLE = "version_unusable"
     DISK_FULL = "disk_full"
     DISK_HAS_ROOM = "disk_has_room"
     DATABASE_AWAY = "database_away"

@@ -38,6 +38,8 @@ class ProblemKind(StrEnum):
     """Checks wait for it."""
     EVALUATOR_AWAY = "evaluator_away"
     """Evaluations wait for it."""
+    VERSION_WITHDRAWN = "version_withdrawn"
+    NODE_LAGS = "node_lags"
     COMMON_FAULT = "common_fault"
     LEARNER_IDLE = "learner_idle"
     NO_NODES = "no_nodes"

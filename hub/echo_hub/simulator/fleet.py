@@ -26,6 +26,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodeReported,
     RolloutArrived,
+    RolloutsBegun,
 )
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.simulator.agenda import Agenda
@@ -296,6 +297,7 @@ class Fleet:
         self._tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=node.policy_version))
 
     def _disconnect(self, node: SimulatedNode) -> None:
+        self._tell_begun(sampling for lease in node.held.values() for sampling in lease.unfinished.values())
         node.session += 1
         node.connected, node.gone_at, node.fetching = False, self._agenda.now, None
         node.connected_s += self._agenda.now - node.connected_at
@@ -317,7 +319,14 @@ class Fleet:
         for lease in node.stop_all(self._agenda.now):
             for sampling in lease.unfinished.values():
                 sampling.known = sampling.drawn(self._agenda.now)
+            self._tell_begun(lease.unfinished.values())
             self._give_back(node, lease.lease_id, tuple(lease.unfinished))
+
+    def _tell_begun(self, samplings: Iterable[Sampling]) -> None:
+        """Tell of those of which the hub has tokens; told once their node stops, as it matters no sooner."""
+        ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
+        if ids:
+            self._tell(RolloutsBegun(rollout_ids=tuple(ids)))
 
     def _give_back(self, node: SimulatedNode, lease_id: int, indices: tuple[int, ...]) -> None:
         reason = "the node is paused" if node.paused else "the node is leaving"
@@ -360,6 +369,7 @@ class Fleet:
         streamed_at = node.streamed_at(now, self._scenario.nodes.stream_s)
         for sampling in lost:
             sampling.known = min(sampling.drawn(streamed_at), sampling.tokens - 1)
+        self._tell_begun(lost)
         self.tokens.lose([sampling.drawn(now) - (sampling.known or 0) for sampling in lost])
 
     # --- nodes that claim falsely

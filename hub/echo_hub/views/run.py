@@ -57,6 +57,15 @@ COARSER: Final = (
     "by what they show, so it takes longer to find forged tokens among theirs. Look at their engine's version, kernels "
     "and cache type."
 )
+NODE_LAGS: Final = (
+    "Node {node_id}: {what} Have its owner restart it, and look at what its engine does with a new version. If it is "
+    "in quarantine, pardon it afterwards."
+)
+VERSION_IS_WITHDRAWN: Final = (
+    "Policy version {version} is withdrawn ({reason}): it is leased to nobody. The run goes on with the version before "
+    "it, while that is fresh enough, and with the next one. If that one is withdrawn too, stop the hub and restore the "
+    "run from a backup, with a smaller training.learning_rate."
+)
 JUDGE_IS_AWAY: Final = (
     "The judge {name} does not answer ({reason}). Rollouts wait for it, and nothing is lost: see that it runs, and "
     "reward.judges.{name} in the settings."
@@ -310,6 +319,15 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
         *(COMMON_FAULT.format(what=what) for what in trust.suspended),
         *(COARSER.format(what=what) for what in trust.coarser),
     )
+
+
+def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
+    """What is at fault, and stops nothing."""
+    status = moment.status
+    withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
+    lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
+    said = {ProblemKind.VERSION_WITHDRAWN: " ".join(withdrawn), ProblemKind.NODE_LAGS: " ".join(lagging)}
+    return {kind: text for kind, text in said.items() if text}
 
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:

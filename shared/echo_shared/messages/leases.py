@@ -134,3 +134,5 @@ class LeaseReturned(Message):
     lease_id: Count
     indices: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False)]
     reason: Text
+    unusable_version: PolicyVersion | None = None
+    """The policy version that its engine cannot use, if that is the reason."""

@@ -18,6 +18,7 @@ from echo_hub.core.events import (
     NodeDisconnected,
     NodeReported,
     RolloutRejected,
+    RolloutsBegun,
     RolloutScored,
     StepDone,
     Tick,
@@ -254,9 +255,25 @@ def test_what_an_older_version_has_begun_is_gone_on_with_by_it(bench: BenchOf, b
     b.train(1)
     b.node("b", version=1)
     b.deliver(next(lease for lease in b.leases.values() if lease.node_id == "b"))
+    b.tell(RolloutsBegun(rollout_ids=(f"{begun.lease_id}-0", "99-0")))
     give_back(b, begun, 0, 1)
     again = [lease for lease in b.leases.values() if lease.node_id == "b" and lease.group_id == begun.group_id]
     assert [(lease.policy_version, lease.goes_on) for lease in again] == [(0, ((0, 1),))], "room for one"
+
+
+def test_a_version_that_has_drawn_nothing_of_it_does_not_go_on(bench: BenchOf) -> None:
+    """Version 0 has begun both indices of a group and drawn tokens of neither: the next lease is by the newest one."""
+    b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=2)
+    b.node("a", capacity=4)
+    begun, returned = b.leases[1], b.leases[2]
+    b.deliver(returned)
+    b.learner()
+    b.train(1)
+    b.node("b", version=1)
+    b.deliver(next(lease for lease in b.leases.values() if lease.node_id == "b"))
+    give_back(b, begun, 0, 1)
+    again = [lease for lease in b.leases.values() if lease.node_id == "b" and lease.group_id == begun.group_id]
+    assert [lease.policy_version for lease in again] == [1]
 
 
 def test_what_a_node_has_added_that_has_proven_itself_since_is_gone_on_with_too(bench: BenchOf) -> None:
@@ -302,6 +319,7 @@ def test_what_an_older_version_began_is_gone_on_with_by_a_newer_one(bench: Bench
 
 def test_without_interruption_the_version_that_began_it_goes_on(bench: BenchOf) -> None:
     b, lease = mixing(bench, interrupts=False)
+    b.tell(RolloutsBegun(rollout_ids=(f"{lease.lease_id}-1",)))
     b.node("b")
     newer(b, 1)
     give_back(b, lease, 1)

@@ -243,6 +243,23 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     assert train(1, groups)[-1]["told"][0]["metrics"]["updated"] == 1
 
 
+def test_of_weights_that_are_not_finite_nothing_is_written(
+    worker: Worker, make_groups: MakeGroups, tmp_path: Path
+) -> None:
+    """The step is told as a failure, and a start goes on from the step before it."""
+    answers: list[Frame] = []
+    for step, rate in ((1, 1e-3), (2, float("inf"))):
+        groups = frames.pack_groups(make_groups(step))
+        train = {"command": "train", "step": step, "groups": groups, "export_to": str(tmp_path / f"v{step}")}
+        worker.handle(worker.admitted({**train, "learning_rate": rate}), answers.append)
+    with pytest.raises(LearnerError, match="weights that are not finite") as raised:
+        worker.close()
+    assert worker.failed and answers[-1]["what"] == raised.value.what
+    assert "step 2" in (raised.value.got or "") and "learning_rate" in (raised.value.do or "")
+    assert not (tmp_path / "v2").exists()
+    assert [kept.step for kept in checkpoint.complete(tmp_path / "checkpoints")] == [1]
+
+
 def test_what_a_step_leaves_is_written_beside_the_next_and_is_what_it_was(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,8 +35,11 @@ from echo_hub.views.run import (
     EVALUATOR_IS_AWAY,
     JUDGE_IS_AWAY,
     LEARNER_IS_DOWN,
+    NODE_LAGS,
     SCORERS_ARE_AWAY,
     VERIFIER_IS_AWAY,
+    VERSION_IS_WITHDRAWN,
+    goes_on_with,
     trust_view,
     waits_for,
 )
@@ -285,6 +289,20 @@ async def test_a_cluster_that_is_away_is_broken_and_said_once(
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((text,), True)
     assert "(connection refused)" in text
+
+
+async def test_what_the_run_goes_on_with_is_said_and_makes_the_hub_no_less_ready(hub: Any) -> None:
+    status = replace(hub.driven.driver.coordinator.status(), withdrawn={8: "not finite"})
+    lagging = replace(status, trust=TrustStatus(lagging=(("a" * 32, "It lags."),)))
+    hub.said = {"status": lagging}
+    said = goes_on_with(hub.moment())
+    assert said == {
+        ProblemKind.VERSION_WITHDRAWN: VERSION_IS_WITHDRAWN.format(version=8, reason="not finite"),
+        ProblemKind.NODE_LAGS: NODE_LAGS.format(node_id="a" * 32, what="It lags."),
+    }
+    hub.said["watched"] = tuple(Problem(kind=kind, text=text, since=1.0) for kind, text in said.items())
+    view = await hub.pages.run_view()
+    assert view.problems == tuple(said.values()) and view.readiness is Readiness.READY
 
 
 async def test_a_full_disk_is_broken_and_said_once(hub: Any) -> None:

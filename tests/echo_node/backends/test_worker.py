@@ -29,7 +29,7 @@ from echo_node.backends.process import (
 )
 from echo_node.backends.registry import BackendChoice
 from echo_shared import process_memory
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
 from echo_shared.supervised import Limits
@@ -169,8 +169,8 @@ async def test_a_damaged_adapter_fails_each_group_that_names_it(start: Starter, 
     await engine.submit(group(3))
     events = await take(engine, 3)
     assert [(event.lease_id, event.code) for event in events if isinstance(event, GroupFailed)] == [
-        (1, "codec"),
-        (2, "codec"),
+        (1, POLICY_UNUSABLE),
+        (2, POLICY_UNUSABLE),
     ]
 
 

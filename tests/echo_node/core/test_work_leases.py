@@ -22,6 +22,7 @@ from echo_node.core.events import (
     Tick,
 )
 from echo_node.core.work import LAST_WORDS_S
+from echo_shared.errors import POLICY_UNUSABLE
 from echo_shared.messages import DropReason, LeaseReturned, LeaseRevoked, PolicyPublished, RolloutParts
 from tests.echo_node.core.loop_parts import (
     WIDTH,
@@ -91,6 +92,15 @@ def test_a_failed_group_is_returned_with_the_reason() -> None:
     node = Node().ready()(lease(1), finished(1, 0), GroupFailed(lease_id=1, what="the prompt is too long"))
     (returned,) = node.sent(LeaseReturned)
     assert (returned.indices, returned.reason) == ((1,), "the prompt is too long")
+
+
+def test_a_group_that_fails_for_its_version_is_returned_with_the_version() -> None:
+    node = Node().ready()(lease(1), lease(2))
+    node(GroupFailed(lease_id=1, what="not finite", code=POLICY_UNUSABLE), GroupFailed(lease_id=2, what="no", code="x"))
+    assert [(one.lease_id, one.unusable_version) for one in node.ever_sent(LeaseReturned)] == [
+        (1, lease(1).policy_version),
+        (2, None),
+    ]
 
 
 def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() -> None:

@@ -218,6 +218,7 @@ FROM_NODE: list[FromNode] = [
     MIXED,
     PARTS,
     LeaseReturned(lease_id=1, indices=(0, 1), reason="full"),
+    LeaseReturned(lease_id=1, indices=(0,), reason="not finite", unusable_version=8),
     CheckResult(rollout_id="3-5", below=np.array([0, 1], np.float32), logprobs=np.array([-1, 0], np.float32)),
     ReceiptsWanted(rollout_ids=("3-5", "3-0")),
     TeamWanted(action="join", name="Herons"),

@@ -59,6 +59,14 @@ class Conduct:
             self._rest(node, now + _rest_s(node.num_failures))
             node.num_failures += 1
 
+    def excuse(self, node: Node) -> None:
+        """What it gave back was not its fault: it rests no longer for that."""
+        if node.num_failures:
+            node.num_failures = 0
+            if not node.deaths and node.node_id not in self._silent:
+                self._end(node)
+                self._forget_ends()
+
     def kill_scorer(self, node: Node, group_id: int, now: float) -> None:
         """What it sent for this group ended a process for scoring."""
         if node.is_hub:

@@ -232,6 +232,13 @@ class Nodes:
             self._conduct.fail(node, now)
             self._update(node)
 
+    def excuse(self, node_id: str) -> None:
+        """What the node gave back was not its fault."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            self._conduct.excuse(node)
+            self._update(node)
+
     def kill_scorer(self, node_id: str, group_id: int, now: float) -> None:
         """What the node sent for this group ended a process for scoring."""
         node = self._nodes.get(node_id)

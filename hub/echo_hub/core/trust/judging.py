@@ -73,6 +73,16 @@ def added(sums: Sums, weighed: Sums) -> Sums:
     return tuple(max(0.0, one + more) for one, more in zip(sums, weighed, strict=True))
 
 
+def judged(sums: Sums, evidence: Evidence, recent: Evidence, honest: Honest, enough: float) -> Sums:
+    """The sums after one more rollout: none, where they reach `enough` and rounding explains what the node has shown.
+    `recent`: what it has shown lately, without this."""
+    sums = added(sums, weigh(evidence, honest))
+    nats, alternative = against(sums)
+    if nats >= enough and is_explained(recent + evidence, honest, alternative, enough):
+        return NOTHING
+    return sums
+
+
 def against(sums: Sums) -> tuple[float, Alternative]:
     """The most that speaks against a node, nats, and for which alternative."""
     place = sums.index(max(sums))

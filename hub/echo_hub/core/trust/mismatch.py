@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.screening import Seen
 
 STEPS: Final = 16
 """Older ones are forgotten."""
@@ -39,10 +39,10 @@ class Mismatch:
         self._largest: tuple[NodeMismatch, ...] | None = ()
         """None: to be found again."""
 
-    def add(self, screened: Iterable[tuple[str, Evidence]]) -> None:
+    def add(self, screened: Iterable[Seen]) -> None:
         """One step's rollouts, each with its node."""
         of_step: dict[str, tuple[float, int]] = {}
-        for node_id, evidence in screened:
+        for node_id, evidence, _ in screened:
             kl, tokens = of_step.get(node_id, (0.0, 0))
             of_step[node_id] = (kl + evidence.mismatch_kl, tokens + evidence.num_tokens)
         self._steps.append(of_step)

@@ -11,6 +11,9 @@ rounded up by one step. A class is never taken for finer than was measured, so e
 convict no honest node. It is taken for no more than `LEARNED` steps coarser, unless several unlike nodes show it
 (`class_wide`). Where nothing was measured, `DEFAULTS` stand in its place.
 
+A node whose claims are far finer than its class's draws as finely: it is judged by that. Else it could draw exactly,
+say that it rounds, and choose among neighbouring tokens wherever a coarse engine may draw either.
+
 A node is convicted only if rounding of up to `TOLERANCE` steps more than its class's does not explain what it shows:
 its kernels may round more than the emulated ones.
 """
@@ -18,13 +21,13 @@ its kernels may round more than the emulated ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.evidence import CLAIM_EDGES, NO_EVIDENCE, Evidence
 from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 
 ROUNDED_UP: Final = 1
@@ -46,6 +49,10 @@ AGREEMENT: Final = 2
 """Steps that their scales lie apart from the accused node's at most."""
 COARSEST: Final = at_least(1.0)
 """No class is taken for coarser, whatever its nodes show."""
+TELLING: Final = 100
+"""Claims of a node that lie beyond an edge, if it rounds like its class, before it is said to round less."""
+FINER: Final = 32
+"""It rounds less if no more than one in so many of them do."""
 MOST_CLASSES: Final = 256
 """Names are the nodes' own: nodes with further ones share the last class."""
 
@@ -66,7 +73,13 @@ class NumericsClass(NamedTuple):
         """How an engine of this precision rounds: one of `ROUNDINGS`."""
         return ROUNDINGS.get(self.precision.lower(), COARSE_ROUNDING)
 
+    @property
+    def kind(self) -> str:
+        """Its rounding, but for those that round next to nothing: they are one kind."""
+        return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
 
+
+FINE: Final = "fine"
 COARSE_ROUNDING: Final = "q4_0"
 """Of precisions that are not known, and of nodes that say none: four bits rounded to nearest."""
 ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
@@ -172,9 +185,14 @@ class Numerics:
         """Forget all that was learned of a node that is in good standing no more."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
-    def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE) -> Honest:
+    def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
         """Return how coarsely honest nodes of the class round, as far as it is known. `without`: what was learned of
-        the node that is to be judged."""
+        the node that is to be judged; `shown`: what it has shown lately, by which its draws may be finer."""
+        known = self._honest(numerics, without)
+        finest = _draws_shown(shown, self._measured.get(numerics.rounding, NO_EVIDENCE))
+        return known if finest is None else replace(known, draws=min(known.draws, finest))
+
+    def _honest(self, numerics: NumericsClass, without: Evidence) -> Honest:
         measured = self._measured.get(numerics.rounding)
         least = default(numerics, self._temperature)
         if measured is not None:
@@ -245,6 +263,20 @@ def _most_likely(shown: Evidence) -> tuple[int, int]:
     off by as much as both edges of its interval together: the scale of draws is no smaller than that allows."""
     claims = int(np.argmax(shown.claims_CS[0]))
     return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
+
+
+def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
+    """The scale of draws of a node whose claims are within an edge far more often than was measured of its class; None:
+    they are not, or too few to tell. Claims are off by as much as both edges of an interval together, and most of them
+    by far less than the farthest, so the edge is a generous scale."""
+    if not measured.num_claims:
+        return None
+    scale = shown.num_claims / measured.num_claims
+    for place, edge in enumerate(CLAIM_EDGES):
+        expected = scale * sum(measured.claims[place + 1 :])
+        if expected >= TELLING and sum(shown.claims[place + 1 :]) * FINER <= expected:
+            return at_least(edge)
+    return None
 
 
 def _rounded_up(place: int) -> int:

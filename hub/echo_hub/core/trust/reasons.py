@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, assert_never
 
-from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES
 from echo_hub.core.trust.judging import Alternative, against
-from echo_hub.core.trust.standing import Standing
+from echo_hub.core.trust.standing import Grounds, Standing
 
 BY_OPERATOR: Final = "By the operator."
 CHANGED: Final = "Its engine is another than before."
@@ -25,19 +25,44 @@ _WRONG: Final[Mapping[Alternative, str]] = {
 }
 
 
-def not_drawn(evidence: Evidence, policy_version: int) -> str:
-    outside, apart = sum(evidence.draws[3:]), sum(evidence.claims[3:])
-    return (
-        f"Of {_counted(evidence.num_tokens, 'token')}, not what version {policy_version} draws from the lease's seed: "
-        f"{outside}; claimed with another log-probability than it gives: {apart}."
-    )
+def convicting(standing: Standing) -> Grounds:
+    """Return what the sum consists of that weighs most against the node."""
+    return standing.grounds[standing.sums.index(max(standing.sums))]
 
 
 def what_is_wrong(standing: Standing) -> str:
-    """What the test says of all checks together."""
+    """Return what the test says, and what shows it, of all that was checked since that sum was zero."""
     nats, alternative = against(standing.sums)
-    checked = _counted(standing.num_checked, "checked rollout")
-    return f"{_WRONG[alternative]}: {nats:.1f} nats of evidence, {checked}."
+    grounds = convicting(standing)
+    if not grounds.num_rollouts:
+        return f"{_WRONG[alternative]}: {nats:.1f} nats of evidence from before the hub's start."
+    checked = _counted(grounds.num_rollouts, "checked rollout")
+    before = ", and some before the hub's start" if grounds.is_partial else ""
+    return f"{_WRONG[alternative]}: {nats:.1f} nats of evidence from {checked}{before}. {_shown(grounds, alternative)}"
+
+
+def _shown(grounds: Grounds, alternative: Alternative) -> str:
+    """The tokens that speak for the alternative: the largest classes of distance that have any."""
+    shown = grounds.shown
+    match alternative:
+        case Alternative.DRAWS_FORGED:
+            found = _beyond(shown.draws, DRAW_EDGES)
+            return f"Of {_counted(shown.num_tokens, 'token')}, outside the interval of their draw{found}."
+        case Alternative.CLAIMS_TOO_LOW | Alternative.CLAIMS_TOO_HIGH:
+            mean = shown.bias / shown.num_claims if shown.num_claims else 0.0
+            return f"Over {_counted(shown.num_claims, 'token')} the true log-odds are {mean:+.2g} nats off on average."
+        case Alternative.CLAIMS_INVENTED | Alternative.COARSER_THAN_SAID:
+            found = _beyond(shown.claims, CLAIM_EDGES)
+            return f"Of {_counted(shown.num_claims, 'token')}, claimed with other log-odds than the true ones{found}."
+        case _:
+            assert_never(alternative)
+
+
+def _beyond(counts: Sequence[int], edges: Sequence[float]) -> str:
+    """How many tokens lie beyond each of the farthest edges that any lies beyond, two at most."""
+    beyond = [(edge, sum(counts[place + 1 :])) for place, edge in enumerate(edges)]
+    told = [f" by more than {edge:g} nats: {count}" for edge, count in beyond if count][-2:]
+    return ",".join(told) or f" by more than {edges[0]:g} nats: 0"
 
 
 def why_not(standing: Standing | None, *, is_trusted: bool) -> str:

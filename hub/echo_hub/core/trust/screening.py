@@ -8,7 +8,7 @@ its next rollouts are checked.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,16 @@ SMOOTHING: Final = 1.0
 """Tokens that count in each class beside those that were seen (Laplace)."""
 
 
-def standing_out(screened: Iterable[tuple[str, Evidence]], threshold: float) -> dict[str, float]:
+class Seen(NamedTuple):
+    """One rollout as the learner has seen it."""
+
+    node_id: str
+    """The node that drew all of it."""
+    evidence: Evidence
+    staleness: int = 0
+
+
+def standing_out(screened: Iterable[Seen], threshold: float) -> dict[str, float]:
     """The nodes whose tokens of one step weigh `threshold` nats or more against them, compared with all others', and
     what they weigh. Of a node that is alone nothing can be said.
 
@@ -35,7 +44,7 @@ def standing_out(screened: Iterable[tuple[str, Evidence]], threshold: float) -> 
     numbers: dict[str, int] = {}
     of_node: list[int] = []
     rows: list[tuple[int, ...]] = []
-    for node_id, evidence in screened:
+    for node_id, evidence, _ in screened:
         of_node.append(numbers.setdefault(node_id, len(numbers)))
         rows.append(evidence.draws + evidence.claims)
     if len(numbers) < 2:

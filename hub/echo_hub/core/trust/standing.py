@@ -70,6 +70,20 @@ class StandingRow:
     """Since when it stands so."""
 
 
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What one sum against a node consists of: all that was checked since it was zero."""
+
+    num_rollouts: int = 0
+    shown: Evidence = NO_EVIDENCE
+    """Without curves."""
+    is_partial: bool = False
+    """There is more, from before the hub's start."""
+
+
+_NO_GROUNDS: Final = Grounds()
+
+
 @dataclass(slots=True, eq=False)
 class Standing:
     """One node's standing as it changes; `Trust` alone changes it."""
@@ -94,13 +108,16 @@ class Standing:
     """What its class has learned of it since the hub's start."""
     recent: Evidence = NO_EVIDENCE
     """What it has shown lately, whatever its verdicts were: of twice `WINDOW` tokens half are forgotten. Not stored."""
+    grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
+    """Of each of `sums`. Not stored."""
     kin: frozenset[str] = frozenset()
     """What nodes of one owner have in common: an address, the invite by which they came."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
         """From before a restart; its share is still to be set."""
-        return cls(**{name: getattr(row, name) for name in row.__slots__})
+        grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
+        return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 
     @property
     def row(self) -> StandingRow:
@@ -119,6 +136,18 @@ class Standing:
     @property
     def is_quarantined(self) -> bool:
         return self.state is StandingState.QUARANTINED
+
+    def weigh(self, sums: Sums, evidence: Evidence) -> None:
+        """A check has led to these sums by this evidence."""
+        self.sums, counts = sums, evidence.counts
+        self.grounds = tuple(
+            Grounds(before.num_rollouts + 1, before.shown + counts, before.is_partial) if nats else _NO_GROUNDS
+            for nats, before in zip(sums, self.grounds, strict=True)
+        )
+
+    def acquit(self) -> None:
+        """Nothing speaks against it any more."""
+        self.sums, self.grounds = NOTHING, (_NO_GROUNDS,) * len(NOTHING)
 
     def show(self, evidence: Evidence) -> None:
         """A check of it has found this."""

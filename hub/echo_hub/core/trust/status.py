@@ -32,6 +32,8 @@ class TrustStatus:
     """That nodes were fed for it."""
     mismatch: tuple[NodeMismatch, ...] = ()
     """The nodes whose claims are farthest from what the learner finds, the farthest first."""
+    lagging: tuple[tuple[str, str], ...] = ()
+    """Nodes that likely draw with an older version than they name, each with what shows it."""
     suspended: tuple[str, ...] = ()
     """What so many nodes of a class fail on that none is condemned for it."""
     coarser: tuple[str, ...] = ()

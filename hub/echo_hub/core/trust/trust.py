@@ -23,7 +23,7 @@ by (`pairs`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import log
 from typing import Final
 
@@ -42,13 +42,15 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import CheckAbandoned, CheckReturned, NodeVouchedFor, NumericsMeasured, RolloutChecked
 from echo_hub.core.groups import LeasedRollout
 from echo_hub.core.ledger import Ledger
+from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
 from echo_hub.core.trust.checking import Checking, Outcome
 from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, proof_added, weigh
+from echo_hub.core.trust.judging import alarm, judged, proof_added
+from echo_hub.core.trust.lagging import Lag, Lagging
 from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import LEAST_TOKENS, CoarseClass, Honest, Numerics, NumericsClass
 from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
@@ -59,11 +61,11 @@ from echo_hub.core.trust.reasons import (
     DISPROVED,
     DOUBTFUL,
     OUTVOTED,
-    not_drawn,
+    convicting,
     what_is_wrong,
     why_not,
 )
-from echo_hub.core.trust.screening import standing_out
+from echo_hub.core.trust.screening import Seen, standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
@@ -114,6 +116,7 @@ class Trust:
             out=out,
         )
         self._mismatch = Mismatch()
+        self._lagging = Lagging()
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
         """Of those quarantined since the hub's start: what may yet prove to be at fault instead."""
         self._alarm = alarm(settings.false_alarm)
@@ -138,6 +141,7 @@ class Trust:
             outvoted=self._checking.num_outvoted,
             checked_tokens=self._checking.num_tokens,
             mismatch=self._mismatch.largest,
+            lagging=tuple((lag.node_id, str(lag)) for lag in self._lagging.lags),
             suspended=tuple(f"{numerics} on {kind} {number}" for numerics, kind, number in self._faults.all_suspended),
             coarser=tuple(
                 f"{numerics} (draws {draws:.2g}, claims {claims:.2g} nats)"
@@ -167,6 +171,7 @@ class Trust:
         """After `Nodes` knows it. `kin`: what nodes of one owner have in common. Of precision, what it said last stands
         until it says another."""
         standing = self._standings.connected(node_id, kin)
+        self._lagging.forget(node_id)
         if self._settings.by_nodes:
             self._checking.connected(node_id)
         if standing.is_quarantined:
@@ -284,29 +289,43 @@ class Trust:
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
-        failed: dict[str, Evidence] = {}
-        for node_id, evidence, honest in spans:
-            if self._judge(self._standings.of(node_id), evidence, check, now, honest):
-                failed[node_id] = evidence
+        failed = [
+            node_id
+            for node_id, evidence, honest in spans
+            if self._judge(self._standings.of(node_id), evidence, check, now, honest)
+        ]
         self._tell_checked(rollout_id, check, failed)
-        for node_id, evidence in failed.items():
-            self._condemn(self._standings.of(node_id), evidence, check, rollout_id, now)
+        for node_id in failed:
+            self._condemn(self._standings.of(node_id), check, rollout_id, now)
         return check.held if rollout_id in self._ledger.rollouts else None
 
-    def screened(self, evidence: Iterable[tuple[str, Evidence]], now: float) -> None:
+    def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
         """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
-        Only nodes that round alike are compared."""
-        evidence = tuple(evidence)
-        self._mismatch.add(evidence)
+        Only nodes that round alike are compared with each other in one step, and each node with its own past."""
+        screened = tuple(screened)
+        self._mismatch.add(screened)
+        of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
+        for lag in self._lagging.add(step, of_nodes, lambda node_id: self._standings.of(node_id).numerics.kind):
+            self._lags(lag, now)
         if not self._settings.enabled:
             return
-        alike: dict[str, list[tuple[str, Evidence]]] = {}
-        for node_id, shown in evidence:
-            alike.setdefault(self._standings.of(node_id).numerics.rounding, []).append((node_id, shown))
+        alike: dict[str, list[Seen]] = {}
+        for seen in screened:
+            alike.setdefault(self._standings.of(seen.node_id).numerics.rounding, []).append(seen)
         for among in alike.values():
             for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
                 reason = f"The learner finds its rollouts unlike others' ({weight:.1f} nats)."
                 self._suspect(self._standings.of(node_id), reason, now)
+
+    def _lags(self, lag: Lag, now: float) -> None:
+        """It has begun to. With a verifier its rollouts are checked before they are trained on. Without one nothing
+        else keeps them from being trained on, so it is quarantined, if other nodes show that it is not the run."""
+        standing = self._standings.of(lag.node_id)
+        if self._settings.enabled:
+            self._suspect(standing, str(lag), now)
+        elif not (lag.is_alone or standing.is_quarantined):
+            self._quarantine(standing, str(lag), now)
+            self._decide(lag.node_id, Decision.QUARANTINED, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
         """On account of their rollouts the learner left groups out, or held a step back."""
@@ -330,7 +349,7 @@ class Trust:
         else:
             before = standing.state
             self._begin_again(standing, StandingState.NEW, BY_OPERATOR, now)
-            standing.sums = NOTHING
+            standing.acquit()
             if event.is_trusted:
                 standing.state = StandingState.PROVEN
                 standing.num_verified = long_proven(self._settings.first_checked, self._settings.least_checked)
@@ -366,11 +385,8 @@ class Trust:
         see `_conclude`. Greedy choices say little of a scale: their class learns nothing of them."""
         learns = honest is None and evidence.num_claims > 0
         if honest is None:
-            honest = self._numerics.honest(standing.numerics, without=standing.taught)
-        sums = added(standing.sums, weigh(evidence, honest))
-        nats, alternative = against(sums)
-        if nats >= self._alarm and is_explained(standing.recent + evidence, honest, alternative, self._alarm):
-            sums = NOTHING
+            honest = self._numerics.honest(standing.numerics, without=standing.taught, shown=standing.recent)
+        sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
         self._failed[str(standing.numerics)] += failed  # Zero as well: every class that was checked is in both.
@@ -382,7 +398,7 @@ class Trust:
             return failed
         for cause in _causes(standing, check):
             self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
-        standing.sums = sums
+        standing.weigh(sums, evidence)
         standing.show(evidence)
         if not failed:
             self._believe(standing, evidence, honest, now, learns=learns)
@@ -417,7 +433,7 @@ class Trust:
         standing.begin_again(state, reason, now)
         self._checking.changed(standing.node_id)
 
-    def _tell_checked(self, rollout_id: str, check: Check, failed: dict[str, Evidence]) -> None:
+    def _tell_checked(self, rollout_id: str, check: Check, failed: Collection[str]) -> None:
         """Books, node and ledger: what is forged is not trained on, if it is not too late."""
         checked = Checked.FAILED if check.node_id in failed else Checked.PASSED
         self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
@@ -428,13 +444,13 @@ class Trust:
         self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
         if failed and not self._forgetting.is_consumed(rollout):
             is_its_own = check.node_id in failed
-            detail = not_drawn(failed[check.node_id], check.policy_version) if is_its_own else ""
+            detail = what_is_wrong(self._standings.of(check.node_id)) if is_its_own else ""
             self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
 
-    def _condemn(self, standing: Standing, evidence: Evidence, check: Check, rollout_id: str, now: float) -> None:
+    def _condemn(self, standing: Standing, check: Check, rollout_id: str, now: float) -> None:
         if standing.is_quarantined:
             return
-        reason = what_is_wrong(standing)
+        reason, shown = what_is_wrong(standing), convicting(standing).shown
         causes = _causes(standing, check)
         common = self._faults.suspended(causes)
         if common is not None:
@@ -450,7 +466,7 @@ class Trust:
         else:
             self._condemned_for[standing.node_id] = causes
             self._quarantine(standing, reason, now)
-            self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=evidence)
+            self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=shown)
 
     def _as_coarse(self, standing: Standing) -> list[str]:
         """The nodes of its class that round as coarsely as this one, itself included, if enough unlike ones do: from
@@ -477,7 +493,7 @@ class Trust:
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
         """What has failed counts for nothing; but it is asked again only after a while."""
-        standing.sums = NOTHING
+        standing.acquit()
         self._begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
         self._out.record(StandingRecorded(row=standing.row))
@@ -503,7 +519,8 @@ class Trust:
         """Out of quarantine, to begin anew."""
         self._num_quarantined -= 1
         self._condemned_for.pop(standing.node_id, None)
-        standing.sums = NOTHING
+        self._lagging.look_again(standing.node_id)
+        standing.acquit()
         self._begin_again(standing, state, reason, now)
         self._nodes.release_from_quarantine(standing.node_id)
         self._out.record(StandingRecorded(row=standing.row))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import NOTHING, Alternative, added, against, is_explained, weigh
+from echo_hub.core.trust.judging import Alternative, against, judged
 from echo_hub.core.trust.numerics import Honest
 from echo_hub.core.trust.standing import Standing
 from echo_shared import draws
@@ -79,12 +79,10 @@ def tokens_until(alarm: float, honest: Honest, shown: Sequence[Evidence]) -> tup
     `core.trust.trust` judges a node."""
     standing, count = Standing("a"), 0
     for one in shown:
-        sums, count = added(standing.sums, weigh(one, honest)), count + one.num_tokens
-        nats, alternative = against(sums)
+        count += one.num_tokens
+        standing.sums = judged(standing.sums, one, standing.recent, honest, alarm)
+        nats, alternative = against(standing.sums)
         if nats >= alarm:
-            if not is_explained(standing.recent + one, honest, alternative, alarm):
-                return count, alternative
-            sums = NOTHING
-        standing.sums = sums
+            return count, alternative
         standing.show(one)
     return None

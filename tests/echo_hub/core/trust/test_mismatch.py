@@ -4,6 +4,7 @@ import pytest
 
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.mismatch import LEAST_TOKENS, SHOWN, STEPS, Mismatch
+from echo_hub.core.trust.screening import Seen
 
 
 def evidence(tokens: int, kl: float) -> Evidence:
@@ -13,17 +14,17 @@ def evidence(tokens: int, kl: float) -> Evidence:
 def test_the_farthest_come_first_each_by_its_tokens() -> None:
     seen = Mismatch()
     assert seen.largest == ()
-    seen.add([("a", evidence(100, 1.0)), ("b", evidence(50, 1.0)), ("a", evidence(100, 2.0))])
-    seen.add([("b", evidence(150, 9.0)), ("few", evidence(LEAST_TOKENS - 1, 99.0))])
+    seen.add([Seen("a", evidence(100, 1.0)), Seen("b", evidence(50, 1.0)), Seen("a", evidence(100, 2.0))])
+    seen.add([Seen("b", evidence(150, 9.0)), Seen("few", evidence(LEAST_TOKENS - 1, 99.0))])
     assert [(node.node_id, node.num_tokens) for node in seen.largest] == [("b", 200), ("a", 200)]
     assert [node.kl for node in seen.largest] == pytest.approx([0.05, 0.015])
 
 
 def test_what_is_older_is_forgotten() -> None:
     seen = Mismatch()
-    seen.add([("old", evidence(100, 5.0))])
+    seen.add([Seen("old", evidence(100, 5.0))])
     for _ in range(STEPS - 1):
-        seen.add([("new", evidence(100, 1.0))])
+        seen.add([Seen("new", evidence(100, 1.0))])
     assert [node.node_id for node in seen.largest] == ["old", "new"]
     seen.add([])
     assert [node.node_id for node in seen.largest] == ["new"]
@@ -31,5 +32,5 @@ def test_what_is_older_is_forgotten() -> None:
 
 def test_of_many_nodes_some_are_named() -> None:
     seen = Mismatch()
-    seen.add((f"n{number}", evidence(100, float(number))) for number in range(10 * SHOWN))
+    seen.add(Seen(f"n{number}", evidence(100, float(number))) for number in range(10 * SHOWN))
     assert [node.node_id for node in seen.largest] == [f"n{10 * SHOWN - 1 - place}" for place in range(SHOWN)]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.judging import NOTHING, alarm, judged
 from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 from echo_hub.core.trust.numerics import (
     AGREEMENT,
@@ -27,7 +28,7 @@ from echo_hub.core.trust.numerics import (
     NumericsClass,
     default,
 )
-from tests.echo_hub.core.trust.simulated import engine
+from tests.echo_hub.core.trust.simulated import engine, rollouts
 
 TORCH = NumericsClass("torch", "bf16", "cuda")
 Q8 = NumericsClass("llama_cpp", "q8_0", "cpu")
@@ -303,3 +304,54 @@ def test_made_up_names_take_a_bounded_place() -> None:
 
 def test_a_class_has_a_name() -> None:
     assert str(TORCH) == "torch/bf16/cuda" and str(NumericsClass("mlx")) == "mlx/?/?"
+
+
+# --- finer than said
+
+
+def test_a_node_that_claims_far_finer_than_its_class_draws_as_finely() -> None:
+    """As do exact nodes that say they have four bits. Those of the class, and of anything near it, are judged by it."""
+    numerics = known(measured=COARSER)
+    of_class = numerics.honest(Q8)
+    for shown in (COARSER, engine(4, 0.2), engine(5, 0.1), NO_EVIDENCE):
+        assert numerics.honest(Q8, shown=shown) == of_class
+    exact = numerics.honest(Q8, shown=engine(6, 0.0005))
+    assert exact == replace(of_class, draws=at_least(0.01)) and SCALES[of_class.draws] > 0.3
+
+
+@pytest.mark.parametrize("coarse", [1.0, 0.5, 0.1, 0.05])
+def test_an_engine_that_rounds_some_prompts_finely_is_judged_by_its_class(coarse: float) -> None:
+    numerics = known(measured=COARSER)
+    tokens = 20_000
+    mixture = engine(7, 0.0005, round(tokens * (1 - coarse))) + engine(8, 0.4, round(tokens * coarse))
+    assert numerics.honest(Q8, shown=mixture) == numerics.honest(Q8)
+
+
+def test_few_tokens_and_classes_that_were_not_measured_tell_nothing() -> None:
+    exact = engine(6, 0.0005)
+    few = engine(6, 0.0005, 40)
+    numerics = known(measured=COARSER)
+    assert numerics.honest(Q8, shown=few) == numerics.honest(Q8)
+    assert known().honest(Q8, shown=exact) == known().honest(Q8)
+    sure = replace(NO_EVIDENCE, draws=(100_000, 0, 0, 0, 0, 0), claims=(99_999, 1, 0, 0, 0, 0))
+    fine = known(measured=engine(9, 0.001))
+    assert fine.honest(Q8, shown=sure) == fine.honest(Q8), "a class that is exact itself"
+
+
+def test_an_exact_node_that_says_four_bits_cannot_choose_among_neighbours() -> None:
+    """One token in fifty is the neighbour of the one that was drawn, from within the class's scale."""
+    numerics, enough = known(measured=COARSER), alarm(1e-6)
+    of_class = numerics.honest(Q8)
+    honest = rollouts(10, 400, 0.0005)
+    chosen = rollouts(11, 100, 0.4)
+    shown = [one for number in range(100) for one in (*honest[4 * number : 4 * number + 4], chosen[number])]
+    exact = [replace(one, claims=(one.num_tokens, 0, 0, 0, 0, 0)) for one in shown]
+    recent, sums, convicted = NO_EVIDENCE, NOTHING, {}
+    for name, by in (("class", of_class), ("own", numerics.honest(Q8, shown=sum(exact[1:], exact[0])))):
+        sums = NOTHING
+        for number, one in enumerate(exact):
+            sums = judged(sums, one, recent, by, enough)
+            if max(sums[:3]) >= enough:
+                convicted[name] = number
+                break
+    assert set(convicted) == {"own"}

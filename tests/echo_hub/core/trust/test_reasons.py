@@ -5,42 +5,72 @@ import pytest
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.core.trust.reasons import CLASS_WIDE, not_drawn, what_is_wrong
-from echo_hub.core.trust.standing import Standing
+from echo_hub.core.trust.reasons import CLASS_WIDE, convicting, what_is_wrong
+from echo_hub.core.trust.standing import Standing, StandingRow
 
-SHOWN = Evidence(draws=(3, 0, 0, 1, 0, 1), claims=(1, 0, 1, 1, 1, 1))
+SHOWN = Evidence(draws=(3, 0, 0, 1, 0, 1), claims=(1, 0, 1, 1, 1, 1), bias=-1.2)
 
 
-def test_a_rollouts_fault_is_counted_in_tokens() -> None:
-    one = Evidence(draws=(0, 0, 0, 0, 0, 1), claims=(1, 0, 0, 0, 0, 0))
-    assert not_drawn(SHOWN, 7) == (
-        "Of 5 tokens, not what version 7 draws from the lease's seed: 2; claimed with another log-probability than it "
-        "gives: 3."
-    )
-    assert not_drawn(one, 0).startswith("Of 1 token, ")
+def accused(heaviest: int) -> Standing:
+    """Of two checked rollouts: this sum weighs most."""
+    standing = Standing("a", numerics=NumericsClass(), num_checked=99)
+    sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
+    for _ in range(2):
+        standing.weigh(sums, SHOWN)
+    return standing
 
 
 @pytest.mark.parametrize(
     ("heaviest", "said"),
     [
-        (Alternative.DRAWS_FORGED, "Its tokens do not follow from the lease's seed and the named version"),
-        (Alternative.CLAIMS_INVENTED, "Its log-probabilities are not those of the named version"),
-        (Alternative.CLAIMS_TOO_LOW, "Its log-probabilities are all too low"),
-        (Alternative.CLAIMS_TOO_HIGH, "Its log-probabilities are all too high"),
-        (Alternative.COARSER_THAN_SAID, "Its engine computes in fewer bits than it says"),
+        (
+            Alternative.DRAWS_FORGED,
+            "Its tokens do not follow from the lease's seed and the named version: 20.0 nats of evidence from 2 "
+            "checked rollouts. Of 10 tokens, outside the interval of their draw by more than 0.5 nats: 2, by more than "
+            "1 nats: 2.",
+        ),
+        (
+            Alternative.CLAIMS_INVENTED,
+            "Its log-probabilities are not those of the named version: 20.0 nats of evidence from 2 checked rollouts. "
+            "Of 10 tokens, claimed with other log-odds than the true ones by more than 0.5 nats: 4, by more than 1 "
+            "nats: 2.",
+        ),
+        (
+            Alternative.CLAIMS_TOO_LOW,
+            "Its log-probabilities are all too low: 20.0 nats of evidence from 2 checked rollouts. Over 10 tokens the "
+            "true log-odds are -0.24 nats off on average.",
+        ),
     ],
 )
-def test_a_nodes_fault_is_what_weighs_most(heaviest: Alternative, said: str) -> None:
-    sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
-    standing = Standing("a", numerics=NumericsClass(), num_checked=9, sums=sums)
-    assert what_is_wrong(standing) == f"{said}: 20.0 nats of evidence, 9 checked rollouts."
-    standing.num_checked = 1
-    assert what_is_wrong(standing).endswith("1 checked rollout.")
+def test_a_nodes_fault_is_what_weighs_most_with_what_shows_it(heaviest: Alternative, said: str) -> None:
+    assert what_is_wrong(accused(heaviest)) == said
+
+
+def test_what_is_told_begins_where_the_sum_left_zero() -> None:
+    """Of three sums each has grounds of its own; a rollout that shows nothing by itself is one of several."""
+    standing = Standing("a")
+    standing.weigh((5.0, 0.0, 3.0, *NOTHING[3:]), SHOWN)
+    quiet = Evidence(draws=(7, 0, 0, 0, 0, 0), claims=(7, 0, 0, 0, 0, 0))
+    standing.weigh((9.0, 0.0, 0.0, *NOTHING[3:]), quiet)
+    assert (convicting(standing).num_rollouts, convicting(standing).shown.num_tokens) == (2, 12)
+    assert "by more than 1 nats: 1." in what_is_wrong(standing), "not of the last one alone"
+    standing.weigh((0.0, 0.0, 4.0, *NOTHING[3:]), quiet)
+    assert (convicting(standing).num_rollouts, convicting(standing).shown) == (1, quiet)
+    standing.acquit()
+    standing.weigh((2.0, *NOTHING[1:]), quiet)
+    assert convicting(standing).num_rollouts == 1
+    assert what_is_wrong(standing).endswith("outside the interval of their draw by more than 0.001 nats: 0.")
+
+
+def test_what_was_before_a_restart_is_said_to_be_missing() -> None:
+    standing = Standing.of(StandingRow(node_id="a", sums=(19.0, *NOTHING[1:])))
+    assert what_is_wrong(standing).endswith("19.0 nats of evidence from before the hub's start.")
+    standing.weigh((20.0, *NOTHING[1:]), SHOWN)
+    assert "from 1 checked rollout, and some before the hub's start. Of 5 tokens" in what_is_wrong(standing)
 
 
 def test_each_alternative_has_its_words() -> None:
-    rows = ((*NOTHING[:place], 1.0, *NOTHING[place + 1 :]) for place in range(len(NOTHING)))
-    assert len({what_is_wrong(Standing("a", sums=sums)) for sums in rows}) == len(Alternative)
+    assert len({what_is_wrong(accused(place)).partition(":")[0] for place in range(len(NOTHING))}) == len(Alternative)
 
 
 def test_what_a_class_shows_is_named_numerics() -> None:

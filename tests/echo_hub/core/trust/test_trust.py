@@ -48,8 +48,10 @@ from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.lagging import POINT
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.rate import is_drawn, share_checked
+from echo_hub.core.trust.screening import Seen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
@@ -246,8 +248,8 @@ def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
     assert {effect.lease_id for effect in bench.of(RevokeLease)} == {other.lease_id for other in others}
     assert bench.of(ScoreRecorded) == []
     (decision,) = bench.of(TrustDecided)
-    assert (decision.node_id, decision.decision, decision.evidence) == ("a", Decision.QUARANTINED, FORGED)
-    assert decision.rollout_id == name(lease) and "20.3 nats of evidence, 1 checked rollout" in decision.reason
+    assert (decision.node_id, decision.decision, decision.evidence) == ("a", Decision.QUARANTINED, FORGED.counts)
+    assert decision.rollout_id == name(lease) and "20.3 nats of evidence from 1 checked rollout" in decision.reason
     (told,) = bench.of(TellStandby)
     assert (told.node_id, told.reason) == ("a", StandbyReason.QUARANTINED)
     assert standing_of(bench, "a").state is StandingState.QUARANTINED
@@ -575,14 +577,59 @@ def test_the_learners_hint_makes_a_node_suspect(world) -> None:
     leases = join(bench, "a")
     usual = Evidence(draws=(900, 50, 30, 15, 4, 1), claims=(900, 50, 30, 15, 4, 1))
     odd = Evidence(draws=(80, 0, 0, 0, 0, 20), claims=(100, 0, 0, 0, 0, 0))
-    bench.coordinator._trust.screened([("b", usual), ("a", odd)], 1_000.0)
+    bench.coordinator._trust.screened(1, [Seen("b", usual), Seen("a", odd)], 1_000.0)
     assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:5])
     for lease in leases[:5]:
         verdict(bench, lease, HONEST)
     assert standing_of(bench, "a").state is StandingState.PROVEN, "acquitted"
-    bench.coordinator._trust.screened([("b", usual), ("a", odd)], 1_000.0)
+    bench.coordinator._trust.screened(1, [Seen("b", usual), Seen("a", odd)], 1_000.0)
     bench.tell(Tick())
     assert not bench.of(StandingRecorded), "and not suspected again at once"
+
+
+def lag(bench: Any, *node_ids: str, steps: int = 40) -> None:
+    """The first of them fits the learner's policy less and less from the tenth step on."""
+    for step in range(1, steps):
+        grown = 5e-4 * 1.4 ** max(0, step - 12)
+        seen = [
+            Seen(node_id, Evidence(draws=(10,) + (0,) * 5, claims=(10,) + (0,) * 5, mismatch_kl=10 * kl))
+            for node_id, kl in zip(node_ids, (grown, *[5e-4] * len(node_ids)), strict=False)
+            for _ in range(POINT)
+        ]
+        bench.coordinator._trust.screened(step, seen, 1_000.0)
+    bench.tell(Tick())
+
+
+def test_a_node_that_lags_is_checked_where_there_is_a_verifier(world) -> None:
+    bench = world(proven("a"), proven("b"), groups_per_step=32)
+    leases = join(bench, "a")
+    lag(bench, "a", "b")
+    assert "older version than it names" in standing_of(bench, "a").reason
+    assert arrive(bench, leases[0]) == [name(leases[0])]
+
+
+def test_a_node_that_lags_is_quarantined_where_nothing_checks_it(world) -> None:
+    bench = world(trust=TrustSettings())
+    leases = join(bench, "a")
+    join(bench, "b")
+    arrive(bench, leases[0])
+    lag(bench, "a", "b")
+    (decision,) = bench.of(TrustDecided)
+    assert (decision.node_id, decision.decision) == ("a", Decision.QUARANTINED)
+    assert "it likely draws with an older version than it names" in decision.reason
+    dropped = {each for effect in bench.of(RolloutsDropped) for each in effect.rollout_ids}
+    assert name(leases[0]) in dropped, "what no step has consumed is not trained on"
+    bench.tell(NodePardoned(node_id="a"))
+    assert standing_of(bench, "a").state is StandingState.NEW and not bench.coordinator.status().trust.lagging
+
+
+def test_a_node_that_lags_alone_is_told_of_and_not_quarantined(world) -> None:
+    bench = world(trust=TrustSettings())
+    join(bench, "a")
+    lag(bench, "a")
+    assert not bench.of(TrustDecided)
+    ((node_id, what),) = bench.coordinator.status().trust.lagging
+    assert node_id == "a" and "or the run itself has changed" in what
 
 
 def test_the_turn_of_an_episode_goes_on_after_its_check(world) -> None:

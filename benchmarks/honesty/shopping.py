@@ -1,0 +1,218 @@
+"""Neighbour shopping: what a node earns that draws exactly, says that its engine rounds, and chooses among neighbours.
+
+Where a token's u lies near an edge of its interval, an engine that rounds may as well draw the neighbouring token. The
+node tries that for every rollout that has not the best reward: it puts the neighbour in the token's place, goes on from
+there as leased, and returns what earns more. It changes one token of a rollout, and its claims are true of all of them;
+with `claims_round`, they are off as those of the class that it claims.
+
+A row has the mean reward with and without it, and after how many of its checked rollouts the node is convicted, by the
+hub's own test (`core.trust.judging`) with the rounding that a hub has measured: the median of `ORDERS` orders.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.honesty.samplers import VERSION, Rollouts, as_drawn
+from benchmarks.honesty.short_run import Asked, ShortRun
+from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.judging import NOTHING, alarm, judged
+from echo_hub.core.trust.likelihood import SCALES, bounded_log_odds
+from echo_hub.core.trust.numerics import Numerics, NumericsClass
+from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.standing import Standing
+from echo_hub.learner.policy import Policy
+from echo_hub.verify.drawn import unpack_evidence, unpack_spans
+from echo_hub.verify.worker import Examiner
+from echo_shared import draws
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
+from echo_shared.torch_sampler import sample_groups
+
+CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
+"""Precisions that the node says it has."""
+REACHES: Final = (1.0, 2.0, 4.0)
+"""How near an edge is near, in scales of the class's draws."""
+LEAST_PROBABILITY: Final = 1e-6
+"""Less likely tokens are no neighbours."""
+ORDERS: Final = 10
+UNDETECTED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    place: int
+    """Of the rollout among all."""
+    token: int
+    """Its number in the completion."""
+    neighbour: int
+    apart: float
+    """From u to the edge between the two, nats of log-odds."""
+
+
+def case(precision: str) -> str:
+    return f"neighbours, as {precision}"
+
+
+def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
+    """A row for each reach, with true claims and with such as the class has."""
+    asked = run.asked(case(precision), groups)
+    policy = Policy.load(run.settings)
+    policy.set_adapter(policy.read_adapter(run.directory.adapter(VERSION)))
+    numerics, told = Numerics(), NumericsClass("torch", precision, "cpu")
+    prompts = [one.request.prompt_ids for one in run.asked("to measure", groups)]
+    answer = examiner.measure(told.rounding, VERSION, run.directory.adapter, prompts)
+    numerics.measured(told.rounding, unpack_evidence(answer["evidence"]))
+    honest = numerics.honest(numerics.known(told))
+    by_group = {one.request.group_id: one for one in asked}
+    drawn = list(sample_groups(policy.model, [one.request for one in asked]))
+    rollouts = [(by_group[rollout.group_id], rollout) for rollout in drawn]
+    farthest = max(REACHES) * float(SCALES[honest.draws])
+    candidates = [
+        candidate
+        for place, (one, rollout) in enumerate(rollouts)
+        if run.reward(one, rollout.completion_ids) < 1.0
+        for candidate in _near(policy, one, rollout, place, farthest)
+    ]
+    rows = []
+    for reach in REACHES:
+        near = [candidate for candidate in candidates if candidate.apart < reach * float(SCALES[honest.draws])]
+        shopped = _shopped(run, policy, rollouts, near)
+        for claims_round in (False, True):
+            said = _rounded(shopped, float(SCALES[honest.claims]) / 2) if claims_round else shopped
+            orders = _orders(examiner, run, said)
+            after = [_to_detection(order, numerics, told) for order in orders]
+            rows.append(
+                {
+                    "case": case(precision),
+                    "reach": reach,
+                    "claims_round": claims_round,
+                    "reward": _reward(run, rollouts),
+                    "reward_shopped": _reward(run, shopped),
+                    "to_detection": median(after),
+                    "rollouts": len(said),
+                }
+            )
+    return rows
+
+
+def _reward(run: ShortRun, rollouts: Rollouts) -> float:
+    return fmean(run.reward(one, rollout.completion_ids) for one, rollout in rollouts)
+
+
+def _shopped(run: ShortRun, policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> Rollouts:
+    """The rollouts, each as the best of itself and its candidates."""
+    found = list(rollouts)
+    requests: list[GroupRequest] = []
+    ended: list[tuple[int, FinishedRollout]] = []
+    for number, candidate in enumerate(candidates):
+        one, rollout = rollouts[candidate.place]
+        ids = np.append(rollout.completion_ids[: candidate.token], candidate.neighbour).astype(np.int32)
+        logprobs = np.append(rollout.behavior_logprobs[: candidate.token], 0.0).astype(np.float32)
+        if candidate.neighbour in one.request.stop_ids or len(ids) == one.request.max_tokens:
+            reason = FinishReason.STOP if candidate.neighbour in one.request.stop_ids else FinishReason.LENGTH
+            whole = replace(rollout, completion_ids=ids, behavior_logprobs=logprobs, finish_reason=reason)
+            ended.append((candidate.place, whole))
+        else:
+            prefix = Prefix(index=rollout.index, ids=ids, logprobs=logprobs)
+            request = replace(one.request, lease_id=number, indices=(rollout.index,), prefixes=(prefix,))
+            requests.append(request)
+    gone_on = list(sample_groups(policy.model, requests)) if requests else []
+    ended += [(candidates[rollout.lease_id].place, rollout) for rollout in gone_on]
+    for place, other in ended:
+        one, best = found[place]
+        if run.reward(one, other.completion_ids) > run.reward(one, best.completion_ids):
+            found[place] = one, other
+    return [
+        (one, rollout if rollout is own else _with_true_claims(policy, one, rollout))
+        for (one, rollout), (_, own) in zip(found, rollouts, strict=True)
+    ]
+
+
+def _near(policy: Policy, one: Asked, rollout: FinishedRollout, place: int, reach: float) -> list[_Candidate]:
+    probabilities_TV = _probabilities(policy, one, rollout)
+    uniforms_T = draws.uniforms(one.request.seed, rollout.index, len(rollout.completion_ids))
+    candidates = []
+    for token, (row_V, u) in enumerate(zip(probabilities_TV, uniforms_T, strict=True)):
+        edges_V, drawn = np.cumsum(row_V), int(rollout.completion_ids[token])
+        likely = np.flatnonzero(row_V > LEAST_PROBABILITY)
+        beside = (likely[likely < drawn][-1:], likely[likely > drawn][:1])
+        at = (edges_V[drawn] - row_V[drawn], edges_V[drawn])
+        for neighbour, edge in zip(beside, at, strict=True):
+            apart = np.ptp(bounded_log_odds(np.array([u, edge]))) if len(neighbour) else np.inf
+            if apart < reach:
+                candidates.append(_Candidate(place, token, int(neighbour[0]), float(apart)))
+    return candidates
+
+
+def _probabilities(policy: Policy, one: Asked, rollout: FinishedRollout) -> NDArray[np.float64]:
+    """[T, V] of every token of the completion."""
+    prompt, ids = one.request.prompt_ids, rollout.completion_ids
+    with torch.no_grad():
+        logits = policy.model(torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))[None]).logits[0]
+    scaled = logits[len(prompt) - 1 : -1].double() / one.request.temperature
+    found: NDArray[np.float64] = scaled.softmax(dim=-1).numpy()
+    return found
+
+
+def _with_true_claims(policy: Policy, one: Asked, rollout: FinishedRollout) -> FinishedRollout:
+    of_tokens = np.take_along_axis(_probabilities(policy, one, rollout), rollout.completion_ids[:, None], axis=1)
+    return replace(rollout, behavior_logprobs=np.log(of_tokens[:, 0]).astype(np.float32))
+
+
+def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
+    """With claims that are off as an engine's of this scale are."""
+    chance = np.random.default_rng(0)
+    found = []
+    for one, rollout in rollouts:
+        probabilities = np.exp(rollout.behavior_logprobs.astype(np.float64)).clip(1e-9, 1 - 1e-9)
+        odds = np.log(probabilities / (1 - probabilities)) + scale * chance.standard_t(4, len(probabilities))
+        claims = -np.logaddexp(0.0, -odds)
+        found.append((one, replace(rollout, behavior_logprobs=claims.astype(np.float32))))
+    return found
+
+
+def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[Evidence]]:
+    """What the rollouts show, group after group, the groups in random orders."""
+    drawn = as_drawn(rollouts)
+    shown = {
+        answer["rollout_id"]: unpack_spans(answer["spans"])[0][1]
+        for answer in examiner.examine(drawn, run.directory.adapter)
+    }
+    groups: dict[int, list[Evidence]] = {}
+    for (one, _), rollout in zip(rollouts, drawn, strict=True):
+        groups.setdefault(one.request.group_id, []).append(shown[rollout.rollout_id])
+    orders = []
+    for number in range(ORDERS):
+        ids = sorted(groups)
+        random.Random(number).shuffle(ids)
+        orders.append([evidence for group_id in ids for evidence in groups[group_id]])
+    return orders
+
+
+def _to_detection(order: Sequence[Evidence], numerics: Numerics, told: NumericsClass) -> int:
+    standing, enough = Standing("node", numerics=told), alarm(TrustSettings().false_alarm)
+    sums = NOTHING
+    for number, evidence in enumerate(order, start=1):
+        sums = judged(sums, evidence, standing.recent, numerics.honest(told, shown=standing.recent), enough)
+        standing.show(evidence)
+        if max(sums) >= enough:
+            return number
+    return UNDETECTED
+
+
+def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The most that is earned without being found, with true claims and with others."""
+    found = {}
+    for name, claims_round in (("most_earned_unfound", False), ("most_earned_unfound_with_noise", True)):
+        unfound = [row for row in rows if row["claims_round"] == claims_round and row["to_detection"] == UNDETECTED]
+        found[name] = max((row["reward_shopped"] - row["reward"] for row in unfound), default=0.0)
+    return found
