@@ -6,9 +6,9 @@ Two questions are asked of each token, under the policy version that the node na
     claim   how far are the claimed log-odds ln(p / (1 - p)) from the true ones?
 
 Rounding moves logits, and so the log-odds of likely tokens as much as those of unlikely ones. Log-probabilities would
-hide that: of a token of 99 %, any claim is off by a hundredth at most, unless it is invented. A claim that the token is
-certain, of a token that is, shows nothing of rounding, and is left out of the likelihoods: a policy that is sure of most
-tokens would make its engine look exact.
+hide that: of a token of 99 %, any claim is off by a hundredth at most, unless it is invented. The claim that a token is
+certain shows nothing of rounding if the token is, and does not count: a policy that is sure of most tokens would make
+its engine look exact.
 
 `Evidence` keeps the log-likelihoods of `likelihood` at every scale of rounding, for the decision, and counts of tokens
 by how far off they were, for people and for the learner's comparison of nodes. All of it adds up over rollouts.
@@ -64,7 +64,7 @@ class Evidence:
     draws: tuple[int, ...]
     """Tokens by `DRAW_EDGES`, len(DRAW_EDGES) + 1 counts; of the learner's comparison, by `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
-    """Tokens by `CLAIM_EDGES`, likewise. Greedy choices are not counted."""
+    """Tokens by `CLAIM_EDGES`, likewise, without greedy choices and certain tokens."""
     mismatch_kl: float = 0.0
     """Sum of the k3 estimates of KL(behaviour ‖ truth), nats."""
     bias: float = 0.0
@@ -119,16 +119,16 @@ class Evidence:
         if drawn_N is not None:
             outside_N = np.where(drawn_N, outside_N, below_N)
             differences_N, ratios_N = np.where(drawn_N, differences_N, 0.0), np.where(drawn_N, ratios_N, 0.0)
-        claims_nothing_N = np.minimum(logprobs_N, claims_N) >= _SURE
+        claimed_N = np.minimum(logprobs_N, claims_N) < _SURE
         if greedy_N is not None:
-            claims_nothing_N |= greedy_N
+            claimed_N &= ~greedy_N
         draws_KC = np.zeros((len(ends), DRAW_CURVES * NUM_SCALES))
         claims_KC = np.zeros((len(ends), CLAIM_CURVES * NUM_SCALES))
         for start in range(0, len(below_N), _TOGETHER):
             part = slice(start, start + _TOGETHER)
             draws_CSN = draw_curves(below_N[part], logprobs_N[part], uniforms_N[part])
             claims_CSN = claim_curves(differences_N[part])
-            claims_CSN[..., claims_nothing_N[part]] = 0.0
+            claims_CSN[..., ~claimed_N[part]] = 0.0
             if drawn_N is not None:
                 is_greedy = ~drawn_N[part]
                 draws_CSN[..., is_greedy] = greedy_curves(below_N[part][is_greedy])
@@ -138,7 +138,7 @@ class Evidence:
         sums = (np.expm1(ratios_N) - ratios_N, differences_N.clip(-CLAIM_CUT, CLAIM_CUT))
         fields = zip(
             _counted(outside_N, DRAW_EDGES, spans_N, len(ends)),
-            _counted(np.abs(differences_N), CLAIM_EDGES, spans_N, len(ends), weights_N=drawn_N),
+            _counted(np.abs(differences_N), CLAIM_EDGES, spans_N, len(ends), weights_N=claimed_N),
             *(np.bincount(spans_N, summed, len(ends)).tolist() for summed in sums),
             draws_KC,
             claims_KC,

@@ -54,7 +54,7 @@ def test_a_certain_token_that_is_claimed_to_be_one_shows_nothing_of_rounding() -
     true, claimed = -np.log1p(np.exp(-odds)), -np.log1p(np.exp(-(odds + noise)))
     found = Evidence.of(np.zeros(len(odds)), true, np.zeros(len(odds)), claimed)
     assert SCALES[found.claims_CS[0].argmax()] == pytest.approx(0.2, rel=0.5)
-    assert found.num_claims == len(odds)
+    assert 40 <= found.num_claims < 50 and found.num_tokens == 400
 
 
 def test_a_certain_token_that_is_claimed_to_be_unlikely_is_invented() -> None:

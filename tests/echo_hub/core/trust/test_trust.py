@@ -11,8 +11,8 @@ import pytest
 from echo_hub.core.effects import (
     ActionSettled,
     CheckRecorded,
-    CoarseClassesRecorded,
     CheckRollout,
+    CoarseClassesRecorded,
     HastenChecks,
     LookUpReceipt,
     MeasureNumerics,
