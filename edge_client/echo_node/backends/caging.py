@@ -108,8 +108,8 @@ def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: 
 
 
 def _linked(directory: Path) -> Iterator[Path]:
-    """Yield the links to files elsewhere: a cache of Hugging Face's keeps a model's files so. Each target is read alone,
-    nothing that lies next to it."""
+    """Yield the links to files, as a cache of Hugging Face's keeps a model's files elsewhere. What lies next to such a
+    file is not read."""
     for path, folders, files in os.walk(directory, followlinks=True):
         yield from (link for name in files if (link := Path(path, name)).is_symlink())
         # A folder that is a link to one of those above it would be walked for ever.

@@ -127,7 +127,7 @@ def read_origin(adapter_dir: Path) -> Origin | None:
         return Origin.model_validate(json.loads(path.read_bytes())["origin"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             "It cannot be read where an adapter is from.", got=f"{path}: {error!r}", do="Delete that file."
         ) from error

@@ -215,8 +215,16 @@ except PermissionError:
 LAYOUTS: dict[str, dict[str, str]] = {
     "a cache's snapshot": {"base/config.json": "../blobs/config", "base/model.safetensors": "../blobs/weights"},
     "absolute": {"base/config.json": "{}/blobs/config", "base/model.safetensors": "{}/blobs/weights"},
-    "a chain": {"middle": "blobs/weights", "base/config.json": "../blobs/config", "base/model.safetensors": "../middle"},
-    "in a folder": {"base/config.json": "../blobs/config", "base/part/a": "../../blobs/weights", "base/part/loop": ".."},
+    "a chain": {
+        "middle": "blobs/weights",
+        "base/config.json": "../blobs/config",
+        "base/model.safetensors": "../middle",
+    },
+    "in a folder": {
+        "base/config.json": "../blobs/config",
+        "base/part/a": "../../blobs/weights",
+        "base/part/loop": "..",
+    },
     "a linked folder": {"base/config.json": "../blobs/config", "parts/a": "../blobs/weights", "base/part": "../parts"},
     "broken besides": {"base/config.json": "../blobs/config", "base/a": "../blobs/weights", "base/gone": "../nowhere"},
 }
