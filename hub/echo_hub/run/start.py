@@ -29,7 +29,7 @@ from safetensors.numpy import save
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter, lora_scaling
+from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter, lora_scaling, plain_name
 from echo_shared.errors import CodecError, ConfigError, StorageError
 from echo_shared.files import atomic_directory, disk_errors
 from echo_shared.tensors import TensorFile
@@ -298,7 +298,7 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 def _unscaled(adapter_dir: Path) -> Weights:
     """As they lie in the file: dividing by the scaling what was multiplied by it may be off by a rounding."""
-    return {name: np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
+    return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 
 def _as_bfloat16(arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
