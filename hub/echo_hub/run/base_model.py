@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.chat_template import ChatTemplate, Message
 from echo_hub.run.control_tokens import ControlTokens
+from echo_hub.run.gguf_base import SUFFIX, gguf_in, unpacked
 from echo_hub.run.template_files import DEFAULT, TOOL_USE, read_map, read_templates
 from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
@@ -43,19 +44,22 @@ _FIRST_CHARACTERS: Final = 8
 def resolve_base(reference: str) -> Path:
     """The directory of the base model that `reference` means, fetched first if need be.
 
-    `reference` is one of `BUILTIN`, a directory in Hugging Face layout, or an id on the model hub, `owner/name` or
-    `owner/name@revision`. Raises ConfigError where there is no usable model.
+    `reference` is one of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub,
+    `owner/name` or `owner/name@revision`. Raises ConfigError where there is no usable model.
     """
     if reference in BUILTIN:
         return Path(str(resources.files("echo_hub"))) / "assets" / BUILTIN[reference]
     directory = Path(reference).expanduser()
+    if file := gguf_in(directory):
+        return _checked(unpacked(file))
     if directory.is_dir():
         return _checked(directory)
-    if reference.startswith("builtin:") or directory.is_absolute() or reference.startswith((".", "~")):
+    if reference.startswith(("builtin:", ".", "~")) or directory.is_absolute() or reference.endswith(SUFFIX):
         raise ConfigError(
             "There is no such base model.",
             got=f"model.base = {reference!r}",
-            do=f"Use {', '.join(BUILTIN)}, an existing directory, or an id on the model hub such as owner/name.",
+            do=f"Use {', '.join(BUILTIN)}, an existing directory or GGUF file, or an id on the model hub such as "
+            "owner/name.",
         )
     return _checked(_download(reference))
 
@@ -100,7 +104,8 @@ def _checked(directory: Path) -> Path:
         raise ConfigError(
             "This directory does not hold a model in Hugging Face layout.",
             got=str(directory),
-            do="It needs config.json and the weights as .safetensors; pickled weights are never loaded.",
+            do="It needs config.json and the weights as .safetensors, or one GGUF file; pickled weights are never "
+            "loaded.",
         )
     return directory
 

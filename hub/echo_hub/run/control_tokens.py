@@ -117,8 +117,8 @@ class ControlTokens:
     def _own_ids(self) -> Mapping[int, int]:
         """Ids of the copy's added tokens, and the tokenizer's own for them."""
         added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
-        pairs = ((self._copy.token_to_id(self._spelled(text)), self._tokenizer.token_to_id(text)) for text in added)
-        return dict(pairs)
+        ids = ((self._copy.token_to_id(self._spelled(text)), self._tokenizer.token_to_id(text)) for text in added)
+        return {here: own for here, own in ids if here is not None and own is not None}
 
     def _spelled(self, text: str) -> str:
         return self._spellings.get(text, text)

@@ -168,7 +168,7 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": Path(base).name if Path(base).is_dir() else base,
+        "base_model_name_or_path": Path(base).name if Path(base).exists() else base,
         "r": config.training.lora_rank,
         "lora_alpha": config.training.lora_alpha,
         "use_rslora": config.training.rslora,
