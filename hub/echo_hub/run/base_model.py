@@ -303,7 +303,7 @@ class PromptCodec:
             ids = [*ids, self._end_of_reply]
         if not set(self.stop_ids).isdisjoint(ids[:-1]):
             raise ConfigError("A reply holds a stop token before its end.")
-        return np.array(ids, dtype=np.int32)
+        return self._known(ids)
 
     def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
         """`encode_answer` by one user turn."""

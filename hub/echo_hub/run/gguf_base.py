@@ -77,13 +77,13 @@ def unpack(file: Path, directory: Path) -> None:
 
     exact = all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in GGUFReader(file).tensors)
 
-    import torch  # After that, for it takes long: a damaged file is refused at once.
+    # After that, for it takes long: a damaged file is refused at once.
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
         file.parent,
         gguf_file=file.name,
-        dtype=torch.float32 if exact else torch.bfloat16,
+        dtype="float32" if exact else "bfloat16",
         quantization_config=GgufConfig(dequantize=True),
         local_files_only=True,
     )
