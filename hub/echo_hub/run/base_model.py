@@ -22,7 +22,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.chat_template import ChatTemplate, Message
 from echo_hub.run.control_tokens import ControlTokens
 from echo_hub.run.gguf_base import SUFFIX, gguf_in, unpacked
-from echo_hub.run.template_files import DEFAULT, TOOL_USE, read_map, read_templates
+from echo_hub.run.template_files import DEFAULT, TEMPLATES_FOLDER, TOOL_USE, read_map, read_templates
 from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
 from echo_shared.messages.fields import MAX_TOKENS
@@ -86,11 +86,12 @@ def _download(reference: str) -> Path:
 
     repo_id, _, revision = reference.partition("@")
     try:
-        return Path(
-            snapshot_download(
-                repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
-            )
+        directory = snapshot_download(
+            repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
         )
+        # Of the same commit; the patterns above leave out all folders.
+        snapshot_download(repo_id, revision=Path(directory).name, allow_patterns=[f"{TEMPLATES_FOLDER}/*.jinja"])
+        return Path(directory)
     except (OSError, ValueError) as error:  # Bases of all that huggingface_hub raises for ids, access and connections.
         raise ConfigError(
             "The base model cannot be fetched from the model hub.",
@@ -432,8 +433,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
-    """What the tokenizer puts before a text, such as a token for its beginning. What it puts behind one is left out: a
-    model would take its prompt's end for its reply's."""
+    """Return the ids that the tokenizer puts before a text, such as a begin token. Ids that it puts behind a text are
+    left out: a model would take the end of its prompt for the end of its reply."""
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
         whole: list[int] = tokenizer.encode(text, add_special_tokens=True).ids

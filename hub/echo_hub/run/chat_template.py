@@ -35,6 +35,7 @@ class ChatTemplate:
     """Definitions of tools, as JSON schema, that every prompt begins with."""
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """Return the template that shows these tools."""
         return replace(self, source=self.tool_source or self.source, tools=tuple(tools))
 
     def check(self) -> None:
@@ -57,6 +58,7 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from transformers.utils import chat_template_utils
 
+        # Its public function gives a template no function of the caller's, and strftime_now must be one.
         compiled: Any = chat_template_utils._compile_jinja_template
         variables = {
             "messages": [dict(message) for message in messages],

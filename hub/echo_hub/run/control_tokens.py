@@ -54,7 +54,7 @@ class ControlTokens:
         self._beginning = _beginning_of(self._texts)
 
     def quoting(self, *said: Any) -> Quoting:
-        """How to quote what is `said`, by anybody but the template: texts, and lists and maps that hold some."""
+        """Return how to quote what is `said` by anybody but the template: texts, and lists and maps of texts."""
         text = "".join(texts_in(said))
         mark = next(mark for number in count() if (mark := f"(q{number}:") not in text)
         return Quoting(control=self, mark=mark)
@@ -131,7 +131,7 @@ class ControlTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quoting:
-    """Texts whose control tokens are no control tokens, on their way through the template."""
+    """Takes texts through the template as text, whatever control tokens they name."""
 
     control: ControlTokens
     mark: str
@@ -151,13 +151,13 @@ class Quoting:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """The leftmost control token, and of several at one place the longest, as tokenizers find them."""
+    """Match the leftmost control token, and the longest of several at one place, as tokenizers do."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
 
 def _beginning_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Wherever a control token may begin: at each character that one begins with, so that none comes about where the
-    template takes something out of a text. Where those are letters or spaces, at whole tokens only."""
+    """Match each character that a control token begins with: no control token can then come about where a template takes
+    something out of a text. Of control tokens that begin with a letter or a space, match the whole token."""
     signs = sorted({text[0] for text in texts if not text[0].isalnum() and not text[0].isspace()})
     whole = [text for text in texts if text[0].isalnum() or text[0].isspace()]
     patterns = [_any_of(whole).pattern] if whole else []

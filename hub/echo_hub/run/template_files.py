@@ -21,7 +21,7 @@ from echo_shared.errors import ConfigError
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
 _FILE: Final = "chat_template.jinja"
-_FOLDER: Final = "additional_chat_templates"
+TEMPLATES_FOLDER: Final = "additional_chat_templates"
 _MAPS: Final = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
 _BYTE_ORDER_MARK: Final = "\ufeff"
 
@@ -34,7 +34,7 @@ def read_templates(directory: Path) -> dict[str, str]:
     found: dict[str, tuple[str, Path]] = {}
     for name in reversed(_MAPS):
         found |= _of_map(directory / name)
-    found |= {file.stem: (_read(file), file) for file in sorted((directory / _FOLDER).glob("*.jinja"))}
+    found |= {file.stem: (_read(file), file) for file in sorted((directory / TEMPLATES_FOLDER).glob("*.jinja"))}
     if (directory / _FILE).is_file():
         found[DEFAULT] = _read(directory / _FILE), directory / _FILE
     if found and DEFAULT not in found:

@@ -46,7 +46,7 @@ Response = float | dict[str, float] | Answered
 
 
 class _Fitting:
-    """Whether the model has room for a prompt. One that cannot be given to the model is told in the log."""
+    """Says if the model has room for a prompt. A prompt that cannot be given to the model is told in the log."""
 
     def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
         self._codec = codec
@@ -55,7 +55,7 @@ class _Fitting:
         self._failures = 0
 
     def __call__(self, prompt: str) -> bool:
-        """Raises ConfigError where it cannot be given to the model."""
+        """Raises ConfigError for a prompt that cannot be given to the model."""
         try:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:

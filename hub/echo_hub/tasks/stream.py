@@ -214,7 +214,7 @@ class ProblemStream:
         )
 
     def _failure(self, problem: Problem) -> ConfigError | None:
-        """Why a problem is passed over; None: it fits."""
+        """Return why a problem is passed over, or None if it fits."""
         try:
             return None if self._fits(problem.prompt) else _TOO_LONG
         except ConfigError as error:
