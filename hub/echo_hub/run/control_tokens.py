@@ -156,8 +156,8 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _beginning_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match each character that a control token begins with: no control token can then come about where a template takes
-    something out of a text. Of control tokens that begin with a letter or a space, match the whole token."""
+    """Match each character that a control token begins with, so that no token comes about where a template takes
+    something out of a text. Of tokens that begin with a letter or a space, match the whole token."""
     signs = sorted({text[0] for text in texts if not text[0].isalnum() and not text[0].isspace()})
     whole = [text for text in texts if text[0].isalnum() or text[0].isspace()]
     patterns = [_any_of(whole).pattern] if whole else []
