@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,13 +61,17 @@ def unpacked(file: Path) -> Path:
     log.warning("unpacking %s for PyTorch, once; this takes minutes and four times its size on the disk", file)
     with atomic_directory(directory) as unfinished:
         command = [sys.executable, "-m", "echo_hub.run.gguf_base", str(file), str(unfinished)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-        if done.returncode != 0:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None
+            said = process.stderr.read()
+        if process.returncode != 0:
             shutil.rmtree(unfinished)
-            lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+            lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
             raise ConfigError(
                 "This GGUF file cannot be the base model.",
-                got=f"{file}: {lines[-1] if lines else f'exit status {done.returncode}'}"[:_SHOWN_CHARACTERS],
+                got=f"{file}: {lines[-1] if lines else f'exit status {process.returncode}'}"[:_SHOWN_CHARACTERS],
                 do="Set model.base to the model's directory in Hugging Face layout, or to its id on the model hub.",
             )
     return directory
@@ -91,5 +97,16 @@ def unpack(file: Path, directory: Path) -> None:
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True).save_pretrained(directory)
 
 
+def _end_with_parent() -> None:
+    """End this process once its standard input is closed, as it is when a stopped hub ends."""
+
+    def watch() -> None:
+        os.read(0, 1)  # Not by sys.stdin, whose lock Python would wait for at its end.
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 if __name__ == "__main__":
+    _end_with_parent()
     unpack(Path(sys.argv[1]), Path(sys.argv[2]))

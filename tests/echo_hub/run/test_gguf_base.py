@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,3 +102,12 @@ def test_which_file_is_meant(tmp_path: Path) -> None:
     assert gguf_in(model) is None, "it holds another model"
     with pytest.raises(ConfigError, match="no such base model"):
         resolve_base("none.gguf")
+
+
+def test_unpacking_ends_with_the_process_that_has_asked_for_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "echo_hub.run.gguf_base", str(write(tmp_path / "tiny.gguf")), str(tmp_path / "to")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=60) == 1
+    assert not (tmp_path / "to").exists()
