@@ -11,6 +11,7 @@ import typer
 import echo_shared
 from echo_node.commands import autostart, hubs, identity, journal, machine, owner, receipts, settings, team, working
 from echo_shared.errors import EchoError
+from echo_shared.utf8 import use_utf8, utf8_names
 
 app = typer.Typer(
     name="echo-node",
@@ -57,8 +58,10 @@ app.add_typer(autostart.app, name="service")
 
 def run() -> None:
     """The entry point: errors as text on standard error, exit status 1; 2 for wrong usage."""
+    use_utf8()
     try:
-        app()
+        with utf8_names():
+            app()
     except EchoError as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from error

@@ -153,7 +153,7 @@ class SettingsFile:
 
     def _document(self) -> tomlkit.TOMLDocument:
         try:
-            return tomlkit.parse(self.path.read_text(encoding="utf-8") if self.path.exists() else "")
+            return tomlkit.parse(self.path.read_text(encoding="utf-8-sig") if self.path.exists() else "")
         except (OSError, UnicodeDecodeError, TOMLKitError) as error:
             raise ConfigError(
                 "The settings file cannot be read.", got=f"{self.path}: {error}", do="Correct or remove it."

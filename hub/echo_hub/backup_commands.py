@@ -68,7 +68,7 @@ def _own_database(directory: RunDirectory) -> None:
     """The restored database is the directory's own, wherever the run had it before."""
     import tomlkit
 
-    text = directory.config.read_text(encoding="utf-8")
+    text = directory.config.read_text(encoding="utf-8-sig")
     settings = tomlkit.parse(text)
     store = settings.get("store", {})
     if store.get("url"):

@@ -45,6 +45,7 @@ from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import fingerprint
 from echo_shared.importing import uncollected
+from echo_shared.utf8 import use_utf8, utf8_names
 
 if TYPE_CHECKING:
     from echo_hub.store.store import Store
@@ -67,8 +68,10 @@ SeedOption = Annotated[int | None, typer.Option(min=0, help="Every sub-seed is a
 
 def run() -> None:
     """Entry point: prints an EchoError's text instead of a traceback."""
+    use_utf8()
     try:
-        app()
+        with utf8_names():
+            app()
     except EchoError as error:
         # Not as markup, for the text may hold brackets; not wrapped, for paths and commands are copied from it.
         errors.print(Text.assemble(("Error: ", "red"), str(error)), soft_wrap=True)

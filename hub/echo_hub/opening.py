@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import make_url
 
+from echo_hub.abandonable import abandonable
 from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
@@ -39,7 +40,7 @@ from echo_hub.net.tracker import Tracker
 from echo_hub.operation.log_lines import logged_to_file
 from echo_hub.partials import partials_of
 from echo_hub.resources import Resources
-from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base
+from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base, vocabulary_size
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import read_start
 from echo_hub.scoring.checks import SamplingBounds
@@ -91,10 +92,10 @@ async def open_hub(
         secrets_of_run = (*config.alerts.secrets, *config.server.invite_tokens, *keys)
         stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
-        base_dir = await asyncio.to_thread(resolve_base, config.model.base)
-        codec = await asyncio.to_thread(PromptCodec.of_run, config, base_dir)
-        problems = await asyncio.to_thread(Problems.of_run, config, codec)
-        await asyncio.to_thread(problems.prepare)
+        base_dir = await abandonable(resolve_base, config.model.base)
+        codec = await abandonable(PromptCodec.of_run, config, base_dir)
+        problems = await abandonable(Problems.of_run, config, codec)
+        await abandonable(problems.prepare)
         if warning := warning_of(config.task.name):
             log.warning("%s", warning)
         for note in await asyncio.to_thread(problems.notes):
@@ -321,9 +322,8 @@ async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, An
 
 
 def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBounds:
-    vocabulary_size: int = json.loads((base_dir / "config.json").read_bytes())["vocab_size"]
     return SamplingBounds(
-        vocabulary_size=vocabulary_size,
+        vocabulary_size=vocabulary_size(base_dir),
         max_tokens=config.sampling.max_tokens,
         stop_ids=frozenset(codec.stop_ids),
         stop_strings=StopStrings.of_run(config, codec),

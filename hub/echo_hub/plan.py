@@ -196,15 +196,15 @@ def _actor(config: HubConfig, kind: WorkerKind) -> str:
 def fleet_of_file(path: Path) -> Fleet:
     """Raises ConfigError for a file that cannot be read, or says something else."""
     try:
-        said = FleetFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError("The fleet's file cannot be read.", got=str(error), do=_SEE_EXAMPLE) from error
+        said = FleetFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         wrong = error.errors()[0]
         place_of = ".".join(str(part) for part in wrong["loc"])
         raise ConfigError(
             "The fleet's file is wrong.", got=f"{place_of or path.name}: {wrong['msg']}", do=_SEE_EXAMPLE
         ) from error
+    except (OSError, ValueError, RecursionError) as error:  # The last for lists within lists, too many of them.
+        raise ConfigError("The fleet's file cannot be read.", got=f"{path}: {error}", do=_SEE_EXAMPLE) from error
     kinds = tuple(NodeClass(**entry.model_dump() | {"name": display_name(entry.name)}) for entry in said.nodes)
     is_async = said.mode == "async"
     return Fleet(

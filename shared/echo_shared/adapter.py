@@ -29,7 +29,12 @@ PROJECTIONS: Final = ATTENTION | FEED_FORWARD
 """The linear layers that an adapter may change, by the last part of their names."""
 MAX_RANK: Final = 1_024
 
-_TENSOR_NAME: Final = re.compile(r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])\.weight")
+_TENSOR_NAME: Final = re.compile(
+    r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])(?:\.([A-Za-z0-9_-]+))?\.weight"
+)
+"""A layer, its last part, which half, and the adapter's name. PEFT leaves out the name when it saves; a state that was
+saved by other means has `.default` there."""
+_OTHERWISE_NAMED: Final = re.compile(rf"(?:.*\.)?(?:{'|'.join(sorted(PROJECTIONS))})\..*lora_[AB].*", re.IGNORECASE)
 _READ_KEYS: Final = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"})
 _HARMLESS_KEYS: Final = frozenset(
     {
@@ -88,12 +93,19 @@ def load_adapter(directory: Path) -> Adapter:
     """The adapter in `directory`. Raises CodecError when it is damaged, not finite, or more than plain LoRA."""
     config = _read_config(directory / CONFIG_FILE)
     halves: dict[str, dict[str, NDArray[np.float32]]] = {}
+    named: set[str] = set()
     try:
         tensors = TensorFile(directory / WEIGHTS_FILE)
     except OSError as error:
         raise CodecError("An adapter has no readable weights.", got=f"{WEIGHTS_FILE}: {error.strerror}") from error
     for name in sorted(tensors):
         match = _TENSOR_NAME.fullmatch(name)
+        if match is None and _OTHERWISE_NAMED.fullmatch(name):
+            raise CodecError(
+                "An adapter's tensors have other names than PEFT gives them.",
+                got=name,
+                do="Save it with PEFT's save_pretrained: base_model.model.LAYER.lora_A.weight and lora_B.weight.",
+            )
         if match is None or match[2] not in PROJECTIONS:
             raise CodecError(
                 "An adapter changes a part of the model that engines cannot adapt.",
@@ -101,14 +113,28 @@ def load_adapter(directory: Path) -> Adapter:
                 do=f"Train LoRA on {', '.join(sorted(PROJECTIONS))} only.",
             )
         halves.setdefault(match[1], {})[match[3]] = tensors[name]
+        named.add(match[4] or "")
     if not halves:
         raise CodecError("An adapter is empty.", got=WEIGHTS_FILE)
+    if len(named) > 1:
+        raise CodecError(
+            "A file holds several adapters.",
+            got=f"{', '.join(sorted(name or 'one without a name' for name in named))} in {WEIGHTS_FILE}",
+            do="Save one alone: save_pretrained(..., selected_adapters=[NAME]).",
+        )
     return Adapter(modules=tuple(_module(path, half, config) for path, half in sorted(halves.items())))
 
 
 def not_finite(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[str, ...]:
     """Return the names of the tensors that hold a value that is not finite, in order."""
     return tuple(name for name in sorted(tensors) if not np.isfinite(tensors[name]).all())
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor of an adapter that `load_adapter` has read, without the adapter's own name."""
+    match = _TENSOR_NAME.fullmatch(name)
+    assert match is not None, "it was read"
+    return f"base_model.model.{match[1]}.lora_{match[3]}.weight"
 
 
 def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]) -> LoraModule:

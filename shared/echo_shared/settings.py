@@ -88,17 +88,19 @@ def line_of(text: str, location: _Location) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            "The settings file cannot be read.", got=f"{path}: {error}", do="Correct or remove it."
+            "The settings file cannot be read.",
+            got=f"{path}: {error}",
+            do="Correct or remove it; it has to be saved as UTF-8.",
         ) from error
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # The latter for lists within lists, too many of them.
         raise ConfigError(
             "The settings file is not valid TOML.", got=f"{path}: {error}", do="Correct that line."
         ) from error

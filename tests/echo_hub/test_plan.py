@@ -157,3 +157,12 @@ def test_a_plan_by_a_runs_books(store: Store) -> None:
     assert (fleet.verifying, fleet.evaluating) == ("a process beside the hub", "the learner, between two steps")
     assert fleet.spent is not None and fleet.spent.idle["rollouts"] > 0.3
     assert make_plan(fleet, target=1.0).as_json()["spent"]["training"] == fleet.spent.training
+
+
+def test_a_byte_order_mark_and_too_many_lists(example: Path) -> None:
+    expected = fleet_of_file(example)
+    example.write_bytes(b"\xef\xbb\xbf" + example.read_bytes())
+    assert fleet_of_file(example) == expected
+    example.write_text("a = " + "[" * 100_000)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        fleet_of_file(example)

@@ -151,3 +151,21 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         SettingsFile(tmp_path / "file" / "config.toml", {}).set("width", ["4"])
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("width = 3\n", "width = 5\n"),
+        ("# ½\nwidth = 3\n", "# ½\nwidth = 5\n"),
+        ("[manners]\nidle_after_s = 7\n", "width = 5\n\n[manners]\nidle_after_s = 7\n"),
+        ("name = 'a'\n", "name = 'a'\nwidth = 5\n"),
+        ("", "width = 5\n"),
+    ],
+)
+def test_a_byte_order_mark_before_the_file_is_no_part_of_it(file: SettingsFile, text: str, written: str) -> None:
+    file.path.parent.mkdir()
+    file.path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    file.set("width", ["5"])
+    assert file.one("width").value == 5
+    assert file.path.read_bytes().decode() == written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from echo_shared.adapter import PROJECTIONS, load_adapter
+from echo_shared.adapter import PROJECTIONS, load_adapter, plain_name
 from echo_shared.errors import CodecError
 
 
@@ -125,6 +126,49 @@ def test_tensors_that_are_not_plain_lora_are_refused(tensors: dict[str, torch.Te
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CodecError):
         load_adapter(tmp_path)
+
+
+def renamed(directory: Path, rename: Callable[[str], str]) -> None:
+    path = directory / "adapter_model.safetensors"
+    save_file({rename(name): tensor for name, tensor in load_file(path).items()}, path)
+
+
+@pytest.mark.parametrize("name", ["default", "my-adapter", "v2", "A", "weight", "lora_A", "0"])
+def test_an_adapters_own_name_in_its_keys_is_left_out(name: str, tmp_path: Path) -> None:
+    """As in a model's state that was saved by other means than PEFT's."""
+    save(tmp_path)
+    expected = load_adapter(tmp_path)
+    renamed(tmp_path, lambda key: key.replace(".weight", f".{name}.weight"))
+    found = load_adapter(tmp_path)
+    assert [module.path for module in found.modules] == [module.path for module in expected.modules]
+    for one, other in zip(found.modules, expected.modules, strict=True):
+        assert (one.a == other.a).all() and (one.b == other.b).all()
+    assert {plain_name(key) for key in load_file(tmp_path / "adapter_model.safetensors")} == {
+        f"base_model.model.{module.path}.lora_{half}.weight" for module in expected.modules for half in "AB"
+    }
+
+
+@pytest.mark.parametrize(
+    ("rename", "said"),
+    [
+        (lambda key: key.replace(".lora_A.", ".lora_A.other.").replace(".lora_B.", ".lora_B.default."), "several"),
+        (lambda key: key.replace("lora_B.", "lora_B.default."), "several adapters"),
+        (lambda key: key.replace(".weight", ".a.weight" if ".layers.0." in key else ".b.weight"), "several adapters"),
+        (lambda key: key.removeprefix("base_model.model."), "other names than PEFT"),
+        (lambda key: f"module.{key}", "other names than PEFT"),
+        (lambda key: key.replace("base_model.model.", "base_model.model._orig_mod-"), "other names than PEFT"),
+        (lambda key: key.replace(".weight", ""), "other names than PEFT"),
+        (lambda key: key.replace(".weight", ".a.b.weight"), "other names than PEFT"),
+        (lambda key: key.replace("lora_A", "lora_A_default"), "other names than PEFT"),
+        (lambda key: key.replace("_proj.", "_proj.base_layer."), "other names than PEFT"),
+    ],
+)
+def test_keys_that_are_not_pefts_are_named_as_that(rename: Callable[[str], str], said: str, tmp_path: Path) -> None:
+    save(tmp_path)
+    renamed(tmp_path, rename)
+    with pytest.raises(CodecError, match=said) as caught:
+        load_adapter(tmp_path)
+    assert "save_pretrained" in str(caught.value.do)
 
 
 def test_a_value_beyond_float32_after_scaling_is_refused(tmp_path: Path) -> None:

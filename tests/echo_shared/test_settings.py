@@ -198,3 +198,42 @@ def test_lines_are_found_whatever_the_syntax(location: tuple[str | int, ...], li
 def test_the_line_is_where_the_key_stands(before: int, between: int) -> None:
     text = "# c\n" * before + "[s]\n" + "\n" * between + "key = 1\n"
     assert line_of(text, ("s", "key")) == before + between + 2
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["name = 'file'", "\nname = 'file'", "# ½\nname = 'file'", "name = 'file' # end\r\n", "name = 'file'\n[engine]\n"],
+)
+def test_a_byte_order_mark_before_a_file_is_no_part_of_it(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(MARK + text.encode())
+    assert load_settings(Settings, file, {}).name == "file"
+    line = 1 + text[: text.index("name")].count("\n")
+    assert place_of(Settings, file, {}, ("name",)) == f"{file}, line {line}"
+    file.write_bytes(MARK + text.encode() + b"\n[motor]")
+    with pytest.raises(ConfigError, match=r"line \d: there is no setting motor"):
+        load_settings(Settings, file, {})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "name = 'file'".encode("utf-16"),
+        b"\xff",
+        b"name = '\xed\xa0\xbd'",
+        b'name = "\\ud83d"',
+        b"name = " + b"[" * 100_000,
+        b"name = " + b"{a = " * 100_000,
+        b"name = " + b"9" * 10_000,
+        b"name = 'a'\nname = 'b'",
+    ],
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "config.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(Settings, file, {})
+    assert str(file) in str(caught.value) and caught.value.do

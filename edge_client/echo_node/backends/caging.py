@@ -84,7 +84,8 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
         held = Held.to_nothing(UNCAGED[backend])
     else:
         derived_dir.mkdir(parents=True, exist_ok=True)
-        reads = [base_dir, *_packages(backend)] + ([] if terms.policies is None else [terms.policies])
+        reads = [base_dir, *_linked(base_dir), *_packages(backend)]
+        reads += [] if terms.policies is None else [terms.policies]
         gpu = settings.device != "cpu"
         _prepare(derived_dir, gpu=gpu)
         settings, ports = _with_doors(settings)
@@ -104,6 +105,16 @@ def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: 
     """The cage of such an engine around this process, with `scratch` for its model and its conversions."""
     where, terms = Path(scratch), Terms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
+
+
+def _linked(directory: Path) -> Iterator[Path]:
+    """Yield the links to files, as a cache of Hugging Face's keeps a model's files elsewhere. What lies next to such a
+    file is not read."""
+    for path, folders, files in os.walk(directory, followlinks=True):
+        yield from (link for name in files if (link := Path(path, name)).is_symlink())
+        # A folder that is a link to one of those above it would be walked for ever.
+        above = {parent.resolve() for parent in (Path(path), *Path(path).parents)}
+        folders[:] = [name for name in folders if Path(path, name).resolve() not in above]
 
 
 def _packages(backend: str) -> Iterator[Path]:

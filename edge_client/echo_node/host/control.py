@@ -163,7 +163,7 @@ def _reply(request: str | bytes, *, token: str, verbs: Verbs) -> Mapping[str, An
         fields = json.loads(request)
         given, verb = str(fields["token"]), str(fields["verb"])
         arguments = dict(fields.get("arguments", {}))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {"error": "not a request"}
     if not hmac.compare_digest(given.encode(), token.encode()):
         return {"error": "wrong token"}

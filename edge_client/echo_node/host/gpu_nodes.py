@@ -29,7 +29,9 @@ def make_nodes() -> None:
     if not _DRIVER.exists() or _NODE.exists() or program is None:
         return
     try:
-        subprocess.run([program, *_OPTIONS], capture_output=True, text=True, timeout=_PATIENCE_S, check=True)
+        subprocess.run(
+            [program, *_OPTIONS], capture_output=True, text=True, errors="replace", timeout=_PATIENCE_S, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", "") or ""
         log.warning("%s is missing, and %s does not make it: %s %s", _NODE, _PROGRAM, error, said.strip())

@@ -222,7 +222,7 @@ def _check(service: Service) -> None:
 
 
 def _run(command: Command) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False)
 
 
 def _run_or_raise(command: Command) -> None:

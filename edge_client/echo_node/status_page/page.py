@@ -130,7 +130,7 @@ class StatusPage:
         try:
             fields = json.loads(request)
             verb, arguments = str(fields["verb"]), dict(fields.get("arguments", {}))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return json.dumps({"refused": "This is no request."})
         if verb not in VERBS:
             return json.dumps({"refused": "The page cannot do that."})

@@ -71,7 +71,7 @@ def set_in_file(path: Path, section: str, key: str, value: str) -> None:
     """Sets one setting in a run's file, and leaves all else in it as it stands. Raises ConfigError where that cannot be
     done by a line, and where a variable of the environment goes over it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         changed = _with_line(text, section, f"{key} = {_toml(value, where=f'{section}.{key}')}")
         expected = tomllib.loads(text)
         expected.setdefault(section, {})[key] = value

@@ -39,7 +39,8 @@ class ModelConfig(Section):
     """The base model."""
 
     base: str = "builtin:tiny"
-    """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, or an id on a model hub."""
+    """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, a GGUF file (which is unpacked once), or an
+    id on a model hub."""
     start_from: str = ""
     """A LoRA adapter that the run starts with, of this base, training.lora_rank and training.lora_targets: a directory
     in PEFT's layout, or RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as

@@ -12,7 +12,8 @@ from echo_hub.tasks.names import check_name
 
 _HUBS_OWN: Final = frozenset(
     (
-        *("messages", "conversations", "tools", "documents", "chat_template", "date_string", "add_generation_prompt"),
+        *("messages", "conversations", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("date_string", "strftime_now"),
         *("continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "unk_token", "pad_token"),
     )
 )

@@ -83,12 +83,12 @@ class Classifier:
             yield from self._scored(encoded, places)
 
     def _encoded(self, prompt: str, completion: str) -> dict[str, list[int]]:
+        """What looks like a control token in either stays text: no completion adds a turn."""
         if self._tokenizer.chat_template:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False)
-            found = self._tokenizer(text, add_special_tokens=False)
+            found = self._tokenizer.apply_chat_template(turns, sanitize_control_tokens=True, return_dict=True)
         else:
-            found = self._tokenizer(prompt, completion)
+            found = self._tokenizer(prompt, completion, split_special_tokens=True)
         return {name: list(ids) for name, ids in found.items()}
 
     def _scored(self, encoded: dict[int, dict[str, list[int]]], places: Sequence[int]) -> Iterator[Frame]:

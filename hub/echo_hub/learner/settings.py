@@ -53,7 +53,7 @@ class LearnerSettings(Section):
         base = config.model.base
         return cls(
             base_dir=base_dir,
-            base_name=Path(base).name if Path(base).is_dir() else base,
+            base_name=Path(base).name if Path(base).exists() else base,
             seed=config.run.seed,
             temperature=config.sampling.temperature,
             max_tokens=config.sampling.max_tokens,

@@ -5,7 +5,6 @@ Tokens are made and read on the hub alone: nodes are sent ids and return ids.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -21,6 +20,9 @@ from tokenizers import Tokenizer
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.chat_template import ChatTemplate, Message
+from echo_hub.run.control_tokens import ControlTokens
+from echo_hub.run.gguf_base import SUFFIX, gguf_in, unpacked
+from echo_hub.run.template_files import DEFAULT, TEMPLATES_FOLDER, TOOL_USE, read_map, read_templates
 from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
 from echo_shared.messages.fields import MAX_TOKENS
@@ -34,23 +36,30 @@ _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
 """Tokens of one byte each, twice what UTF-8 takes: what is no text by then is shown as it is."""
 
+_ASKED: Final = "what is it"
+_FIRST_CHARACTERS: Final = 8
+"""A token, of a prompt that may be too long: twice what a token has in most texts."""
+
 
 def resolve_base(reference: str) -> Path:
     """The directory of the base model that `reference` means, fetched first if need be.
 
-    `reference` is one of `BUILTIN`, a directory in Hugging Face layout, or an id on the model hub, `owner/name` or
-    `owner/name@revision`. Raises ConfigError where there is no usable model.
+    `reference` is one of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub,
+    `owner/name` or `owner/name@revision`. Raises ConfigError where there is no usable model.
     """
     if reference in BUILTIN:
         return Path(str(resources.files("echo_hub"))) / "assets" / BUILTIN[reference]
     directory = Path(reference).expanduser()
+    if file := gguf_in(directory):
+        return _checked(unpacked(file))
     if directory.is_dir():
         return _checked(directory)
-    if reference.startswith("builtin:") or directory.is_absolute() or reference.startswith((".", "~")):
+    if reference.startswith(("builtin:", ".", "~")) or directory.is_absolute() or reference.endswith(SUFFIX):
         raise ConfigError(
             "There is no such base model.",
             got=f"model.base = {reference!r}",
-            do=f"Use {', '.join(BUILTIN)}, an existing directory, or an id on the model hub such as owner/name.",
+            do=f"Use {', '.join(BUILTIN)}, an existing directory or GGUF file, or an id on the model hub such as "
+            "owner/name.",
         )
     return _checked(_download(reference))
 
@@ -77,11 +86,12 @@ def _download(reference: str) -> Path:
 
     repo_id, _, revision = reference.partition("@")
     try:
-        return Path(
-            snapshot_download(
-                repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
-            )
+        directory = snapshot_download(
+            repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
         )
+        # Of the same commit; the patterns above leave out all folders.
+        snapshot_download(repo_id, revision=Path(directory).name, allow_patterns=[f"{TEMPLATES_FOLDER}/*.jinja"])
+        return Path(directory)
     except (OSError, ValueError) as error:  # Bases of all that huggingface_hub raises for ids, access and connections.
         raise ConfigError(
             "The base model cannot be fetched from the model hub.",
@@ -95,7 +105,8 @@ def _checked(directory: Path) -> Path:
         raise ConfigError(
             "This directory does not hold a model in Hugging Face layout.",
             got=str(directory),
-            do="It needs config.json and the weights as .safetensors; pickled weights are never loaded.",
+            do="It needs config.json and the weights as .safetensors, or one GGUF file; pickled weights are never "
+            "loaded.",
         )
     return directory
 
@@ -114,15 +125,19 @@ class PromptCodec:
         strip_thinking: bool = False,
         context_tokens: int = MAX_TOKENS,
         eos_id: int | None = None,
+        vocabulary_size: int | None = None,
     ) -> None:
         """`strip_thinking`: what a reply says in `<think>...</think>` is no part of it as it is scored. `eos_id`: the
-        tokenizer's own end of sequence."""
+        tokenizer's own end of sequence. `vocabulary_size`: ids from here on are not the model's; None: all are."""
         self._tokenizer = tokenizer
         self._chat = chat
         self._system_prompt = system_prompt
         self._prompt_suffix = prompt_suffix
         self._strip_thinking = strip_thinking
         self._eos_id = eos_id
+        self._vocabulary_size = vocabulary_size
+        self._control = ControlTokens(tokenizer, () if chat is None else (chat.source, chat.tool_source))
+        self._begins_with = _begins_with(tokenizer) if chat is None else []
         self.stop_ids = stop_ids
         self.context_tokens = context_tokens
         """How long a prompt and its completion may be together."""
@@ -154,11 +169,11 @@ class PromptCodec:
         """The codec of the model in `directory`. Raises ConfigError when its tokenizer cannot be used, or has no chat
         template that could take `template_options`."""
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
-        config = _read_json(directory / "tokenizer_config.json")
+        config = read_map(directory / "tokenizer_config.json")
         special_tokens = {name: _text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
         eos_id = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
-        source, options = _chat_template(directory, config), dict(template_options or {})
-        if source is None and options:
+        templates, options = read_templates(directory), dict(template_options or {})
+        if not templates and options:
             raise ConfigError(
                 "The base model has no chat template that could take options.",
                 got=f"task.template_options: {', '.join(options)}",
@@ -168,9 +183,15 @@ class PromptCodec:
             tokenizer,
             stop_ids=_stop_ids(directory, eos_id),
             eos_id=eos_id,
+            vocabulary_size=vocabulary_size(directory),
             chat=None
-            if source is None
-            else ChatTemplate(source=source, special_tokens=special_tokens, options=options),
+            if not templates
+            else ChatTemplate(
+                source=templates[DEFAULT],
+                tool_source=templates.get(TOOL_USE, ""),
+                special_tokens=special_tokens,
+                options=options,
+            ),
             system_prompt=system_prompt,
             prompt_suffix=prompt_suffix,
             strip_thinking=strip_thinking,
@@ -188,16 +209,31 @@ class PromptCodec:
                 do="Use a chat model whose template takes tools.",
             )
         codec = copy(self)
-        codec._chat = replace(self._chat, tools=tuple(tools))
+        codec._chat = self._chat.with_tools(tools)
         codec.check()
         codec.encode_answer([{"role": "tool", "content": "", "name": "tool", "tool_call_id": "000000000"}], after=-1)
         return codec
 
     def check(self) -> None:
-        """Raises ConfigError where the chat template cannot take its options and tools, or render a prompt."""
-        if self._chat is not None:
-            self._chat.check()
-            self.render_prompt("")
+        """Raises ConfigError where the chat template cannot take its options and tools, cannot render a prompt, shows
+        nothing of what is asked, or writes tokens that the model does not have."""
+        if self._chat is None:
+            return
+        self._chat.check()
+        rendered = self.render_prompt(_ASKED)
+        if _ASKED.casefold() not in rendered.casefold():
+            raise ConfigError(
+                "The base model's chat template leaves out what the user asks.",
+                got=f"a prompt of {len(rendered)} characters: {rendered[:200]!r}",
+                do="Use a model whose template shows a user's turn that is text, or put another template into its "
+                "chat_template.jinja.",
+            )
+        if not len(self.encode_prompt(_ASKED)):
+            raise ConfigError(
+                "The base model's tokenizer makes no tokens of a prompt.",
+                got=repr(rendered[:200]),
+                do="Use the tokenizer.json and the chat template of one model.",
+            )
 
     def with_words(self, *, system_prompt: str, prompt_suffix: str) -> PromptCodec:
         """The same, with other words around each problem."""
@@ -221,9 +257,34 @@ class PromptCodec:
         """The text that `encode_prompt` makes ids of."""
         return self._render(self._messages(prompt))
 
+    def has_room(self, prompt: str, *, tokens: int) -> bool:
+        """Return True if the prompt has at most this many ids. Of one that is far longer, only the beginning is
+        encoded: a line of 10 MB would take seconds."""
+        shown = _FIRST_CHARACTERS * max(tokens, 1)
+        while len(prompt) > shown:
+            if len(self._control.ids_of_text(prompt[:shown])) > 2 * tokens:
+                return False
+            shown *= 4
+        return len(self.encode_prompt(prompt)) <= tokens
+
     def _encode_conversation(self, messages: Sequence[Message]) -> NDArray[np.int32]:
-        encoding = self._tokenizer.encode(self._render(messages), add_special_tokens=self._chat is None)
-        return np.array(encoding.ids, dtype=np.int32)
+        if self._chat is None:
+            return self._known([*self._begins_with, *self._control.ids_of_text(self._render(messages))])
+        quoting = self._control.quoting(messages, self._chat.tools)
+        chat = replace(self._chat, tools=quoting.quoted(self._chat.tools))
+        return self._known(quoting.ids(chat.render(quoting.quoted(messages))))
+
+    def _known(self, ids: list[int]) -> NDArray[np.int32]:
+        """Raises ConfigError for ids that the model does not have."""
+        if self._vocabulary_size is not None and max(ids, default=0) >= self._vocabulary_size:
+            strange = next(token_id for token_id in ids if token_id >= self._vocabulary_size)
+            raise ConfigError(
+                "The base model's tokenizer makes a token that the model does not have.",
+                got=f"id {strange} ({self._tokenizer.id_to_token(strange)!r}), vocab_size = {self._vocabulary_size} in "
+                "config.json",
+                do="Use the tokenizer that belongs to the model, or resize the model's embeddings for this one.",
+            )
+        return np.array(ids, dtype=np.int32)
 
     def _render(self, messages: Sequence[Message]) -> str:
         if self._chat is None:
@@ -243,7 +304,7 @@ class PromptCodec:
             ids = [*ids, self._end_of_reply]
         if not set(self.stop_ids).isdisjoint(ids[:-1]):
             raise ConfigError("A reply holds a stop token before its end.")
-        return np.array(ids, dtype=np.int32)
+        return self._known(ids)
 
     def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
         """`encode_answer` by one user turn."""
@@ -257,13 +318,12 @@ class PromptCodec:
         a chat template they are those of the messages' texts, one after the other.
         """
         if self._chat is None:
-            text = "".join(message["content"] for message in messages)
-            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        else:
-            behind = self._chat.behind_reply(self._messages(""), messages)
-            ids = self._tokenizer.encode(behind, add_special_tokens=False).ids
-            ids = ids[1:] if ids[:1] == [after] else ids
-        return np.array(ids, dtype=np.int32)
+            return self._known(self._control.ids_of_text("".join(message["content"] for message in messages)))
+        before = self._messages("")
+        quoting = self._control.quoting(before, messages, self._chat.tools)
+        chat = replace(self._chat, tools=quoting.quoted(self._chat.tools))
+        ids = quoting.ids(chat.behind_reply(quoting.quoted(before), quoting.quoted(messages)))
+        return self._known(ids[1:] if ids[:1] == [after] else ids)
 
     def reply(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
         """What a completion says, as it is scored."""
@@ -372,15 +432,16 @@ def _load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The map in `path`; empty where there is no such file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError("A file of the base model is damaged.", got=f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError("A file of the base model is damaged.", got=f"{path}: not a JSON object")
-    return content
+def _begins_with(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that the tokenizer puts before a text, such as a begin token. Ids that it puts behind a text are
+    left out: a model would take the end of its prompt for the end of its reply."""
+    for text in ("a", "1", " ", "\n", "?"):
+        plain = tokenizer.encode(text, add_special_tokens=False).ids
+        whole: list[int] = tokenizer.encode(text, add_special_tokens=True).ids
+        for place in range(len(whole) if plain else 0):
+            if whole[place : place + len(plain)] == plain:
+                return whole[:place]
+    return []
 
 
 def _text(token: str | Mapping[str, Any]) -> str:
@@ -388,21 +449,29 @@ def _text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _chat_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, or the template in tokenizer_config.json: the one called default where there are several."""
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
+def vocabulary_size(directory: Path) -> int:
+    """How many ids the model in `directory` has, as its config says, of itself or of its text part. Raises ConfigError
+    where it does not."""
+    config = read_map(directory / "config.json")
+    found = config.get("vocab_size", _text_config(config).get("vocab_size"))
+    if type(found) is not int or found < 1:
+        raise ConfigError(
+            "The base model does not say how many tokens it has.",
+            got=f"vocab_size = {found!r} in {directory / 'config.json'}",
+            do="Use a language model in Hugging Face layout, whose config.json has vocab_size.",
+        )
+    return found
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("text_config")
+    return found if isinstance(found, dict) else {}
 
 
 def _context_tokens(directory: Path) -> int:
     """What the model's config says, of itself or of its text part; at most what a message may hold."""
-    config = _read_json(directory / "config.json")
-    known = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    config = read_map(directory / "config.json")
+    known = config.get("max_position_embeddings") or _text_config(config).get("max_position_embeddings")
     return min(int(known), MAX_TOKENS) if known else MAX_TOKENS
 
 
@@ -411,15 +480,17 @@ def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
 
     Raises ConfigError when there is none: no completion would ever end by itself.
     """
-    stop = _read_json(directory / "generation_config.json").get("eos_token_id")
+    stop = read_map(directory / "generation_config.json").get("eos_token_id")
     if stop is None:
-        stop = _read_json(directory / "config.json").get("eos_token_id")
+        stop = read_map(directory / "config.json").get("eos_token_id")
     candidates = [*(stop if isinstance(stop, list) else [stop]), tokenizer_eos]
-    found = {int(token_id) for token_id in candidates if token_id is not None}
+    # Nobody can draw an id that the model does not have.
+    known = range(vocabulary_size(directory))
+    found = {int(token_id) for token_id in candidates if token_id is not None and int(token_id) in known}
     if not found:
         raise ConfigError(
-            "The base model names no end-of-sequence token.",
-            got=str(directory),
+            "The base model names no end-of-sequence token that it has.",
+            got=f"eos_token_id = {', '.join(map(str, candidates))} in {directory}, vocab_size = {len(known)}",
             do="Set eos_token_id in its generation_config.json.",
         )
     return tuple(sorted(found))

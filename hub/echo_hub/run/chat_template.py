@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any, Final
 
@@ -13,8 +14,10 @@ from echo_shared.errors import ConfigError
 Message = Mapping[str, Any]
 """What templates call a message: its `role` and `content`, and of a tool's its `name` and `tool_call_id`."""
 
-_DATE: Final = "26 Jul 2024"
-"""For templates that show `date_string`, which would else be today's: a prompt is the same on any day."""
+DATE: Final = datetime(2024, 7, 26, tzinfo=UTC)
+"""What templates show as today, so that a prompt is the same on any day: as `date_string`, and by `strftime_now`."""
+_FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template's own code raises besides Jinja's errors: for the length of what is not there, a text as a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +25,18 @@ class ChatTemplate:
     """Every method raises ConfigError where the template cannot render what it is asked for."""
 
     source: str
+    tool_source: str = ""
+    """In its place where there are tools; empty: the same."""
     special_tokens: Mapping[str, str]
     """What the template may refer to, such as bos_token."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template's own."""
     tools: Sequence[Mapping[str, Any]] = ()
     """Definitions of tools, as JSON schema, that every prompt begins with."""
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
+        """Return the template that shows these tools."""
+        return replace(self, source=self.tool_source or self.source, tools=tuple(tools))
 
     def check(self) -> None:
         """Raises ConfigError for options that the template does not have, and for tools that it does not show."""
@@ -49,21 +58,19 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from transformers.utils import chat_template_utils
 
-        render: Callable[..., Any] = chat_template_utils.render_jinja_template
+        # Its public function gives a template no function of the caller's, and strftime_now must be one.
+        compiled: Any = chat_template_utils._compile_jinja_template
+        variables = {
+            "messages": [dict(message) for message in messages],
+            "tools": [dict(tool) for tool in self.tools] or None,
+            "documents": None,
+            "add_generation_prompt": is_for_reply,
+            "date_string": f"{DATE:%d %b %Y}",
+            "strftime_now": DATE.strftime,
+        }
         try:
-            rendered, _ = render(
-                [[dict(message) for message in messages]],
-                tools=[dict(tool) for tool in self.tools] or None,
-                chat_template=self.source,
-                add_generation_prompt=is_for_reply,
-                date_string=_DATE,
-                **self.special_tokens,
-                **self.options,
-            )
-        except (
-            TemplateError,
-            TypeError,
-        ) as error:  # The latter where a template takes the length of what is not there.
+            return str(compiled(self.source).render({**variables, **self.special_tokens, **self.options}))
+        except (TemplateError, *_FAILURES) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(
                 "The base model's chat template cannot be rendered.",
@@ -71,7 +78,6 @@ class ChatTemplate:
                 do="Use a model whose template takes these turns (a system turn is there for task.system_prompt, a "
                 "tool's for an environment that answers as a tool), or take the template out of its directory.",
             ) from error
-        return str(rendered[0])
 
     def behind_reply(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
         """What follows any reply to `before` up to the next reply, if it is answered so."""

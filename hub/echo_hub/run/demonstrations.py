@@ -14,7 +14,7 @@ Every line is checked before the first is used.
 
 from __future__ import annotations
 
-import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.chat_template import Message
 from echo_shared.errors import ConfigError
+from echo_shared.strict_json import read_json
 
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _FIELDS: Final = {"role", "content", "name", "tool_call_id"}
@@ -67,7 +68,7 @@ def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_to
         raise ConfigError("The demonstrations cannot be read.", got=str(error), do="Name another file.") from error
     examples, wrong, long_replies, long_conversations = [], [], [], []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
+        if not line.removeprefix(BOM_UTF8).strip():
             continue
         try:
             codec, messages = _parse(line, codecs)
@@ -103,9 +104,9 @@ def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_to
 
 def _parse(line: bytes, codecs: Mapping[str, PromptCodec]) -> tuple[PromptCodec, list[Message]]:
     try:
-        content = json.loads(line)
-    except ValueError as error:  # Bad JSON, and bad UTF-8 too.
-        raise ConfigError("not JSON", got=str(error)) from error
+        content = read_json(line)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     if not isinstance(content, dict):
         raise ConfigError("not a map")
     key = content.get("task", next(iter(codecs)) if len(codecs) == 1 else None)

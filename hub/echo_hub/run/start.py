@@ -29,7 +29,7 @@ from safetensors.numpy import save
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter, lora_scaling
+from echo_shared.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE, Adapter, load_adapter, lora_scaling, plain_name
 from echo_shared.errors import CodecError, ConfigError, StorageError
 from echo_shared.files import atomic_directory, disk_errors
 from echo_shared.tensors import TensorFile
@@ -127,7 +127,7 @@ def read_origin(adapter_dir: Path) -> Origin | None:
         return Origin.model_validate(json.loads(path.read_bytes())["origin"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             "It cannot be read where an adapter is from.", got=f"{path}: {error!r}", do="Delete that file."
         ) from error
@@ -168,7 +168,7 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": Path(base).name if Path(base).is_dir() else base,
+        "base_model_name_or_path": Path(base).name if Path(base).exists() else base,
         "r": config.training.lora_rank,
         "lora_alpha": config.training.lora_alpha,
         "use_rslora": config.training.rslora,
@@ -298,7 +298,7 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 def _unscaled(adapter_dir: Path) -> Weights:
     """As they lie in the file: dividing by the scaling what was multiplied by it may be off by a rounding."""
-    return {name: np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
+    return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 
 def _as_bfloat16(arrays: Mapping[str, NDArray[np.float32]]) -> bytes:

@@ -6,6 +6,7 @@ for this case.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,9 @@ from echo_hub.tasks.environments.base import Ending, Environment, ToolTask
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
 from echo_hub.tasks.stream import HeldOutProblems, ProblemStream
+from echo_shared.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 CACHED_PROBLEMS: Final = 16_384
 
@@ -39,6 +43,27 @@ class Answered(NamedTuple):
 
 Response = float | dict[str, float] | Answered
 """A score, components, or what a turn is answered."""
+
+
+class _Fitting:
+    """Says if the model has room for a prompt. A prompt that cannot be given to the model is told in the log."""
+
+    def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
+        self._codec = codec
+        self._key = key
+        self._tokens = tokens
+        self._failures = 0
+
+    def __call__(self, prompt: str) -> bool:
+        """Raises ConfigError for a prompt that cannot be given to the model."""
+        try:
+            return self._codec.has_room(prompt, tokens=self._tokens)
+        except ConfigError as error:
+            self._failures += 1
+            if self._failures.bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: the log of a long run stays small.
+                of = f" of {self._key}" if self._key else ""
+                log.warning("problems%s passed over, %d so far, the last: %s", of, self._failures, error.brief)
+            raise
 
 
 class TaskProblems:
@@ -92,12 +117,11 @@ class TaskProblems:
         many = is_async(task)
         if many:
             task = awaited(task, config.task.scorer_timeout_s)
-        room = codec.context_tokens - config.sampling.max_tokens
         stream = ProblemStream(
             task,
             run_seed=config.run.seed,
             heldout_problems=max((one.problems for one in config.evaluation_sets if one.task == key), default=0),
-            fits=lambda prompt: len(own.encode_prompt(prompt)) <= room,
+            fits=_Fitting(own, key, tokens=codec.context_tokens - config.sampling.max_tokens),
             heldout=heldout,
             avoid=avoid,
             epochs=permuted if config.task.draws == "epochs" else None,

@@ -8,9 +8,9 @@ noticed there; one that changes between two starts of a run has another `content
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,6 +26,7 @@ from echo_hub.tasks.math_answers import Understanding, Verdict, judge, understan
 from echo_hub.tasks.math_forms import Form
 from echo_hub.tasks.options import TaskOptions
 from echo_shared.errors import ConfigError
+from echo_shared.strict_json import read_json
 
 _SHOWN_CHARACTERS: Final = 200
 _READ_LINES: Final = 1_000
@@ -80,7 +81,7 @@ class JsonlFile:
             with path.open("rb") as file:
                 stamp = _stamp(file.fileno())
                 for number, line in enumerate(file, start=1):
-                    if not line.isspace():
+                    if line.removeprefix(BOM_UTF8).strip():
                         _problem(line, place=f"{path}, line {number}")
                         starts.append(position)
                     digest.update(line)
@@ -127,9 +128,9 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 def _problem(line: bytes, *, place: str) -> Problem:
     """The problem of a line. Raises ConfigError, with its place, when it is none."""
     try:
-        content = json.loads(line)
-    except ValueError as error:  # Bad JSON, and bad UTF-8 too.
-        raise _bad_line(place, line, f"is not JSON ({error})") from error
+        content = read_json(line)
+    except ValueError as error:
+        raise _bad_line(place, line, f"cannot be used: {error}") from error
     if not isinstance(content, dict):
         raise _bad_line(place, line, "is not a map")
     prompt, answer = content.pop("prompt", None), content.pop("answer", None)
@@ -145,7 +146,8 @@ def _problem(line: bytes, *, place: str) -> Problem:
 
 
 def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
-    text = line.decode(errors="replace").strip()
+    # At most 4 bytes a character: of a line of megabytes, the beginning is enough.
+    text = line[: 4 * _SHOWN_CHARACTERS + 4].decode(errors="replace").strip()
     shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return ConfigError(
         f"A line of the file of problems {what}.",

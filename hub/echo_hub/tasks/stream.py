@@ -3,7 +3,8 @@
 The held-out set depends on the task alone, so that every run of a task, whatever its seed, is judged by the same
 problems. A training problem depends on the task, the run's seed, its number, and on the held-out set that it avoids.
 
-A drawn problem that the model has no room for is passed over, like one that is taken.
+A drawn problem that the model has no room for, or that cannot be given to it (it holds half of a character, say), is
+passed over, like one that is taken. Of a `NumberedTask` its number is remembered: a line of megabytes is read once.
 
 With `epochs`, a `NumberedTask`'s problems of training come without replacement: those that are not held out stand in a
 row, and problem n of the stream is at place n of it, which is permuted anew each time that it is through. It takes no
@@ -14,7 +15,7 @@ or another line has a held-out prompt) comes a drawn one, which that epoch then 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -28,6 +29,8 @@ MAX_ATTEMPTS: Final = 1_000
 """Hashed attempts at one problem before the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
 """The largest share of a file's problems: with the rest, 1,000 attempts in vain have a probability below 1e-22."""
+
+_TOO_LONG: Final = ConfigError("The problem is too long.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,8 @@ class ProblemStream:
         epochs: Order | None = None,
         avoid: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`fits`: whether the model has room for a prompt. `heldout`: that of an equal stream; None = it is drawn.
+        """`fits`: whether the model has room for a prompt; raises ConfigError where it cannot be given to the model.
+        `heldout`: that of an equal stream; None = it is drawn.
         `epochs`: the order of a `NumberedTask`'s problems; None = they are drawn with replacement.
         `avoid`: prompts that are not trained on either, asked for once: what the run's other tasks hold out."""
         self._task = task
@@ -70,6 +74,8 @@ class ProblemStream:
         self._avoid = avoid
         self._numbered = task if isinstance(task, NumberedTask) else None  # Asked once: the answer takes long.
         self._epochs = epochs if self._numbered is not None else None
+        self._passed_over: dict[int, ConfigError] = {}
+        """Of a `NumberedTask`: the problems that do not fit, and why."""
 
     def train(self, number: int) -> Problem:
         """Problem `number` (0, 1, ...) of the training stream; prompts may repeat, held-out ones never appear.
@@ -109,7 +115,7 @@ class ProblemStream:
 
     def _suits(self, problem: Problem) -> bool:
         """Whether it may be trained on."""
-        return problem.prompt not in self._heldout and self._fits(problem.prompt)
+        return problem.prompt not in self._heldout and self._failure(problem) is None
 
     def heldout(self, number: int) -> Problem:
         """Problem `number` (0 .. heldout_problems - 1) of the held-out set; drawn ones all have different prompts.
@@ -184,25 +190,50 @@ class ProblemStream:
 
     def _first_outside(self, taken: Container[str], *place: int | str) -> tuple[Problem, int]:
         """The first hashed attempt at `place` whose prompt fits and is not in `taken`, and its seed."""
-        too_long = 0
+        failures: list[ConfigError] = []
         for attempt in range(MAX_ATTEMPTS):
             seed = self._seed(attempt, *place)
+            number = None if self._numbered is None else seed % self._numbered.num_problems
+            if number is not None and number in self._passed_over:
+                failures.append(self._passed_over[number])
+                continue
             problem = self._task.sample(seed)
-            if problem.prompt not in taken:
-                if self._fits(problem.prompt):
-                    return problem, seed
-                too_long += 1
-        if too_long:
-            raise ConfigError(
-                "The task's problems are too long: the base model's context has no room for them and a completion.",
-                got=f"{self._task.name}: {too_long} of {MAX_ATTEMPTS} problems were too long, the others held out",
-                do="Lower sampling.max_tokens, or give the task options, or files, that make shorter problems.",
-            )
+            if problem.prompt in taken:
+                continue
+            failure = self._failure(problem)
+            if failure is None:
+                return problem, seed
+            failures.append(failure)
+            if number is not None:
+                self._passed_over[number] = failure
+        self._check_attempts(failures)
         raise ConfigError(
             "The task has too few different problems for its held-out set.",
             got=f"{self._task.name} with evaluation.problems = {self._heldout_problems}",
             do="Lower evaluation.problems, or give the task options, or files, that make more problems.",
         )
+
+    def _failure(self, problem: Problem) -> ConfigError | None:
+        """Return why a problem is passed over, or None if it fits."""
+        try:
+            return None if self._fits(problem.prompt) else _TOO_LONG
+        except ConfigError as error:
+            return ConfigError(error.what, got=error.got, do=error.do)  # Without what led to it: that holds the prompt.
+
+    def _check_attempts(self, failures: Sequence[ConfigError]) -> None:
+        """Raises ConfigError where problems were passed over, and no other was found."""
+        if wrong := [failure for failure in failures if failure is not _TOO_LONG]:
+            raise ConfigError(
+                "The task's problems cannot be given to the model.",
+                got=f"{self._task.name}: {len(wrong)} of {MAX_ATTEMPTS} problems, the last one: {wrong[-1].brief}",
+                do=wrong[-1].do or "Give the task options, or files, that make other problems.",
+            )
+        if failures:
+            raise ConfigError(
+                "The task's problems are too long: the base model's context has no room for them and a completion.",
+                got=f"{self._task.name}: {len(failures)} of {MAX_ATTEMPTS} problems were too long, the others held out",
+                do="Lower sampling.max_tokens, or give the task options, or files, that make shorter problems.",
+            )
 
     def _seed(self, attempt: int, *place: int | str) -> int:
         return derive_seed(self._task.name, *place, attempt)

@@ -313,7 +313,8 @@ class BitTorrentSwarm(Swarm):
 
 
 def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
-    """Raises CodecError unless libtorrent reads the same files in the torrent as `read_torrent` does."""
+    """Raises CodecError unless libtorrent reads the same files in the torrent as `read_torrent` does, and SwarmError
+    for a directory that libtorrent cannot name."""
     try:
         params = lt.load_torrent_buffer(layout.torrent)
         assert params.ti is not None
@@ -323,13 +324,25 @@ def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add
         raise CodecError("libtorrent cannot read a torrent.", got=str(error)) from error
     if read != [(f"{layout.name}/{path}", size) for path, size in layout.files]:
         raise CodecError("libtorrent reads other files in a torrent.", got=f"{len(read)} files of {layout.name!r}")
-    params.save_path = str(parent)
+    params.save_path = _utf8(parent)
     params.trackers = list(tracker_urls)
     params.url_seeds = []
     params.http_seeds = []
     params.dht_nodes = []
     params.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     return params
+
+
+def _utf8(path: Path) -> str:
+    """The path as libtorrent takes it: UTF-8, whatever encoding Python has for names. Raises SwarmError."""
+    try:
+        return os.fsencode(path).decode()
+    except UnicodeDecodeError as error:
+        raise SwarmError(
+            "libtorrent cannot write to this directory.",
+            got=f"a name that is not UTF-8: {str(path)!a}",
+            do="Use a directory whose name is UTF-8.",
+        ) from error
 
 
 def check_libtorrent() -> None:

@@ -247,3 +247,10 @@ def test_a_setting_that_no_line_sets_is_left_to_people(tmp_path: Path, monkeypat
     monkeypatch.setenv("ECHO_HUB_MODEL__START_FROM", "there")
     with pytest.raises(ConfigError, match=r"(?s)'there', by the environment.*Unset ECHO_HUB_MODEL__START_FROM"):
         set_in_file(written(tmp_path, ""), "model", "start_from", "here")
+
+
+def test_a_setting_is_set_in_a_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf[model]\nbase = 'builtin:small'\n")
+    set_in_file(path, "model", "base", "builtin:tiny")
+    assert path.read_bytes() == b'[model]\nbase = "builtin:tiny"\n'

@@ -3,12 +3,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from echo_hub.config.sections import HubConfig
@@ -57,7 +58,7 @@ def test_the_codec_agrees_with_transformers() -> None:
     codec, reference = PromptCodec.load(directory), AutoTokenizer.from_pretrained(directory)
     for text in ("99+1=", "a  b\n c", " 7 ", "é<eos>"):
         ids = codec.encode_prompt(text)
-        assert ids.tolist() == reference.encode(text)
+        assert ids.tolist() == reference.encode(text, split_special_tokens=True)
         assert codec.decode(ids) == reference.decode(ids, skip_special_tokens=True)
     assert codec.stop_ids == (reference.eos_token_id,)
     assert reference.chat_template is None
@@ -128,6 +129,7 @@ def chat_model(model: Path) -> Path:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=CHATML).save_pretrained(
         model
     )
+    change(model / "config.json", vocab_size=tokenizer.get_vocab_size())
     return model
 
 
@@ -162,11 +164,175 @@ def test_a_template_without_a_system_turn_says_so(chat_model: Path) -> None:
     assert "task.system_prompt" in str(caught.value)
 
 
-def test_a_template_that_shows_the_date_gives_the_same_prompt_on_any_day(chat_model: Path) -> None:
-    dated = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}"
+@pytest.mark.parametrize(
+    ("dated", "shown"),
+    [
+        ("{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}", "26 Jul 2024"),
+        ("{{ strftime_now('%Y-%m-%d') }}", "2024-07-26"),
+        ("{{ strftime_now('%B %d, %Y') }}", "July 26, 2024"),
+        ("{% set now = strftime_now('%H:%M:%S.%f') %}{{ now }}", "00:00:00.000000"),
+        ("{{ strftime_now('%s') | int }}", "1721"),
+        ("{{ strftime_now(format='%A, %j, week %V %z') }}", "Friday, 208, week 30 +0000"),
+        ("{% if strftime_now is defined %}{{ strftime_now('%c') }}{% endif %}", "Fri Jul 26 00:00:00 2024"),
+    ],
+)
+def test_a_template_that_shows_the_date_gives_the_same_prompt_on_any_day(
+    chat_model: Path, dated: str, shown: str
+) -> None:
     (chat_model / "chat_template.jinja").write_text(dated + CHATML)
     codec = PromptCodec.load(chat_model)
-    assert codec.decode(codec.encode_prompt("1+1=")).startswith("26 Jul 2024")
+    assert codec.decode(codec.encode_prompt("1+1=")).startswith(shown)
+    assert codec.decode(codec.encode_observation("1+1=", after=codec.stop_ids[0])).count("1+1=") == 1
+
+
+def with_post_processor(model: Path, before: list[str], behind: list[str]) -> Path:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    special = [(token, tokenizer.token_to_id(token)) for token in {*before, *behind}]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=" ".join([*before, "$A", *behind]), special_tokens=special
+    )
+    tokenizer.save(str(model / "tokenizer.json"))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        ([], ["<eos>"]),
+        (["<unk>"], []),
+        (["<unk>"], ["<eos>"]),
+        (["<unk>"], ["<eos>", "<eos>"]),
+        ([], ["<unk>"]),
+        (["<eos>"], ["<unk>", "<eos>"]),
+        ([], []),
+    ],
+)
+@pytest.mark.parametrize("text", ["1+1=", "a<eos>", ""])
+def test_nothing_stands_behind_a_prompt_without_a_template(
+    model: Path, before: list[str], behind: list[str], text: str
+) -> None:
+    codec = PromptCodec.load(with_post_processor(model, before, behind))
+    plain = PromptCodec.load(resolve_base("builtin:tiny")).encode_prompt(text).tolist()
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    expected = [*map(tokenizer.token_to_id, before), *plain]
+    assert codec.encode_prompt(text).tolist() == expected
+    assert codec.encode_observation("1+1=", after=-1).tolist() == codec.encode_prompt("1+1=").tolist()[len(before) :]
+
+
+def test_a_berts_post_processor_adds_nothing_behind(model: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    eos, unk = (("<eos>", tokenizer.token_to_id("<eos>")), ("<unk>", tokenizer.token_to_id("<unk>")))
+    for made in (processors.BertProcessing(eos, unk), processors.RobertaProcessing(eos, unk)):
+        tokenizer.post_processor = made
+        tokenizer.save(str(model / "tokenizer.json"))
+        assert PromptCodec.load(model).decode(PromptCodec.load(model).encode_prompt("1+1=")) == "1+1="
+        ids = PromptCodec.load(model).encode_prompt("1+1=").tolist()
+        assert (ids[0], len(ids)) == (unk[1], 5)
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("Hello!", "leaves out what the user asks"),
+        ("{# nothing #}", "leaves out what the user asks"),
+        ("{% if false %}{{ messages[0].content }}{% endif %}", "leaves out what the user asks"),
+        ("{{ messages[0].role }}", "leaves out what the user asks"),
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "leaves out what the user asks"),
+        ("{% for m in messages if m.role == 'human' %}{{ m.content }}{% endfor %}", "leaves out what the user asks"),
+        ("{{ messages[0].content", "cannot be rendered"),
+        ("{{ messages[7].content }}", "cannot be rendered"),
+        ("{{ 1 // 0 }}{{ messages[0].content }}", "cannot be rendered"),
+        ("{{ messages[0].content.index('zzz') }}", "cannot be rendered"),
+        ("{{ messages.__class__.__mro__ }}", "cannot be rendered"),
+        ("{{ strftime_now(5) }}", "cannot be rendered"),
+    ],
+)
+def test_a_template_that_gives_no_prompt_is_refused_at_the_start(chat_model: Path, template: str, what: str) -> None:
+    (chat_model / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError, match=what) as caught:
+        PromptCodec.of_run(HubConfig(), chat_model)
+    assert caught.value.do
+
+
+def test_a_tokenizer_that_makes_no_tokens_of_a_prompt_is_refused(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (Tokenizer(models.BPE({"é": 0}, []))).save(str(model / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="makes no tokens"):
+        PromptCodec.of_run(HubConfig(), model)
+
+
+@pytest.mark.parametrize("template", [CHATML, "<|im_end|>" + CHATML, "{{ messages[0].content }}<|im_end|>"])
+def test_a_template_with_a_token_that_the_model_lacks_is_refused_at_the_start(chat_model: Path, template: str) -> None:
+    (chat_model / "chat_template.jinja").write_text(template)
+    PromptCodec.of_run(HubConfig(), chat_model)
+    change(chat_model / "generation_config.json", eos_token_id=5)
+    for size in (256, 257):
+        change(chat_model / "config.json", vocab_size=size)
+        with pytest.raises(ConfigError, match="a token that the model does not have") as caught:
+            PromptCodec.of_run(HubConfig(), chat_model)
+        assert f"vocab_size = {size}" in str(caught.value) and "<|im_" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["   ", "a   b", "1+1=   "])
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(chat_model: Path, text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(chat_model / "tokenizer.json"))
+    tokenizer.add_tokens(["   "])
+    tokenizer.save(str(chat_model / "tokenizer.json"))
+    codec = PromptCodec.of_run(HubConfig(), chat_model)
+    for encode in (codec.encode_prompt, lambda said: codec.encode_observation(said, after=-1)):
+        with pytest.raises(ConfigError, match="a token that the model does not have") as caught:
+            encode(text)
+        assert "id 258 ('   ')" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [None, "many", 0, -5, 2.5, True])
+def test_a_model_that_does_not_say_how_many_tokens_it_has_is_refused(model: Path, size: object) -> None:
+    change(model / "config.json", vocab_size=size)
+    with pytest.raises(ConfigError, match="how many tokens"):
+        PromptCodec.load(model)
+    change(model / "config.json", text_config={"vocab_size": 99}, vocab_size=None)
+    assert PromptCodec.load(model).stop_ids == (1,)
+
+
+def test_stop_tokens_that_the_model_lacks_are_none(model: Path) -> None:
+    change(model / "generation_config.json", eos_token_id=[1, 99, 100_000, -1])
+    assert PromptCodec.load(model).stop_ids == (1,)
+    change(model / "tokenizer_config.json", eos_token=None)
+    change(model / "generation_config.json", eos_token_id=[99])
+    with pytest.raises(ConfigError, match="end-of-sequence") as caught:
+        PromptCodec.load(model)
+    assert "eos_token_id = 99" in str(caught.value)
+
+
+def test_tools_are_shown_by_the_template_that_is_for_them(chat_model: Path) -> None:
+    folder = chat_model / "additional_chat_templates"
+    folder.mkdir()
+    (chat_model / "chat_template.jinja").write_text(CHATML)
+    (folder / "tool_use.jinja").write_text("{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML)
+    codec = PromptCodec.load(chat_model)
+    tool = {"type": "function", "function": {"name": "calculate"}}
+    assert "calculate" not in codec.render_prompt("hm")
+    assert '"calculate"' in codec.with_tools([tool]).render_prompt("hm")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "has_room"),
+    [
+        ("1+1=", 4, True),
+        ("1+1=", 3, False),
+        ("1" * 64, 8, False),
+        ("1" * 8, 8, True),
+        ("1" * 9, 8, False),
+        ("1+1=" * 2_500_000, 200, False),
+        (" " * 10_000_000, 200, False),
+        ("", 0, True),
+        ("1", -5, False),
+    ],
+)
+def test_whether_a_prompt_has_room_is_said_at_once(prompt: str, tokens: int, has_room: bool) -> None:
+    began = time.process_time()
+    assert PromptCodec.load(resolve_base("builtin:tiny")).has_room(prompt, tokens=tokens) is has_room
+    assert time.process_time() - began < 1
 
 
 def test_a_template_that_fails_is_a_config_error(model: Path) -> None:

@@ -122,6 +122,12 @@ def test_what_no_node_could_draw_is_left_out_and_told(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ('{"prompt": ', "not JSON"),
+        ('{"prompt": "2+2=", "completion": "4", "completion": "5"}', "the key 'completion' more than once"),
+        ('{"prompt": "2+2= \\ud83d", "completion": "4"}', "one half of a character"),
+        ('{"prompt": "2+2=", "completion": "4 \\udc00"}', "one half of a character"),
+        ('{"prompt": "2+2=", "completion": "4", "weight": NaN}', "NaN, which is no number"),
+        ('{"prompt": "2+2=", "completion": "4", "weight": 1e999}', "too large"),
+        ('{"prompt": "2+2=", "completion": "4", "more": ' + "[" * 100_000, "within one another"),
         ("[1]", "not a map"),
         ({"prompt": "1+1="}, "the assistant says nothing"),
         ({"prompt": 3, "completion": "3"}, "the user says nothing"),

@@ -113,6 +113,17 @@ def test_the_same_rank_stabilised_scaling_is_taken_as_it_lies(tmp_path: Path, we
     assert all((read[name] == weights[name]).all() for name in weights)
 
 
+@pytest.mark.parametrize("settings", [{}, {"lora_alpha": 16}, {"use_rslora": True}])
+def test_an_adapters_own_name_in_its_keys_changes_nothing(
+    tmp_path: Path, weights: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    expected = read_weights(write(tmp_path / "plain", weights, **settings), CONFIG, BASE)
+    named = {name.replace(".weight", ".default.weight"): weight for name, weight in weights.items()}
+    found = read_weights(write(tmp_path / "named", named, **settings), CONFIG, BASE)
+    assert found.keys() == expected.keys()
+    assert all((found[name] == expected[name]).all() for name in expected)
+
+
 def test_other_layers_name_the_setting_by_which_they_fit(tmp_path: Path, weights: dict[str, Any]) -> None:
     few = {name: weight for name, weight in weights.items() if ".q_proj." in name or ".v_proj." in name}
     source = write(tmp_path / "adapter", few)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import Answered
+from echo_hub.tasks.arithmetic import ArithmeticTask
+from echo_hub.tasks.base import Problem
 from echo_shared.errors import ConfigError
 
 
@@ -116,3 +119,39 @@ def test_problems_of_a_file_come_once_an_epoch(codec: PromptCodec, tmp_path: Pat
 def test_what_does_not_fit_together_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_config(None, given)
+
+
+def lines(path: Path, *prompts: str) -> HubConfig:
+    text = "".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts)
+    path.write_text(text, encoding="utf-8")
+    given = {"task": {"name": "jsonl", "options": {"path": str(path)}}, "evaluation": {"problems": 1}}
+    return load_config(None, {**given, "sampling": {"max_tokens": 8}})
+
+
+def test_a_line_of_megabytes_is_passed_over_at_once(codec: PromptCodec, tmp_path: Path) -> None:
+    began = time.process_time()
+    given = Problems.of_run(lines(tmp_path / "long", "1+1=" * 2_500_000, "1+1=", "2+2="), codec)
+    assert {codec.text(given.prompt_ids(group)) for group in range(20)} < {"1+1=", "2+2="}
+    for prompts in (["1+1=" * 2_500_000, "?" * 9_000], ["1" * 3_000_000, " 1" * 3_000_000]):
+        with pytest.raises(ConfigError, match="problems are too long"):
+            Problems.of_run(lines(tmp_path / "only", *prompts), codec).prepare()
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("said", ["\ud83d", "1+1= \udc00", "\ude00\ud83d", "\ud800" * 50, "<eos>\udfff"])
+def test_a_problem_that_is_no_text_is_passed_over_and_told(
+    said: str, codec: PromptCodec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task's code may make it at any time."""
+    sample = ArithmeticTask.sample
+    broken = lambda self, seed: Problem(prompt=said) if seed % 3 else sample(self, seed)  # noqa: E731
+    monkeypatch.setattr(ArithmeticTask, "sample", broken)
+    given = Problems.of_run(load_config(None, {"sampling": {"max_tokens": 8}, "evaluation": {"problems": 5}}), codec)
+    given.prepare()
+    assert all(codec.text(given.prompt_ids(group)).endswith("=") for group in range(20))
+    told = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+    assert "1 so far, the last: A text cannot be given to the model" in told[0]
+    assert 1 < len(told) < 10, "the 1st, 2nd, 4th, 8th ..."
+    monkeypatch.setattr(ArithmeticTask, "sample", lambda self, seed: Problem(prompt=said))
+    with pytest.raises(ConfigError, match="cannot be given to the model"):
+        Problems.of_run(load_config(None, {}), codec).prepare()

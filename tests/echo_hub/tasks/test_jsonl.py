@@ -142,9 +142,60 @@ def test_a_bad_line_is_named_with_its_file_number_and_what_it_should_be(data: Pa
     assert '{"prompt": ' in str(caught.value.do)
 
 
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        (b'{"prompt": "A cut emoji \\ud83d 1+1=", "answer": "2"}', r"\ud83d, which is one half of a character"),
+        (b'{"prompt": "1+1=", "answer": "\\udc00"}', "one half of a character"),
+        (b'{"prompt": "1+1=", "answer": "2", "note": ["\\ude00\\ud83d"]}', "one half of a character"),
+        (b'{"prompt": "1+1=", "answer": "2", "\\ud83d": 1}', "one half of a character"),
+        (b'{"prompt": "1\xed\xa0\xbd", "answer": "2"}', "not UTF-8"),
+        (b'{"prompt": "1+1=", "answer": NaN}', "NaN, which is no number"),
+        (b'{"prompt": "1+1=", "answer": Infinity}', "Infinity, which is no number"),
+        (b'{"prompt": "1+1=", "answer": -Infinity}', "-Infinity, which is no number"),
+        (b'{"prompt": "1+1=", "answer": 1e999}', "1e999, which is too large"),
+        (b'{"prompt": "1+1=", "answer": "2", "weight": -1E400}', "-1E400, which is too large"),
+        (b'{"prompt": "1+1=", "answer": "2", "weight": NaN}', "NaN, which is no number"),
+        (b'{"prompt": "1+1=", "answer": "2", "answer": "3"}', "the key 'answer' more than once"),
+        (b'{"prompt": "1+1=", "prompt": "1+1=", "answer": "2"}', "the key 'prompt' more than once"),
+        (b'{"prompt": "1+1=", "answer": "2", "more": {"a": 1, "a": 1}}', "the key 'a' more than once"),
+        (b'{"prompt": "1+1=", "answer": "2", "more": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "within one another"),
+        (b'{"prompt": "1+1=", "answer": "2", "more": ' + b"[" * 500 + b"]" * 500 + b"}", "within one another"),
+        (b'{"prompt": "1+1=", "answer": "2", "more": ' + b'{"a": ' * 100_000, "within one another"),
+        (b'{"prompt": "1+1=", "answer": ' + b"9" * 5_000 + b"}", "a number of 5000 digits"),
+        (b"[" * 100_000, "within one another"),
+        (b'{"prompt": "' + b"1" * 10_000_000, "is not JSON"),
+    ],
+    ids=range(20),
+)
+def test_a_line_that_readers_would_take_otherwise_is_refused_by_its_number(data: Path, line: bytes, what: str) -> None:
+    data.write_bytes(data.read_bytes() + line + b"\n" + b'{"prompt": "5", "answer": "5"}\n')
+    with pytest.raises(ConfigError) as caught:
+        make_jsonl({"path": str(data)})
+    assert what in caught.value.what
+    assert f"{data}, line 101: " in str(caught.value)
+    assert len(str(caught.value)) < 1_000
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize("answer", ["0", "-0.0", "1e308", "5e-324", "123456789012345678901234567890", '"NaN"'])
+def test_numbers_that_are_some_are_taken(tmp_path: Path, answer: str) -> None:
+    (tmp_path / "one.jsonl").write_text(f'{{"prompt": "?", "answer": {answer}}}')
+    assert make_jsonl({"path": str(tmp_path / "one.jsonl")}).sample(0).metadata["answer"]
+
+
+@pytest.mark.parametrize("before", [b"", b"\n", b"\r\n \n"])
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path, before: bytes) -> None:
+    path = tmp_path / "marked.jsonl"
+    lines = b'{"prompt": "1+1=", "answer": 2}\n{"prompt": "\xef\xbb\xbf2", "answer": 3}\n'
+    path.write_bytes(b"\xef\xbb\xbf" + before + lines)
+    task = make_jsonl({"path": str(path)})
+    assert [task.problem(number).prompt for number in range(2)] == ["1+1=", "\ufeff2"]
+
+
 def test_bytes_that_are_no_text_and_long_lines_are_shown_all_the_same(data: Path) -> None:
     data.write_bytes(data.read_bytes() + b"\xff\xfe" + b"x" * 100_000)
-    with pytest.raises(ConfigError, match="is not JSON") as caught:
+    with pytest.raises(ConfigError, match="is not UTF-8") as caught:
         make_jsonl({"path": str(data)})
     assert len(str(caught.value)) < 1_000
 

@@ -1,8 +1,10 @@
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from echo_hub.core.permutation import permuted
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
@@ -127,3 +129,76 @@ def test_a_task_that_is_too_small_is_refused_when_the_stream_is_prepared() -> No
     with pytest.raises(ConfigError, match="too few different problems"):
         stream(heldout=101, options={"digits": 1}).prepare()
     stream(heldout=50).prepare()
+
+
+class Numbered:
+    """Problems of a file, some of which nobody can be asked; it counts how often each is read."""
+
+    name = "numbered"
+    num_heldout = 0
+    content_hash = "x"
+
+    def __init__(self, *prompts: str) -> None:
+        self.prompts = prompts
+        self.read: Counter[int] = Counter()
+
+    @property
+    def num_problems(self) -> int:
+        return len(self.prompts)
+
+    def sample(self, seed: int) -> Problem:
+        return self.problem(seed % len(self.prompts))
+
+    def problem(self, number: int) -> Problem:
+        self.read[number] += 1
+        return Problem(prompt=self.prompts[number])
+
+    def heldout(self, number: int) -> Problem:
+        raise AssertionError(number)
+
+    def score(self, problem: Problem, completion: str) -> float:
+        return 0.0
+
+
+def asked(prompt: str) -> bool:
+    if "half" in prompt:
+        raise ConfigError("It holds half of a character.", got=prompt, do="Correct the file.")
+    return len(prompt) < 10
+
+
+LONG, HALF = "much too long", "a half"
+
+
+@pytest.mark.parametrize("draws", ["epochs", "replacement"])
+@pytest.mark.parametrize("wrong", [(HALF,), (LONG,), (HALF, LONG), (HALF,) * 5, (LONG, HALF, "another half", LONG)])
+def test_a_problem_that_cannot_be_asked_is_passed_over(wrong: tuple[str, ...], draws: str) -> None:
+    task = Numbered(*wrong, "1", "2", "3", "4")
+    problems = ProblemStream(
+        task, run_seed=0, heldout_problems=1, fits=asked, epochs=permuted if draws == "epochs" else None
+    )
+    problems.prepare()
+    assert {problems.train(number).prompt for number in range(100)} == {"1", "2", "3", "4"} - set(
+        problems.heldout_prompts
+    )
+    again = ProblemStream(Numbered(*task.prompts), run_seed=0, heldout_problems=1, fits=asked, epochs=problems._epochs)
+    assert [again.train(n) for n in range(20)] == [problems.train(n) for n in range(20)], "as after a restart"
+    if draws == "replacement":
+        assert all(task.read[number] == 1 for number in range(len(wrong)))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([LONG], "too long"),
+        ([LONG] * 3, "1000 of 1000 problems were too long"),
+        ([HALF], "cannot be given to the model"),
+        ([HALF, LONG], "It holds half of a character. (a half)"),
+        (["another half"] * 7, "Correct the file."),
+    ],
+)
+def test_where_no_problem_can_be_asked_that_is_said_after_one_look_at_each(prompts: list[str], said: str) -> None:
+    task = Numbered(*prompts)
+    with pytest.raises(ConfigError) as caught:
+        ProblemStream(task, run_seed=0, heldout_problems=0, fits=asked).prepare()
+    assert said in str(caught.value)
+    assert task.read == dict.fromkeys(range(len(prompts)), 1)

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -192,3 +193,54 @@ def test_an_engine_of_a_user_without_name_and_home_has_both(tmp_path: Path) -> N
     said = run_homeless("-c", code)
     name = f"user-{USER}"
     assert said.stdout == f"{name} {tmp_path} {tmp_path}/torchinductor_{name} 0\n", said.stderr
+
+
+LINKED = """
+import sys
+from pathlib import Path
+from echo_node.backends.base import EngineSettings
+from echo_node.backends.caging import Terms, cage_engine
+base = Path(sys.argv[1])
+cage_engine("torch", base, base.with_name("derived"), EngineSettings(), Terms(mode="required"))
+print((base / "config.json").read_text(), next(
+    path.read_text() for name in ("a", "part/a", "model.safetensors") if (path := base / name).exists()
+))
+try:
+    print(base.with_name("blobs").joinpath("private").read_text())
+except PermissionError:
+    print("refused")
+"""
+
+
+LAYOUTS: dict[str, dict[str, str]] = {
+    "a cache's snapshot": {"base/config.json": "../blobs/config", "base/model.safetensors": "../blobs/weights"},
+    "absolute": {"base/config.json": "{}/blobs/config", "base/model.safetensors": "{}/blobs/weights"},
+    "a chain": {
+        "middle": "blobs/weights",
+        "base/config.json": "../blobs/config",
+        "base/model.safetensors": "../middle",
+    },
+    "in a folder": {
+        "base/config.json": "../blobs/config",
+        "base/part/a": "../../blobs/weights",
+        "base/part/loop": "..",
+    },
+    "a linked folder": {"base/config.json": "../blobs/config", "parts/a": "../blobs/weights", "base/part": "../parts"},
+    "broken besides": {"base/config.json": "../blobs/config", "base/a": "../blobs/weights", "base/gone": "../nowhere"},
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="in the cage of Linux")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_that_a_models_directory_links_to_are_read(layout: str, tmp_path: Path) -> None:
+    """And nothing that lies next to them."""
+    (tmp_path / "blobs").mkdir()
+    for name in ("config", "weights", "private"):
+        (tmp_path / "blobs" / name).write_text(name)
+    for name, target in LAYOUTS[layout].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(target.format(tmp_path))
+    base = tmp_path / "model"
+    base.symlink_to("base")
+    done = subprocess.run([sys.executable, "-c", LINKED, str(base)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "config weights\nrefused\n", done.stderr

@@ -218,7 +218,7 @@ def test_no_token_gives_anything_but_numbers() -> None:
     found = Evidence.of(below, logprobs, uniforms, claims)
     assert np.isfinite(found.draws_CS).all() and np.isfinite(found.claims_CS).all()
     assert np.isfinite([found.mismatch_kl, found.bias]).all()
-    assert (found.num_tokens, found.num_claims) == (6, 5), "the certain token, claimed to be more than that, is none"
+    assert (found.num_tokens, found.num_claims) == (6, 5), "one is certain, and claimed to be"
 
 
 def test_differences_beyond_the_bounds_weigh_as_the_bounds() -> None:

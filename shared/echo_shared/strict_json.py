@@ -1,0 +1,111 @@
+"""JSON as people write it into files of data: what readers would take in different ways, or not at all, is refused.
+
+Python's own reader takes `NaN` and `Infinity`, makes `1e999` infinite, keeps the last of two equal keys, takes half of
+a character (`"\\ud83d"`), and fails on deep nesting with an error of its own kind.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+MOST_NESTED: Final = 100
+"""Lists and maps within one another: far fewer than Python's own limit, which other readers of the value have too."""
+_MOST_DIGITS: Final = 4_300
+"""Python makes no whole number of more."""
+_SHOWN_CHARACTERS: Final = 40
+
+
+def read_json(content: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8, a byte order mark before it left out.
+
+    Raises ValueError, which says what is wrong with it as a clause: "it ...".
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8, at byte {error.start + 1}") from error
+    try:
+        value = json.loads(
+            text,
+            parse_constant=_refused_constant,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_without_repetition,
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} at character {error.pos + 1}") from error
+    except RecursionError as error:
+        raise _nested() from error
+    if text.count("[") + text.count("{") > MOST_NESTED and _depth_of(value) > MOST_NESTED:
+        raise _nested()
+    if "\\u" in text:
+        _check_characters(value)
+    return value
+
+
+def _refused_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}, which is no number")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"it holds the number {_shown(digits)}, which is too large for one")
+    return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits)} digits; {_MOST_DIGITS} are the most")
+    return int(digits)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"it has the key {_shown(ascii(twice))} more than once")
+    return found
+
+
+def _check_characters(value: Any) -> None:
+    for text in texts_in(value):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            raise ValueError(f"it holds {half}, which is one half of a character without the other") from error
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all texts in a value, keys included."""
+    waiting = [value]
+    while waiting:
+        match waiting.pop():
+            case str() as text:
+                yield text
+            case dict() as entries:
+                waiting += [*entries, *entries.values()]
+            case list() | tuple() as items:
+                waiting += items
+
+
+def _depth_of(value: Any) -> int:
+    """How many lists and maps lie within one another."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [below for one in level for below in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
+def _nested() -> ValueError:
+    return ValueError(f"it has more than {MOST_NESTED} lists and maps within one another")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from echo_shared.strict_json import MOST_NESTED, read_json
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"prompt": "½ 😀", "answer": -0.5, "more": [None, True, {"a": [1, 1e300, 10**4_000]}]},
+        {"a": {"b": 1}, "b": {"b": 1}},
+        [[[[]]]],
+        "\u0000\ufeff\uffff",
+        {"many": [[] for _ in range(500)]},
+    ],
+)
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_json_is_read_as_it_is(value: Any, mark: bytes) -> None:
+    for ascii_only in (True, False):
+        assert read_json(mark + json.dumps(value, ensure_ascii=ascii_only).encode()) == value
+    deepest = b"[" * MOST_NESTED + b"]" * MOST_NESTED
+    assert read_json(mark + deepest) == json.loads(deepest)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "not JSON"),
+        (b'{"a": 1', "not JSON"),
+        (b"{'a': 1}", "not JSON"),
+        (b'{"a": 01}', "not JSON"),
+        (b"NaN", "NaN, which is no number"),
+        (b'{"a": [NaN]}', "NaN, which is no number"),
+        (b'{"a": Infinity}', "Infinity, which is no number"),
+        (b'{"a": -Infinity}', "-Infinity, which is no number"),
+        (b'{"a": nan}', "not JSON"),
+        (b'{"a": 1e999}', "1e999, which is too large"),
+        (b'{"a": [-1.5E+400]}', "too large"),
+        (b"1" + b"0" * 400 + b".0", "too large"),
+        (b"1" * 5_000, "5000 digits"),
+        (b'{"a": 1, "a": 1}', "the key 'a' more than once"),
+        (b'{"b": [{"a": 1, "c": 2, "\\u0061": 3}]}', "the key 'a' more than once"),
+        (b'{"\\ud83d": 1, "\\ud83d": 2}', "more than once"),
+        (b'"A cut emoji \\ud83d 1+1="', r"\ud83d, which is one half"),
+        (b'{"a": ["\\udc00"]}', r"\udc00, which is one half"),
+        (b'{"\\uD800": 1}', r"\ud800, which is one half"),
+        (b'["\\ude00\\ud83d"]', r"which is one half"),
+        (b'"\xed\xa0\xbd"', "not UTF-8, at byte 2"),
+        (b'{"a": "\xff"}', "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+        (b"[" * 100_000 + b"]" * 100_000, "within one another"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "within one another"),
+        (b"[" * 100_000, "within one another"),
+        (b"[" * 101 + b"]" * 101, "within one another"),
+        (b'[{"a":' * 60 + b"1" + b"}]" * 60, "within one another"),
+    ],
+)
+def test_what_cannot_be_used_is_said(content: bytes, what: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        read_json(content)
+    assert what in str(caught.value)
+    assert str(caught.value).startswith("it ")
+    assert len(str(caught.value)) < 200
+    str(caught.value).encode()
