@@ -116,7 +116,7 @@ class JsonlFile:
         """The problems of the first `most` lines, with the numbers of their lines."""
         with self.path.open("rb") as file:
             for number, line in enumerate(islice(file, most), start=1):
-                if not line.isspace():
+                if line.removeprefix(BOM_UTF8).strip():
                     yield number, _problem(line, place=f"{self.path}, line {number}")
 
 
