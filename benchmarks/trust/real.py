@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +80,8 @@ UNDETECTED: Final = 10_000
 """`to_detection` of a node that all of its rollouts do not convict."""
 FIFTH: Final = 5
 FALSE_ALARM: Final = TrustSettings().false_alarm
+Known = Callable[[Evidence], Honest]
+"""How coarsely honest nodes of a class round, for a node that has shown this lately."""
 Falsify = Callable[[Sampler, Sequence[Asked]], Rollouts]
 _WORDS: Final = ("a cat", "the sea", "winter", "a bicycle", "bread", "a mountain", "the moon", "a train", "honey")
 
@@ -280,18 +282,19 @@ class _Judge:
     examiner: Examiner
     measured: Mapping[int, Evidence]
     """By version."""
-    honest: Mapping[int, Honest]
+    known: Mapping[int, Known]
+    """By version."""
 
     @classmethod
     def of(cls, bench: Bench, precision: str, tokens: int, engine: Engine) -> _Judge:
         numerics = NumericsClass(engine.backend, engine.precision, "cpu")
-        measured, honest = {}, {}
+        measured, known = {}, {}
         for version in (0, STEPS):
             measured[version] = bench.rounding(precision, tokens, numerics.rounding, version)
-            known = Numerics(bench.temperature)
-            known.measured(numerics.rounding, measured[version])
-            honest[version] = known.honest(known.known(numerics))
-        return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, honest=honest)
+            classes = Numerics(bench.temperature)
+            classes.measured(numerics.rounding, measured[version])
+            known[version] = partial(_honest, classes, classes.known(numerics))
+        return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, known=known)
 
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
         """Of each rollout its group and what it shows, group after group."""
@@ -310,7 +313,8 @@ class _Judge:
         self, about: Mapping[str, Any], rollouts: Rollouts, version: int, seed: int
     ) -> Iterator[dict[str, Any]]:
         """Nodes that are given the groups in random orders, and what the verifier knew of their rounding."""
-        shown, honest, measured = self._shown(rollouts, version), self.honest[version], self.measured[version]
+        shown, known, measured = self._shown(rollouts, version), self.known[version], self.measured[version]
+        honest = known(NO_EVIDENCE)
         own = sum((evidence for _, evidence in shown[1:]), shown[0][1])
         yield {
             "kind": "scale",
@@ -321,7 +325,7 @@ class _Judge:
         }
         per_set = HONEST_ROLLOUTS / (len(TEMPERATURES) * len(GROUPS) * 2)
         nodes = max(1, int(np.ceil(per_set / len(shown))))
-        judged = [list(_judged(order, honest)) for order in _orders(shown, nodes, seed)]
+        judged = [list(_judged(order, known)) for order in _orders(shown, nodes, seed)]
         yield {
             "kind": "honest",
             **about,
@@ -334,7 +338,6 @@ class _Judge:
         self, about: Mapping[str, Any], sampler: Sampler, falsify: Falsify, asked: Sequence[Asked]
     ) -> dict[str, Any]:
         """Hostile nodes that have the same groups and begin with others of them."""
-        honest = self.honest[STEPS]
         batches = [asked[start : start + TOGETHER] for start in range(0, len(asked), TOGETHER)]
 
         @cache
@@ -345,16 +348,21 @@ class _Judge:
         for node in range(HOSTILE_NODES):
             first = node * len(batches) // HOSTILE_NODES
             order = (one for place in range(len(batches)) for one in shown((first + place) % len(batches)))
-            found = (place for place, (_, failed) in enumerate(_judged(order, honest), start=1) if failed)
+            found = (place for place, (_, failed) in enumerate(_judged(order, self.known[STEPS]), start=1) if failed)
             after.append(next(found, UNDETECTED))
         return {"kind": "attack", **about, "to_detection": max(after), "median": float(np.median(after))}
 
 
-def _judged(order: Iterable[Evidence], honest: Honest) -> Iterator[tuple[float, bool]]:
+def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Honest:
+    return classes.honest(numerics, shown=recent)
+
+
+def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
     """Yield, for each rollout of a node, the nats against the node and True if it fails the check, as `Trust` has it.
     A node has too few tokens here for any to be forgotten."""
     sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:
+        honest = known(recent)
         sums, recent = added(sums, weigh(evidence, honest)), recent + evidence
         nats, alternative = against(sums)
         if nats >= enough and is_explained(recent, honest, alternative, enough):
