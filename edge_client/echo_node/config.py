@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_node.core.manners import MannersConfig
@@ -17,6 +17,7 @@ from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
 from echo_shared.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS
 from echo_shared.settings import SECRET, SecretText, load_settings
+from echo_shared.shown_names import checked_name
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
 
@@ -35,8 +36,8 @@ class NodeConfig(BaseSettings):
         env_nested_delimiter="__",
     )
 
-    name: Annotated[str, Field(max_length=64)] = ""
-    """Shown on the hub's pages; empty = one made from the node's id."""
+    name: Annotated[str, Field(max_length=64), AfterValidator(lambda name: name and checked_name(name))] = ""
+    """Shown on the hub's pages, and unlike other nodes' names; empty = one made from the node's id."""
     invite_token: Annotated[SecretText, Field(max_length=256)] = ""
     """Asked for by hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
