@@ -15,7 +15,7 @@ from echo_hub.net.client_address import origin_of
 from echo_hub.net.gateway import NodeInfo
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
-from echo_shared.shown_names import looks_of
+from echo_shared.messages.shown_names import looks_of
 
 LOOK_S: Final = 30.0
 """How old what is known of the books may be."""

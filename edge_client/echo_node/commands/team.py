@@ -15,7 +15,7 @@ from echo_shared import key_file
 from echo_shared.errors import ConfigError
 from echo_shared.messages import MAX_TEAM_NAME, Team
 from echo_shared.messages.fields import printable_line
-from echo_shared.shown_names import fault_of
+from echo_shared.messages.shown_names import fault_of
 
 app = typer.Typer(help="The node's team on the hub that it joined last.", no_args_is_help=True)
 

@@ -18,7 +18,7 @@ from echo_hub.store.tables import credit, credit_days, credit_steps, nodes, team
 from echo_shared.credit_books import Holder
 from echo_shared.errors import RefusedError
 from echo_shared.messages import Team
-from echo_shared.shown_names import fault_of, looks_of
+from echo_shared.messages.shown_names import fault_of, looks_of
 
 MOST_TEAMS: Final = 10_000
 

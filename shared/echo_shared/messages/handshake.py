@@ -7,11 +7,11 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from echo_shared.engines import known_backend
 from echo_shared.messages.base import Message
+from echo_shared.messages.engines import known_backend
 from echo_shared.messages.fields import Count, Name, Nonce, PolicyVersion, PublicKey, Signature, Text, printable_line
+from echo_shared.messages.shown_names import checked_name
 from echo_shared.messages.spread import ArtefactOffer, MeshPeers, RunKeys
-from echo_shared.shown_names import checked_name
 
 MAX_COST_PER_HOUR: Final = 1_000.0
 """US dollars: more no single machine is worth."""

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from echo_shared.engines import known_precision
 from echo_shared.messages.base import MAX_BATCHED, MAX_GROUP_SIZE, Message
 from echo_shared.messages.checking import MAX_CHECKS
+from echo_shared.messages.engines import known_precision
 from echo_shared.messages.fields import (
     MAX_TOKENS,
     Count,

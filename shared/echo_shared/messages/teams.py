@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from echo_shared.messages.base import Message
 from echo_shared.messages.fields import Count, printable_line
-from echo_shared.shown_names import checked_name
+from echo_shared.messages.shown_names import checked_name
 
 MAX_TEAM_NAME: Final = 40
 

@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from echo_shared.shown_names import checked_name, fault_of, looks_of
+from echo_shared.messages.shown_names import checked_name, fault_of, looks_of
 
 FINE = [
     *(

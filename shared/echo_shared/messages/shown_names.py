@@ -10,7 +10,7 @@ import re
 import unicodedata
 from typing import Final
 
-from echo_shared.confusables import LOOK_LIKE
+from echo_shared.messages.confusables import LOOK_LIKE
 
 _TO_ASCII: Final = str.maketrans(
     {
