@@ -14,7 +14,7 @@ from benchmarks.backends.cases import lacks
 from benchmarks.driven_hub import DrivenHub
 from benchmarks.processes import node_process
 from benchmarks.progress import Planned, Progress
-from benchmarks.trust import checkers, going_on, members, network, pages, protocol, scorers, tls, towards_nodes
+from benchmarks.trust import checkers, frames, going_on, members, network, pages, protocol, scorers, tls, towards_nodes
 from benchmarks.trust.protocol import Attack, Noticed, Unnoticed, Victim
 from benchmarks.trust.site import Site, open_site
 
@@ -33,6 +33,7 @@ NODE_SECONDS: Final = 5.0
 ON_HUB: Final[Mapping[str, Attack]] = {
     **{f"protocol, {name}": attack for name, attack in protocol.ATTACKS.items()},
     **{f"network, {name}": attack for name, attack in network.ATTACKS.items()},
+    **{f"frames, {name}": attack for name, attack in frames.ATTACKS.items()},
     **{f"members, {name}": attack for name, attack in members.ATTACKS.items()},
     **{f"pages, {name}": attack for name, attack in pages.ATTACKS.items()},
 }

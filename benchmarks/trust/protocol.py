@@ -395,10 +395,13 @@ async def fresh_keys(victim: Victim) -> Noticed:
 
 
 async def odd_names(victim: Victim) -> str:
-    """Names that are paths, markup, or turn what follows around: the public page shows none of them as it is."""
-    names = ("<script>alert(1)</script>", "\u202egnp.exe", "a\nb", "x\u0000y")
+    """Names that are markup, are invisible, turn what follows around, or imitate the hub: the public page shows none of
+    them as it is, and all but the first are refused."""
+    names = ("<script>alert(1)</script>", "\u202egnp.exe", "a\nb", "x\u0000y", "\u3164", "The Hub", "\u0430dmin")
+    refused = 0
     for name in names:
         node = await victim.stranger(name=name)
+        refused += node.refused is not None
         await node.close()
     async with aiohttp.ClientSession(victim.url) as http, http.get("/api/v1/leaderboard") as answer:
         shown = await answer.text()
@@ -406,7 +409,18 @@ async def odd_names(victim: Victim) -> str:
         shown += await answer.text()
     too_long = await victim.stranger(name="x" * 65)
     seen = [name for name in names if name in shown]
-    return _expect(not seen and too_long.refused is not None, f"{len(seen)} of {len(names)} shown as they are")
+    is_noticed = not seen and too_long.refused is not None and refused == len(names) - 1
+    return _expect(is_noticed, f"{refused} of {len(names)} refused, {len(seen)} shown as they are")
+
+
+async def invented_engines(victim: Victim) -> str:
+    """Engines and precisions that nobody knows, for which there could be no rule, or a gentle one."""
+    engine = (await victim.stranger(backend="quantum")).refused
+    node = await victim.stranger()
+    status = NodeStatus(activity="waiting", capacity=4, policy_version=0, tokens_per_s=1.0)
+    await node.say_raw(status, precision="q1_xxl")
+    how = await _cut_off(node)
+    return _expect(engine is not None and node.num_leased == 0, f"the engine is refused; of a precision: {how}")
 
 
 async def scribbling(victim: Victim) -> str:
@@ -439,5 +453,6 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "leases that are given back": given_back,
     "fresh keys": fresh_keys,
     "names": odd_names,
+    "invented engines": invented_engines,
 }
 """By name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_node.core.manners import MannersConfig
@@ -16,7 +16,8 @@ from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
 from echo_shared.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS
-from echo_shared.settings import load_settings
+from echo_shared.messages.shown_names import checked_name
+from echo_shared.settings import SECRET, SecretText, load_settings
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
 
@@ -35,15 +36,15 @@ class NodeConfig(BaseSettings):
         env_nested_delimiter="__",
     )
 
-    name: Annotated[str, Field(max_length=64)] = ""
-    """Shown on the hub's pages; empty = one made from the node's id."""
-    invite_token: Annotated[str, Field(max_length=256)] = ""
+    name: Annotated[str, Field(max_length=64), AfterValidator(lambda name: name and checked_name(name))] = ""
+    """Shown on the hub's pages, and unlike other nodes' names; empty = one made from the node's id."""
+    invite_token: Annotated[SecretText, Field(max_length=256)] = ""
     """Asked for by hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
     """The sampling engine; auto = the best that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the engine; 0 = the engine's own choice."""
-    helpers: tuple[str, ...] = ()
+    helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
     """HOST:PORT#CODE of other machines that hold a part of the model each, as `echo-node lend` prints it there."""
     precision: PrecisionName = "auto"
     """Of the engine's weights; auto = exact for small models, else 16 bits, or 8 where these take too much memory."""

@@ -23,7 +23,7 @@ from echo_node.config import NodeConfig, load_config
 from echo_node.host.hubs import Flag
 from echo_shared.errors import BackendError, ConfigError, StorageError
 from echo_shared.files import write_private
-from echo_shared.settings import place_of
+from echo_shared.settings import place_of, without_secrets
 
 _WORDS: Final = {
     "minimum": "at least",
@@ -42,7 +42,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, as it holds for a node that is started now."""
+    """One setting, as it holds for a node that is started now; of a secret, that it is set."""
 
     key: str
     value: Any
@@ -84,7 +84,7 @@ class SettingsFile:
 
     def _read(self, keys: Sequence[str]) -> list[Setting]:
         existing, defaults = self._existing(), NodeConfig.model_construct()
-        config = load_config(existing, self._joined)
+        config = without_secrets(load_config(existing, self._joined))
         return [
             Setting(
                 key=key,

@@ -10,12 +10,11 @@ from typing import Any, Final
 from echo_hub.config.sections import HubConfig
 from echo_hub.store.store import Store
 from echo_shared.books import EvaluationKind, StepRecord
+from echo_shared.settings import without_secrets
 from echo_shared.step_figures import SECONDS, STEP_FIGURES, TRAIN_S, Better
 
 STEPS_A_READ: Final = 1_000
 _BARS: Final = "▁▂▃▄▅▆▇█"
-SECRET: Final = ("server.invite_tokens", "store.url")
-"""Settings that may hold one: that they differ is all that is told."""
 ELSEWHERE: Final = "(set, and not shown)"
 
 
@@ -114,13 +113,16 @@ def _figures(step: StepRecord, before: StepRecord | None) -> dict[str, float]:
 def differing(configs: Sequence[HubConfig]) -> dict[str, tuple[Any, ...]]:
     """The settings that are not the same in all, by `section.key`, each with what every one has."""
     dumps = [config.model_dump(mode="json") for config in configs]
+    shown = [without_secrets(config).model_dump(mode="json") for config in configs]
     found = {}
     for section, settings in dumps[0].items():
         for key in settings:
             values = tuple(dump[section][key] for dump in dumps)
             if any(value != values[0] for value in values):
-                name = f"{section}.{key}"
-                found[name] = tuple(ELSEWHERE if value else value for value in values) if name in SECRET else values
+                masked = tuple(dump[section][key] for dump in shown)
+                found[f"{section}.{key}"] = tuple(
+                    value if value == here else ELSEWHERE for value, here in zip(values, masked, strict=True)
+                )
     return found
 
 

@@ -19,6 +19,7 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.numerics import NumericsClass
+from echo_hub.known_names import CountedNode
 from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
@@ -104,7 +105,8 @@ class Checks(Protocol):
 
 
 class ConnectedNodes:
-    """The gateway's inbox. `welcome` makes the answer to a node that joins; `remember` commits who it is; `look_up`
+    """The gateway's inbox. `welcome` makes the answer to a node that joins; `check_name` raises
+    RefusedError for one that looks like another; `remember` commits who it is; `look_up`
     answers a node that asks what became of its rollouts, with what the store says of each; `partials` keeps what they
     have drawn of unfinished ones; `checks` takes what they find of each other's; `invitations` are people's."""
 
@@ -112,6 +114,7 @@ class ConnectedNodes:
         self,
         *,
         report: Callable[[Event], Awaitable[None]],
+        check_name: Callable[[NodeInfo], Awaitable[None]],
         remember: Callable[[NodeInfo], Awaitable[None]],
         look_up: Callable[[str, Sequence[str]], Awaitable[None]],
         welcome: Callable[[NodeInfo], Welcome],
@@ -122,6 +125,7 @@ class ConnectedNodes:
         electricity_per_kwh: float = 0.0,
     ) -> None:
         self._report = report
+        self._check_name = check_name
         self._remember = remember
         self._look_up = look_up
         self._welcome = welcome
@@ -152,6 +156,7 @@ class ConnectedNodes:
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
         self._distributor.admit(node.node_id)
+        await self._check_name(node)
         if node.invite_id is not None:
             self._invitations.take(node.node_id, node.invite_id)
         await self._remember(node)
@@ -293,6 +298,14 @@ class Welcoming:
             run_keys=self.distributor.run_keys(),
             mesh=self.distributor.mesh_for(node),
         )
+
+
+async def counted_nodes(store: AsyncStore) -> list[CountedNode]:
+    """Nodes whose work has counted, those that were seen first first."""
+    return [
+        CountedNode(node_id=node_id, name=name, first_seen=first_seen, invite_id=invite_id)
+        for node_id, name, first_seen, invite_id in await store.counted_names()
+    ]
 
 
 async def remember(store: AsyncStore, node: NodeInfo) -> None:

@@ -13,6 +13,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.until_stopped import run_until_stopped
 from echo_shared import key_file
 from echo_shared.identity import Identity, fingerprint
+from echo_shared.settings import without_secrets
 
 
 def gateway(
@@ -21,7 +22,7 @@ def gateway(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; gateways on one machine share one, 0 = any free one.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, secrets masked.")] = False,
 ) -> None:
     """Hold nodes' connections for a hub that serves, and hand on what they send through gateways.url.
 
@@ -32,7 +33,7 @@ def gateway(
     flags = {key: value for key, value in {"host": host, "port": port}.items() if value is not None}
     config = load_config(directory.config, {"gateways": flags})
     if dry_run:
-        typer.echo(render_config(config))
+        typer.echo(render_config(without_secrets(config)))
         return
     stopped = "its nodes go on elsewhere"
     run_until_stopped(_serve(config, key_file.load(directory.key)), stopped=stopped)

@@ -14,7 +14,7 @@ from typing import assert_never
 
 from echo_hub.checking import Checking
 from echo_hub.config.sections import HubConfig
-from echo_hub.connected import ConnectedNodes, Welcoming, remember
+from echo_hub.connected import ConnectedNodes, Welcoming, counted_nodes, remember
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
@@ -57,6 +57,7 @@ from echo_hub.handing_out import HandingOut
 from echo_hub.housekeeping import Housekeeping
 from echo_hub.http_routes import http_routes
 from echo_hub.joining import install_command, join_command, windows_install_command
+from echo_hub.known_names import KnownNames
 from echo_hub.learner.schedule import share_of_highest
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
@@ -158,6 +159,7 @@ class Hub:
         opened, config = self._opened, self.config
         return ConnectedNodes(
             report=self._driver.report,
+            check_name=KnownNames(partial(counted_nodes, opened.store)).check,
             remember=partial(remember, opened.store),
             distributor=self._distributor,
             look_up=self._look_ups.answer,

@@ -45,6 +45,7 @@ from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import fingerprint
 from echo_shared.importing import uncollected
+from echo_shared.settings import without_secrets
 from echo_shared.utf8 import use_utf8, utf8_names
 
 if TYPE_CHECKING:
@@ -119,14 +120,14 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     steps: StepsOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, secrets masked.")] = False,
 ) -> None:
     """Serve a run: lease work to nodes, train, publish, show the pages. Goes on where it stopped."""
     directory = RunDirectory(run_directory)
     directory.check()
     config = load_config(directory.config, _flags(host=host, port=port, steps=steps))
     if dry_run:
-        typer.echo(render_config(config))
+        typer.echo(render_config(without_secrets(config)))
         return
     directory.check_unlocked()  # Beside a hub that serves it no learner's process is begun.
 

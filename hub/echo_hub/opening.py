@@ -60,6 +60,7 @@ from echo_shared.codec import check_codec
 from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
 from echo_shared.room import Room
+from echo_shared.settings import secrets_of
 from echo_shared.supervised import SupervisedChild
 from echo_shared.swarm import SwarmSettings, open_swarm
 
@@ -89,7 +90,7 @@ async def open_hub(
     async with AsyncExitStack() as stack:
         stack.enter_context(directory.locked())
         keys = keys_of_judges(config.reward.judges)
-        secrets_of_run = (*config.alerts.secrets, *config.server.invite_tokens, *keys)
+        secrets_of_run = (*secrets_of(config), *keys)
         stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
         base_dir = await abandonable(resolve_base, config.model.base)

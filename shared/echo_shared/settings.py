@@ -2,25 +2,98 @@
 
 Used by hub and node alike. A settings class is a pydantic-settings `BaseSettings` whose `env_prefix` and
 `env_nested_delimiter` say which environment variables are its own.
+
+A field whose value nobody else may read is declared with SECRET. What is shown, logged or handed on is a copy by
+`without_secrets`; an error about such a field does not repeat its value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_origin
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsError
 
 from echo_shared.errors import ConfigError
 
 _Settings = TypeVar("_Settings", bound=BaseSettings)
+_Model = TypeVar("_Model", bound=BaseModel)
 _Location = tuple[int | str, ...]
+
+MASK: Final = "**********"
+"""In place of a secret."""
+SECRET_WORDS: Final = frozenset({"password", "passphrase", "secret", "secrets", "token", "tokens", "key", "keys"})
+"""A text under a name with one of these words is a secret, unless its field is declared as something else."""
+
+
+class Secret:
+    """Marks a field in its annotation, beside `Field(repr=False)`."""
+
+
+SECRET: Final = Secret()
+SecretText = Annotated[str, Field(repr=False), SECRET]
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Return True if the field is declared as a secret."""
+    return any(isinstance(mark, Secret) for mark in field.metadata)
+
+
+def says_secret(name: str) -> bool:
+    """Return True if a name, such as that of a task's own option, has one of SECRET_WORDS in it."""
+    return not SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+def without_secrets(settings: _Model) -> _Model:
+    """Return a copy with MASK for each secret that is set, and for each text in a table whose key says so. It is for
+    showing: it need not be valid."""
+    changes = {
+        name: _masked(getattr(settings, name)) if is_secret(field) else _without(getattr(settings, name))
+        for name, field in type(settings).model_fields.items()
+    }
+    return settings.model_copy(update=changes)
+
+
+def secrets_of(settings: BaseModel) -> Iterator[str]:
+    """Yield each secret that is set, and of a URL its password by itself, too: what no log may hold."""
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            yield from secrets_of(value)
+        elif is_secret(field):
+            for text in filter(None, [value] if isinstance(value, str) else value):
+                yield text
+                with contextlib.suppress(ValueError):
+                    yield from filter(None, [urlsplit(text).password])
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_masked(item) for item in value)
+    return MASK if value else value
+
+
+def _without(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return without_secrets(value)
+    if isinstance(value, Mapping):
+        return {
+            key: _masked(item) if isinstance(item, str | list | tuple) and says_secret(str(key)) else _without(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return type(value)(_without(item) for item in value)
+    return value
 
 
 def load_settings(
@@ -220,11 +293,26 @@ def _refusal(
             hint = f"; it is {moved[name]} now" if name in moved else _suggestion(item["loc"], cls)
             complaints.append(f"{place}: there is no setting {name}{hint}")
         elif item["loc"] and not isinstance(item["input"], Mapping | BaseModel):
-            complaints.append(f"{place}: {name} = {item['input']!r}: {item['msg'].removeprefix('Value error, ')}")
+            got = MASK if _is_secret_at(cls, item["loc"]) else repr(item["input"])
+            complaints.append(f"{place}: {name} = {got}: {item['msg'].removeprefix('Value error, ')}")
         else:
             complaints.append(f"{place}: {name + ': ' if name else ''}{item['msg'].removeprefix('Value error, ')}")
     what = "A setting is not valid." if len(complaints) == 1 else f"{len(complaints)} settings are not valid."
     return ConfigError(what, got="\n       ".join(complaints), do="Correct it and start again.")
+
+
+def _is_secret_at(cls: type[BaseModel], location: _Location) -> bool:
+    model: type[BaseModel] = cls
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None:  # Within a table or a list: its keys say it.
+            return says_secret(str(part))
+        if is_secret(field):
+            return True
+        if not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return any(says_secret(str(below)) for below in location[location.index(part) + 1 :])
+        model = field.annotation
+    return False
 
 
 def _suggestion(location: _Location, cls: type[BaseModel]) -> str:

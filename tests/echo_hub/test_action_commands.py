@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(run: Path) -> Iterator[Store]:
     opened = Store.open(RunDirectory(run).database_url)
-    opened.node_seen(node_id="a" * 20, public_key=bytes(32), name="n", backend="b", device="d", now=1.0)
+    opened.node_seen(node_id="a" * 20, public_key=bytes(32), name="n", backend="torch", device="d", now=1.0)
     yield opened
     opened.close()
 

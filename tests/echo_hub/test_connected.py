@@ -82,6 +82,7 @@ class Hub:
         self.invitations = Invitations([INVITE])
         self.nodes = ConnectedNodes(
             report=self.report,
+            check_name=self.check_name,
             remember=self.remember,
             distributor=self,
             look_up=self.look_up,
@@ -94,6 +95,10 @@ class Hub:
 
     async def report(self, event: object) -> None:
         self.calls.append(("report", event))
+
+    async def check_name(self, node: NodeInfo) -> None:
+        if node.name == "taken":
+            raise RefusedError("The name is another's.")
 
     async def remember(self, node: NodeInfo) -> None:
         if self.full:

@@ -47,7 +47,7 @@ def here(tmp_path: Path) -> Iterator[Store]:
 def export(tmp_path: Path) -> Path:
     """Of another run, in which the node "a" has done a step."""
     store = served(tmp_path / "there", "there")
-    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="b", device="d", now=1.0)
+    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     store.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
     store.close()
     result = invoke("credit", "export", tmp_path / "there")
@@ -86,7 +86,7 @@ def test_what_is_the_run_s_own_or_was_changed_is_refused(tmp_path: Path, here: S
 
 
 def test_the_operator_removes_a_team(tmp_path: Path, here: Store) -> None:
-    here.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="b", device="d", now=1.0)
+    here.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     here.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
     CreditStore(here.engine).change_team("a", TeamWanted(action="create", name="Bad words"), 1.0)
     assert "Removed" in invoke("team", "remove", tmp_path / "here", "BAD  words").output

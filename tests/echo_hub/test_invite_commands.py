@@ -40,7 +40,7 @@ def serving(run: Path) -> Iterator[Store]:
 
 def came(store: Store, node_id: str, invite_id: int) -> None:
     store.node_seen(
-        node_id=node_id, public_key=bytes(32), name="n", backend="b", device="d", now=1.0, invite_id=invite_id
+        node_id=node_id, public_key=bytes(32), name="n", backend="torch", device="d", now=1.0, invite_id=invite_id
     )
 
 

@@ -38,7 +38,7 @@ def serve(run: RunDirectory, number: int) -> Store:
 
 def work(store: Store, step: int) -> None:
     """A step of two rollouts, five tokens in all."""
-    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="b", device="d", now=1.0)
+    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     store.apply(Records.one_step(step, lease_id=step, group_id=step, node_id="a"), now=float(step))
 
 

@@ -15,7 +15,7 @@ from tests.echo_hub.store.conftest import Records
 async def test_a_team_is_made_shown_and_left(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     books = CreditStore(store.engine)
-    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="b", device="d", now=1.0)
+    store.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     with pytest.raises(RefusedError, match="Nothing of this node's work"):
         await change_team(books, "a", TeamWanted(action="create", name="Herons"))
     store.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)

@@ -75,7 +75,7 @@ class Pair:
         return self
 
     def proof(self) -> bytes:
-        return self.node.proof(name="n", invite_token="t", backend="b", device="d", swarm_port=1)
+        return self.node.proof(name="n", invite_token="t", backend="torch", device="d", swarm_port=1)
 
 
 def altered(frame: bytes, **fields: Any) -> bytes:
@@ -160,13 +160,13 @@ def test_a_hub_cannot_pass_a_nodes_proof_on_to_another_hub() -> None:
     hub = HubSession(me=HUB, software_version="h1", nonce=b"h" * 32)
     hub.receive(hello)
     with pytest.raises(RefusedError):
-        hub.receive(node.proof(name="n", invite_token=None, backend="b", device="d", swarm_port=0))
+        hub.receive(node.proof(name="n", invite_token=None, backend="torch", device="d", swarm_port=0))
 
 
 STAGES: list[Callable[[], Pair]] = [Pair, lambda: Pair().challenged(), lambda: Pair().proven(), lambda: Pair().opened()]
 FROM_NODE = [
     Hello(protocol_version=1, software_version="1", node_key=NODE.public_key, nonce=bytes(32)),
-    Proof(signature=bytes(64), name="n", backend="b", device="d"),
+    Proof(signature=bytes(64), name="n", backend="torch", device="d"),
     STATUS,
     LeaseReturned(lease_id=1, indices=(0,), reason=""),
     Goodbye(),

@@ -15,6 +15,7 @@ from echo_shared import key_file
 from echo_shared.errors import ConfigError
 from echo_shared.messages import MAX_TEAM_NAME, Team
 from echo_shared.messages.fields import printable_line
+from echo_shared.messages.shown_names import fault_of
 
 app = typer.Typer(help="The node's team on the hub that it joined last.", no_args_is_help=True)
 
@@ -24,7 +25,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help=f"Of the team,
 @app.command("create")
 def team_create(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
     """Make a team, and be in it. Something of the node's work must have counted before."""
-    _print("create", _checked(name), Paths.find(data_dir), as_json=as_json)
+    _print("create", _new(name), Paths.find(data_dir), as_json=as_json)
 
 
 @app.command("join")
@@ -43,6 +44,12 @@ def team_leave(data_dir: DataDir = None, as_json: Json = False) -> None:
 def team_show(data_dir: DataDir = None, as_json: Json = False) -> None:
     """Print how the node's team stands."""
     _print("show", "", Paths.find(data_dir), as_json=as_json)
+
+
+def _new(name: str) -> str:
+    if fault := fault_of(_checked(name)):
+        raise ConfigError("This is no name for a team.", got=repr(name), do=f"Give another: {fault}.")
+    return name
 
 
 def _checked(name: str) -> str:

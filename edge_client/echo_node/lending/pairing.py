@@ -75,7 +75,7 @@ class HelperAddress:
         except ValueError as error:
             raise ConfigError(
                 "This is not the address of a helper.",
-                got=f"{text!r}: {error}",
+                got=f"{where!r}{' with a code' if mark else ''}: {error}",
                 do="Copy HOST:PORT#CODE from what `echo-node lend` printed on the helper.",
             ) from error
         if address.code is None and not is_loopback(address.host):

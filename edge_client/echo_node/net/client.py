@@ -68,6 +68,7 @@ FATAL: Final = frozenset(
         RefusalCode.BANNED,
         RefusalCode.ALREADY_CONNECTED,
         RefusalCode.FINISHED,
+        RefusalCode.NAME_TAKEN,
     }
 )
 """Refusals that trying again does not change."""

@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from echo_node.net.flow import Flow
 from echo_node.net.mesh_link import Link, Uplink
 from echo_node.net.mesh_proof import Handshake, node_of
+from echo_node.net.mesh_socket import Counted, Incoming, Outgoing
 from echo_shared.backoff import backoff_s
 from echo_shared.codec import decode_from_hub, encode
 from echo_shared.errors import RemoteProtocolError, SwarmError
@@ -101,7 +102,7 @@ class Mesh:
         """Listens on `host`; port 0 = any free one. Raises SwarmError."""
         self._on_piece, self._on_links = on_piece, on_links
         try:
-            incoming = cast("type[ServerConnection]", partial(_Incoming, self._admit))
+            incoming = cast("type[ServerConnection]", partial(Incoming, self._admit))
             self._server = await serve(self._accept, host, port, create_connection=incoming, **_options())
         except OSError as error:
             raise SwarmError(
@@ -201,7 +202,13 @@ class Mesh:
             linked = False
             try:
                 socket = await connect(
-                    "ws://mesh/", proxy=None, host=peer.host, port=peer.port, user_agent_header=None, **_options()
+                    "ws://mesh/",
+                    create_connection=Outgoing,
+                    proxy=None,
+                    host=peer.host,
+                    port=peer.port,
+                    user_agent_header=None,
+                    **_options(),
                 )
                 linked = await self._run(socket, expected=peer.node_id)
             except (OSError, ValueError, EOFError, WebSocketException) as error:  # ValueError: no name, or a redirect.
@@ -252,8 +259,9 @@ class Mesh:
             await self._keep(link)
         except (ConnectionClosed, TimeoutError, RemoteProtocolError) as error:
             log.debug("A connection between nodes has ended: %s", printable_line(str(error)))
-            if link is not None and isinstance(error, RemoteProtocolError):
-                self.drop(link.node_id, str(error))
+            is_flooded = isinstance(socket, Counted) and socket.is_flooded
+            if link is not None and (is_flooded or isinstance(error, RemoteProtocolError)):
+                self.drop(link.node_id, "too many small frames" if is_flooded else str(error))
         except Exception:
             log.exception("A connection between nodes failed.")
         finally:
@@ -324,18 +332,6 @@ class Mesh:
                 del self._links[link.node_id]
                 log.info("The link with the node %s has ended.", link.node_id)
                 self._on_links(self.links)
-
-
-class _Incoming(ServerConnection):
-    """Tells `admit` of itself as soon as it can be aborted."""
-
-    def __init__(self, admit: Callable[[Connection], None], *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._admit = admit
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._admit(self)
 
 
 def _options() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings
 from echo_hub.config.sections import HubConfig
 from echo_shared.errors import ConfigError
 from echo_shared.files import write_private
-from echo_shared.settings import load_settings
+from echo_shared.settings import load_settings, without_secrets
 
 MOVED: Final = {
     "task.heldout_problems": "evaluation.problems",
@@ -43,7 +43,8 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
 
 
 def render_config(config: HubConfig) -> str:
-    """`config` as commented TOML with every setting in it; `load_config` gives the same settings back.
+    """`config` as commented TOML with every setting and every secret in it: for a run's own file, which `load_config`
+    makes the same settings of. What is to be shown is made of `without_secrets(config)`.
 
     Raises ConfigError for a value in task.options that TOML cannot express.
     """
@@ -84,7 +85,9 @@ def set_in_file(path: Path, section: str, key: str, value: str) -> None:
             got=f"{path}: {error}",
             do=f"Set it by hand: {key} = {json.dumps(value)} in [{section}].",
         ) from error
-    if (holds := getattr(getattr(load_config(path, {}), section), key)) != value:
+    config = load_config(path, {})
+    if getattr(getattr(config, section), key) != value:
+        holds = getattr(getattr(without_secrets(config), section), key)
         raise ConfigError(
             "A setting of the run's file does not hold.",
             got=f"{section}.{key} = {holds!r}, by the environment",

@@ -7,13 +7,14 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from echo_hub.config.section import Port, Section
+from echo_shared.settings import SecretText
 
 
 class GatewaysConfig(Section):
     """`echo-hub gateway` processes, here or on other machines, that hold nodes' connections for the hub and hand on
     through NATS JetStream what nodes send. Without them the hub holds all connections itself, and needs no broker."""
 
-    url: Annotated[str, Field(pattern=r"^((nats|tls)://[^,\s]+(,(nats|tls)://[^,\s]+)*)?$")] = ""
+    url: Annotated[SecretText, Field(pattern=r"^((nats|tls)://[^,\s]+(,(nats|tls)://[^,\s]+)*)?$")] = ""
     """The NATS server, nats://USER:PASSWORD@HOST:4222, or with commas all of a cluster's; tls:// encrypts. Empty: there
     are no gateways."""
     tls_ca: str = ""

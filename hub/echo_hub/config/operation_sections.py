@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from echo_hub.config.section import Port, Section
+from echo_shared.settings import SecretText
 
 AlertKind = Literal[
     "learner_down",
@@ -61,10 +62,10 @@ class AlertsConfig(Section):
     """Who is told when something needs an operator, and when it does not any more: by a webhook, by e-mail, or both.
     `echo-hub alert-test RUN` sends one. With neither set nobody is; the page shows the same."""
 
-    webhook_url: Annotated[str, Field(pattern=r"^(https?://[^\s/]+\S*)?$", max_length=2_000)] = ""
+    webhook_url: Annotated[SecretText, Field(pattern=r"^(https?://[^\s/]+\S*)?$", max_length=2_000)] = ""
     """Each alert is posted there as JSON (docs/operator/operation.md). The address may hold a secret: it is in no
     log."""
-    webhook_secret: Annotated[str, Field(pattern=r"^(.{16,256})?$")] = ""
+    webhook_secret: Annotated[SecretText, Field(pattern=r"^(.{16,256})?$")] = ""
     """At least 16 characters: what is posted is signed with it, by HMAC-SHA256 in the header Echo-Signature."""
     email_to: tuple[Address, ...] = ()
     """Who gets each alert by e-mail."""
@@ -79,7 +80,7 @@ class AlertsConfig(Section):
     TLS; with a password on this machine's own address alone."""
     smtp_user: str = ""
     """Empty = without logging in."""
-    smtp_password: str = ""
+    smtp_password: SecretText = ""
     """Better in the environment: ECHO_HUB_ALERTS__SMTP_PASSWORD."""
     kinds: tuple[AlertKind, ...] = ()
     """What is told of, by its name in docs/operator/operation.md; empty = everything. All problems are on the page
@@ -122,11 +123,6 @@ class AlertsConfig(Section):
     def told_of(self) -> tuple[AlertKind, ...]:
         """The kinds that are."""
         return self.kinds or get_args(AlertKind)
-
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """What no log may hold."""
-        return tuple(filter(None, (self.webhook_url, self.webhook_secret, self.smtp_password)))
 
 
 class MetricsConfig(Section):

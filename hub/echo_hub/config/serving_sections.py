@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from echo_hub.config.section import Port, Precision, Section
 from echo_shared.artefacts import DELTA_REACH
+from echo_shared.settings import SECRET, SecretText
 
 
 class ServerConfig(Section):
@@ -35,7 +36,9 @@ class ServerConfig(Section):
     install_from: str = ""
     """A directory that `make wheelhouse` made, dist/serve: the hub then serves it, and its pages show the one line that
     installs from it and joins. Volunteers run what is in there: they trust you with that. Empty: nothing is served."""
-    invite_tokens: tuple[Annotated[str, Field(min_length=8, max_length=256)], ...] = ()
+    invite_tokens: Annotated[
+        tuple[Annotated[str, Field(min_length=8, max_length=256)], ...], Field(repr=False), SECRET
+    ] = ()
     """With join = "invite": any one of these lets any number of nodes in. At least 8 characters each."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Nodes report this often."""
@@ -98,7 +101,7 @@ class DisseminationConfig(Section):
 class StoreConfig(Section):
     """Where rollouts and receipts are kept."""
 
-    url: str = ""
+    url: SecretText = ""
     """An SQLAlchemy URL; empty = SQLite in the run directory."""
 
 

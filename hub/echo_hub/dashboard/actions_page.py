@@ -16,7 +16,7 @@ from aiohttp import web
 
 from echo_hub.actions.records import Outcome
 from echo_hub.actions.requests import TABLE, Request, WrongRequestError, request_of, summary, taking_back
-from echo_hub.dashboard.access.guard import FORM_TOKEN, Guard, actor_of
+from echo_hub.dashboard.access.guard import KEY, TOKEN, actor_of
 from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.actions_api import STATUS, answer
 from echo_hub.dashboard.formats import path_part
@@ -73,10 +73,9 @@ def form_fields(kind: type[Request]) -> tuple[FormField, ...]:
 
 
 class ActionsRoom:
-    def __init__(self, desk: OperatorDesk, snapshots: Snapshots, guard: Guard, templates: jinja2.Environment) -> None:
+    def __init__(self, desk: OperatorDesk, snapshots: Snapshots, templates: jinja2.Environment) -> None:
         self._desk = desk
         self._snapshots = snapshots
-        self._guard = guard
         self._template = Template(templates, "actions.html")
 
     async def serve(self, request: web.Request) -> web.Response:
@@ -89,7 +88,7 @@ class ActionsRoom:
         if action not in TABLE:
             return json_response({"error": "There is no such action."}, status=404)
         form = await request.post()
-        given = {name: value for name, value in form.items() if name not in (FORM_TOKEN, CONFIRMED) and value != ""}
+        given = {name: value for name, value in form.items() if name not in (KEY, TOKEN, CONFIRMED) and value != ""}
         if not _is_a_persons(request):
             return await answer(self._desk.act(action, given, actor_of(request)))
         if TABLE[action].ASKS and form.get(CONFIRMED) != "yes":
@@ -129,14 +128,12 @@ class ActionsRoom:
         told: Answered | None = None,
         status: int = 200,
     ) -> web.Response:
-        session = self._guard.session(request)
         records = await self._desk.log(limit=RECORDS_SHOWN, before=None)
         undone = {record.undoes for record in records if record.outcome is not Outcome.REFUSED}
         run = (await self._snapshots.get()).run
         text = self._template.render(
             room="actions",
             run=run,
-            form_token=session.form_token() if session else "",
             forms=[
                 (name, summary(kind), form_fields(kind), _now(run, name))
                 for name, kind in TABLE.items()

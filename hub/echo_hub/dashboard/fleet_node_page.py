@@ -13,8 +13,6 @@ from typing import Final
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.access.guard import Guard
-from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.model import NodeView, public_id
 from echo_hub.dashboard.responses import html_response, json_response
@@ -36,13 +34,11 @@ class FleetNodePage:
         source: PagesSource,
         live: LivePages,
         snapshots: Snapshots,
-        guard: Guard,
         templates: jinja2.Environment,
     ) -> None:
         self._source = source
         self._live = live
         self._snapshots = snapshots
-        self._forms = FormTokens(guard)
         self._template = Template(templates, "fleet_node.html")
         self._missing = Template(templates, "fleet_missing.html")
 
@@ -52,11 +48,11 @@ class FleetNodePage:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /fleet/{node}"""
-        node_id, personal = request.match_info["node"], self._forms.personal(request)
+        node_id = request.match_info["node"]
         if await self._record(node_id) is None:
             run = (await self._snapshots.get()).run
-            text = self._missing.render(room="nodes", run=run, node_id=node_id, form_token=self._forms.slot)
-            return html_response(personal(text), status=404)
+            text = self._missing.render(room="nodes", run=run, node_id=node_id)
+            return html_response(text, status=404)
 
         async def prepare(snapshot: Snapshot) -> Callable[[], str]:
             record = await self._record(node_id)
@@ -66,7 +62,6 @@ class FleetNodePage:
             return partial(
                 self._template.render,
                 room="nodes",
-                form_token=self._forms.slot,
                 run=snapshot.run,
                 node=_view(snapshot, record),
                 record=record,
@@ -74,7 +69,7 @@ class FleetNodePage:
                 public_id=public_id(node_id),
             )
 
-        return await self._live.answer(request, Look(key=("fleet node", node_id), prepare=prepare, personal=personal))
+        return await self._live.answer(request, Look(key=("fleet node", node_id), prepare=prepare))
 
     async def serve_json(self, request: web.Request) -> web.Response:
         """GET /api/v1/nodes/{node}: {"node": `NodeView`, and what else a `NodeRecord` has}"""

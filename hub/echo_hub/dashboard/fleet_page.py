@@ -14,7 +14,6 @@ from functools import partial
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.fleet import (
     FASTEST,
     STANDINGS,
@@ -27,7 +26,6 @@ from echo_hub.dashboard.fleet import (
     kinds,
     page_links,
 )
-from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.responses import html_response
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
@@ -36,29 +34,27 @@ from echo_hub.dashboard.templating import Template
 
 
 class FleetPage:
-    def __init__(self, live: LivePages, snapshots: Snapshots, guard: Guard, templates: jinja2.Environment) -> None:
+    def __init__(self, live: LivePages, snapshots: Snapshots, templates: jinja2.Environment) -> None:
         self._live = live
         self._snapshots = snapshots
-        self._forms = FormTokens(guard)
         self._template = Template(templates, "fleet.html")
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /fleet?q=SEARCH&state=S&standing=S&engine=E&precision=P&sort=KEY&after=NODES"""
-        personal = self._forms.personal(request)
         try:
             asked = fleet_query(request.query)
         except WrongFleetQueryError as error:
             text = self._render(await self._snapshots.get(), FleetQuery(sort=FASTEST), wrong=str(error))
-            return html_response(personal(text), status=400)
+            return html_response(text, status=400)
         wanted = replace(asked, sort=asked.sort or FASTEST)
         if wanted.search or wanted.after:
-            return html_response(personal(await asyncio.to_thread(self._render, await self._snapshots.get(), wanted)))
+            return html_response(await asyncio.to_thread(self._render, await self._snapshots.get(), wanted))
 
         async def prepare(snapshot: Snapshot) -> Callable[[], str]:
             return partial(self._render, snapshot, wanted)
 
         key = ("fleet", *(f"{name}={value}" for name, value in wanted.asked.items()))
-        return await self._live.answer(request, Look(key=key, prepare=prepare, personal=personal))
+        return await self._live.answer(request, Look(key=key, prepare=prepare))
 
     def _render(self, snapshot: Snapshot, wanted: FleetQuery, *, wrong: str = "") -> str:
         part, all_kinds = find_nodes(snapshot.nodes, wanted), kinds(snapshot.nodes)
@@ -67,7 +63,6 @@ class FleetPage:
         kept = {name: value for name, value in wanted.asked.items() if name != "sort"}
         return self._template.render(
             room="nodes",
-            form_token=self._forms.slot,
             run=snapshot.run,
             part=part,
             kinds=all_kinds,

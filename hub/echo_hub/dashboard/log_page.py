@@ -14,7 +14,6 @@ from urllib.parse import urlencode
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
 from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.templating import Template
@@ -45,9 +44,8 @@ def event_filter_of(query: Mapping[str, str]) -> EventFilter:
 
 
 class LogRoom:
-    def __init__(self, source: PagesSource, guard: Guard, templates: jinja2.Environment) -> None:
+    def __init__(self, source: PagesSource, templates: jinja2.Environment) -> None:
         self._source = source
-        self._guard = guard
         self._template = Template(templates, "log.html")
 
     @property
@@ -62,12 +60,10 @@ class LogRoom:
         except WrongLogQueryError as error:
             wrong = str(error)
         events = () if wrong else await self._source.events(wanted, ROWS_SHOWN)
-        session = self._guard.session(request)  # None for a script, which needs no forms.
         query = {name: value for name, value in asdict(wanted).items() if value and name != "before"}
         older = urlencode({**query, "before": events[-1].number}) if len(events) == ROWS_SHOWN else ""
         text = self._template.render(
             room="events",
-            form_token=session.form_token() if session else "",
             wanted=wanted,
             wrong=wrong,
             events=events,

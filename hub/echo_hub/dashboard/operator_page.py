@@ -11,11 +11,9 @@ import jinja2
 from aiohttp import web
 
 from echo_hub.dashboard import bars, charts
-from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.answers import answers
 from echo_hub.dashboard.curves import CurvesRoom, Trend
 from echo_hub.dashboard.fleet import foremost, kinds
-from echo_hub.dashboard.forms import FormTokens
 from echo_hub.dashboard.live import LivePages, Look
 from echo_hub.dashboard.model import EvaluationView, RunView
 from echo_hub.dashboard.run_now import run_now
@@ -39,15 +37,12 @@ CHARTS: Final = {
 
 
 class OperatorPage:
-    """All operators see one rendering; each session's own form token is put into it when it is sent."""
+    """All operators see one rendering."""
 
-    def __init__(
-        self, source: PagesSource, live: LivePages, guard: Guard, templates: jinja2.Environment, curves: CurvesRoom
-    ) -> None:
+    def __init__(self, source: PagesSource, live: LivePages, templates: jinja2.Environment, curves: CurvesRoom) -> None:
         self._source = source
         self._curves = curves
         self._live = live
-        self._forms = FormTokens(guard)
         self._template = Template(templates, "operator.html")
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -58,7 +53,7 @@ class OperatorPage:
             trend = (await self._curves.newest()).trend
             return partial(self._render, snapshot, recent, trend)
 
-        look = Look(key=("operator",), prepare=prepare, personal=self._forms.personal(request), has_curves=True)
+        look = Look(key=("operator",), prepare=prepare, has_curves=True)
         return await self._live.answer(request, look)
 
     def _render(self, snapshot: Snapshot, recent: Sequence[StepRecord], trend: Trend | None) -> str:
@@ -68,7 +63,6 @@ class OperatorPage:
         mistrusted = {one.node_id: nodes.get(one.node_id) for one in run.trust.mismatch}
         return self._template.render(
             room="operator",
-            form_token=self._forms.slot,
             run=run,
             recent=recent[::-1][:STEPS_SHOWN],
             now=now,

@@ -59,19 +59,19 @@ def routes(
     told = about or AboutView()
     login = LoginPage(guard, Attempts(time.monotonic), templates)
     return [
-        web.get("/", OperatorPage(source, live, guard, templates, curves).serve),
+        web.get("/", OperatorPage(source, live, templates, curves).serve),
         web.get("/login", login.serve),
         web.post("/login", login.log_in),
         web.post("/logout", login.log_out),
-        *_actions(desk, ActionsRoom(desk, snapshots, guard, templates)),
+        *_actions(desk, ActionsRoom(desk, snapshots, templates)),
         *LeaderboardPage(live, snapshots, board, guard.visits, templates, about=told).routes,
         *HolderPages(snapshots, board, curves, guard, templates).routes,
         *PublicRooms(snapshots, board, guard.visits, templates, about=told).routes,
         web.get("/api/v1/openapi.json", serve_openapi),
         web.get("/api/v1/run", api.run),
         web.get("/api/v1/nodes", api.nodes),
-        web.get("/fleet", FleetPage(live, snapshots, guard, templates).serve),
-        *FleetNodePage(source, live, snapshots, guard, templates).routes,
+        web.get("/fleet", FleetPage(live, snapshots, templates).serve),
+        *FleetNodePage(source, live, snapshots, templates).routes,
         web.get("/api/v1/steps", api.steps),
         web.get("/api/v1/curves", curves.serve),
         web.get("/api/v1/events", EventStream(snapshots, viewers, heartbeat_s=heartbeat_s).serve, allow_head=False),
@@ -79,8 +79,8 @@ def routes(
         web.get("/healthz", api.live),
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
-        *LogRoom(source, guard, templates).routes,
-        *(() if rollouts is None else RolloutsRoom(rollouts, guard, templates).routes),
+        *LogRoom(source, templates).routes,
+        *(() if rollouts is None else RolloutsRoom(rollouts, templates).routes),
     ]
 
 

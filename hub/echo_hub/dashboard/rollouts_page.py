@@ -16,7 +16,6 @@ from urllib.parse import urlencode
 import jinja2
 from aiohttp import web
 
-from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
 from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.token_marks import Colour, legend, marks, summary_of
@@ -96,9 +95,8 @@ def asked(wanted: RolloutFilter) -> dict[str, str]:
 
 
 class RolloutsRoom:
-    def __init__(self, source: RolloutsSource, guard: Guard, templates: jinja2.Environment) -> None:
+    def __init__(self, source: RolloutsSource, templates: jinja2.Environment) -> None:
         self._source = source
-        self._guard = guard
         self._list = Template(templates, "rollouts.html")
         self._group = Template(templates, "rollout_group.html")
 
@@ -132,7 +130,6 @@ class RolloutsRoom:
         query = asked(wanted)
         text = self._list.render(
             room="rollouts",
-            form_token=self._form_token(request),
             wanted=wanted,
             page=page,
             wrong=wrong,
@@ -155,7 +152,6 @@ class RolloutsRoom:
         versions = sorted({piece.version for each in group.rollouts if each.drawn for piece in each.drawn.pieces})
         text = self._group.render(
             room="rollouts",
-            form_token=self._form_token(request),
             group=group,
             colour=colour,
             colours=colours,
@@ -186,7 +182,3 @@ class RolloutsRoom:
     async def _find(self, request: web.Request) -> GroupView | None:
         group_id = whole_number(request.match_info["group"])
         return None if group_id is None else await self._source.group(group_id)
-
-    def _form_token(self, request: web.Request) -> str:
-        session = self._guard.session(request)  # None for a script, which needs no forms.
-        return session.form_token() if session else ""

@@ -7,7 +7,8 @@ for a turn (`turnstile`), because it costs more than a request, and must be done
     at most HEAD_S      body within BODY_S;            the answer goes out, then it is idle:
     and HEAD_BYTES      what is sent moves             something moves within IDLE_S
 
-What a client reads slowly goes on for as long as some of it arrives; a client that reads nothing is cut off.
+What a client reads slowly goes on for as long as some of it arrives; a client that reads nothing is cut off. Once a
+connection is a websocket, its small frames are counted before the HTTP library sees them (`count_frames`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from echo_hub.net import turns
 from echo_hub.net.progress import Progress, progress
 from echo_hub.net.turnstile import Turnstile
 from echo_shared.errors import RefusedError
+from echo_shared.frame_gate import FrameGate
 
 HANDSHAKE_S: Final = 10.0
 HEAD_S: Final = 20.0
@@ -133,6 +135,8 @@ class Connection(asyncio.BufferedProtocol):
         self._num_read = 0
         """Bytes since its last request."""
         self._is_paused = False
+        self._gate: FrameGate | None = None
+        self._flooded: Callable[[], None] = lambda: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -187,6 +191,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._inner is None:
             self._early += data
             return
+        if self._gate is not None and not self._gate.admits(data, now=self._keeper.now()):
+            self.transport.abort()
+            self._flooded()
+            return
         self._inner.data_received(data)
         if not self._may_send_more and self._num_read >= HEAD_BYTES and not self.transport.is_closing():
             self.transport.pause_reading()  # Until its request is there, if it ever is.
@@ -211,6 +219,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_paused and not self.transport.is_closing():
             self._is_paused = False
             self.transport.resume_reading()
+
+    def count_frames(self, flooded: Callable[[], None]) -> None:
+        """All that comes is frames of a websocket: too many small ones end the connection, and call `flooded`."""
+        self._gate, self._flooded = FrameGate(now=self._keeper.now()), flooded
 
     def answered(self, now: float) -> None:
         """The request's handler is done; its answer may still be on its way."""

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, Protocol
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -22,6 +23,7 @@ from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.net.client_address import client_ip, hub_host, place_of
 from echo_hub.net.door import Door, Guest, GuestList, TurnedAway, refused
 from echo_hub.net.limits import Limits
+from echo_hub.net.message_share import MessageShare
 from echo_hub.net.node_connection import NodeConnection, Together
 from echo_hub.net.nonces import Nonces
 from echo_hub.net.pace import Pace
@@ -47,11 +49,11 @@ log = logging.getLogger(__name__)
 WELCOME_S: Final = 20.0
 """How long the hub may take to let a proven node in."""
 NO_LIMIT: Final = 2**62
-"""No limit of what may wait in a connection: only the writer waits for room. Reading, which answers pings, never
-does."""
+"""No limit within the library of what may wait to be sent: `NodeConnection` has one, and waits for room itself."""
 HEARTBEATS_MISSED: Final = 6
 """A node that says nothing for this many heartbeats is taken for gone."""
 
+_PINGS: Final = (WSMsgType.PING, WSMsgType.PONG)
 _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do="Check the network, then join again.")
 
 
@@ -133,6 +135,7 @@ class Gateway:
         )
         self._open: dict[str, NodeConnection] = {}
         self._together = Together()
+        self._share = MessageShare()
         self._losses = LossPool()
         self._connections: set[NodeConnection] = set()
         """The open ones, and those that wait for their Welcome."""
@@ -145,6 +148,7 @@ class Gateway:
             try:
                 guest = await self._door.enter(request, inbox)
                 node = self._node(guest, request)
+                self._limits.count_frames(request, partial(self._blame, node, Fault.TOO_MANY_FRAMES))
             except TurnedAway as turned:
                 return turned.response
             except RemoteProtocolError as error:
@@ -216,12 +220,18 @@ class Gateway:
             max_msg_size=MAX_FRAME_FROM_NODE_BYTES,
             heartbeat=self._settings.heartbeat_s * 2,
             compress=False,
+            autoping=False,  # The library would answer pings without end, and have its answers wait to be read.
             writer_limit=NO_LIMIT,
         )
         try:
             stream = await socket.prepare(request)
+        except web.HTTPException as refusal:
+            refusal.force_close()  # What follows would be counted as frames.
+            raise
         except ValueError as error:  # The library's own answer fails on headers that are no text.
-            raise web.HTTPBadRequest(text="This is no websocket handshake.\n") from error
+            bad_request = web.HTTPBadRequest(text="This is no websocket handshake.\n")
+            bad_request.force_close()
+            raise bad_request from error
         assert stream is not None, "a websocket's response has a stream"
         connection = NodeConnection(
             socket, session, request.transport, self._together, self._losses, place_of(node.host)
@@ -282,6 +292,7 @@ class Gateway:
                     if (wait_s := pace.wait_s(len(frame), now=self._limits.now())) > 0:
                         self.faults[Fault.TOO_FAST] += 1
                         await asyncio.sleep(wait_s)
+                    await self._share.rest()
             extra = {"event": "node_left", "subject": node.node_id}
             self._log.info("node %s is gone: its connection was closed", node.node_id, extra=extra)
         finally:
@@ -332,7 +343,9 @@ class Gateway:
     async def _next_frame(self, connection: NodeConnection, node: NodeInfo, silence: Silence) -> bytes | None:
         """The next binary frame; None once the connection is closed."""
         silence.listens()  # Not the timeout of `receive`, which begins anew with every pong.
-        received = await connection.socket.receive()
+        while (received := await connection.socket.receive()).type in _PINGS:
+            if received.type is WSMsgType.PING:
+                connection.answer_ping(bytes(received.data))
         silence.heard()
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data

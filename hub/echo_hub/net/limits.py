@@ -269,6 +269,15 @@ class Limits:
         self._count(connection, replace(connection.account, node_id=node_id))
         connection.go_on_reading()
 
+    def count_frames(self, request: web.Request, flooded: Callable[[], None]) -> None:
+        """The request becomes a websocket: `Connection.count_frames`. Raises RemoteProtocolError where frames came
+        before the handshake's answer, as RFC 6455 (section 4.1) forbids: they would not be counted."""
+        if request.protocol._message_tail:  # What the library holds of what follows the request's head.
+            raise RemoteProtocolError("A node sent frames before its handshake was answered.", do="Upgrade the node.")
+        connection = _connection_of(request)
+        if connection is not None:
+            connection.count_frames(flooded)
+
     def began_handshake(self, connection: Connection) -> None:
         """Its turn has come, and it costs something now."""
         self._under_way[connection] = None

@@ -70,6 +70,10 @@ class NodeConnection:
         self.queue = SendQueue()
         self.writer: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._stream: AbstractStreamWriter | None = None
+        self._ping = b""
+        """The newest that was not answered (RFC 6455, section 5.5.3: the others need not be)."""
+        self._answering: asyncio.Task[None] | None = None
         self._transport = transport
         self._together = together
         self._kept: list[bytes] = []
@@ -101,7 +105,28 @@ class NodeConnection:
 
     def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
         """Begins to send what is queued to the node."""
+        self._stream = stream
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
+
+    def answer_ping(self, payload: bytes) -> None:
+        """Answers at once, or once what was sent before has gone: one answer waits, to the newest ping."""
+        self._ping = payload
+        if self._answering is not None or self._transport is None or self._stream is None:
+            return
+        if self._transport.get_write_buffer_size():
+            self._answering = asyncio.create_task(self._answer_later(self._stream), name="pong")
+        else:
+            self._pong()
+
+    async def _answer_later(self, stream: AbstractStreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):  # Its reader sees that, too.
+            await stream.drain()
+        self._answering = None
+        self._pong()
+
+    def _pong(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self.socket.closed:
+            self._transport.write(bytes((0x8A, len(self._ping))) + self._ping)
 
     async def _write(self, stream: AbstractStreamWriter) -> None:
         """Writes until the queue ends or the connection breaks, which its reader sees as well. Never cancel what may
@@ -126,8 +151,8 @@ class NodeConnection:
         self.queue.end()
         await self._close(None)
         self.abort()
-        if self.writer is not None:
-            await asyncio.wait([self.writer])
+        if ending := [task for task in (self.writer, self._answering) if task is not None]:
+            await asyncio.wait(ending)
 
     async def _close(self, last_frame: bytes | None) -> None:
         """Only the first call counts."""

@@ -37,6 +37,8 @@ class Fault(StrEnum):
     NOT_BINARY = "not_binary"
     NOT_DECODABLE = "not_decodable"
     OUT_OF_TURN = "out_of_turn"
+    TOO_MANY_FRAMES = "too_many_frames"
+    """Pings, pongs, empty frames or fragments, or messages faster than they are read."""
     TOO_FAST = "too_fast"
     """It was read more slowly."""
     SILENT = "silent"

@@ -15,7 +15,8 @@ from typing import Final
 
 MOST_MESSAGES: Final = 2_048
 MOST_PUSHES: Final = 4_096
-"""A node that leaves so many unread is stuck."""
+MOST_BYTES: Final = 32 * 2**20
+"""Of messages. A node that leaves so much unread is stuck."""
 
 MakePush = Callable[[], bytes | None]
 """Makes a push's frame; None: it is of no use any more."""
@@ -29,6 +30,7 @@ class SendQueue:
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
+        self._num_bytes = 0
         self._pushes: list[tuple[Rank, int, MakePush]] = []
         self._numbers = itertools.count()
         self._has_ended = False
@@ -42,8 +44,9 @@ class SendQueue:
 
     def put(self, frame: bytes) -> bool:
         """Queues a message; False when the queue is full."""
-        if len(self._messages) >= MOST_MESSAGES:
+        if len(self._messages) >= MOST_MESSAGES or self._num_bytes + len(frame) > MOST_BYTES:
             return False
+        self._num_bytes += len(frame)
         self._messages.append(frame)
         self._more.set()
         return True
@@ -65,7 +68,9 @@ class SendQueue:
         """The frame to be sent next, as soon as there is one; None once the queue has ended."""
         while not self._has_ended:
             if self._messages:
-                return self._messages.popleft()
+                message = self._messages.popleft()
+                self._num_bytes -= len(message)
+                return message
             if self._pushes:
                 _, _, make = heappop(self._pushes)
                 if (frame := make()) is not None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from echo_hub.config.sections import HubConfig
 from echo_hub.sinks.base import Entry, Position
 from echo_shared.errors import ConfigError, EchoError
+from echo_shared.settings import without_secrets
 from echo_shared.supervised import Command, SupervisedChild
 
 TOLD_SECTIONS: Final = ("run", "model", "task", "sampling", "training", "objective", "evaluation", "leases", "trust")
@@ -55,7 +56,7 @@ class WandB:
             await child.stop(timeout_s=8.0)
 
     def _opening(self) -> dict[str, Any]:
-        settings, metrics = self._config.model_dump(mode="json"), self._config.metrics
+        settings, metrics = without_secrets(self._config).model_dump(mode="json"), self._config.metrics
         return {
             "directory": str(self._directory),
             "mode": metrics.wandb,

@@ -177,6 +177,9 @@ class AsyncStore:
     async def useful_nodes(self) -> frozenset[str]:
         return await self.read(self.store.useful_nodes)
 
+    async def counted_names(self) -> list[tuple[str, str, float, int | None]]:
+        return await self.read(self.store.counted_names)
+
     async def want_pardon(self, node_ids: Collection[str], now: float) -> None:
         await self.write(self.store.want_pardon, node_ids, now)
 

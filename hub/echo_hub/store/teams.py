@@ -18,6 +18,7 @@ from echo_hub.store.tables import credit, credit_days, credit_steps, nodes, team
 from echo_shared.credit_books import Holder
 from echo_shared.errors import RefusedError
 from echo_shared.messages import Team
+from echo_shared.messages.shown_names import fault_of, looks_of
 
 MOST_TEAMS: Final = 10_000
 
@@ -30,8 +31,8 @@ def name_key(name: str) -> str:
 def create_team(connection: Connection, node_id: str, name: str, now: float) -> None:
     """Makes a team and puts its founder in it. Raises RefusedError."""
     name = " ".join(name.split())
-    if not any(character.isalnum() for character in name):
-        raise RefusedError("This is no name for a team.", got=name, do="Give it one with a letter or a digit.")
+    if fault := fault_of(name):
+        raise RefusedError("This is no name for a team.", got=name, do=f"Give it another: {fault}.")
     own = select(credit.c.rollouts).where(credit.c.holder == node_id)
     if not connection.scalar(own):
         # Keys cost nothing, work does.
@@ -41,8 +42,16 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
         )
     if _team_id(connection, name) is not None:
         raise RefusedError("There is a team of this name already.", got=name, do=f"Join it: echo-node team join {name}")
-    if (connection.scalar(select(func.count()).select_from(teams)) or 0) >= MOST_TEAMS:
+    names = list(connection.scalars(select(teams.c.name)))
+    if len(names) >= MOST_TEAMS:
         raise RefusedError("This hub has as many teams as it can keep.", do="Join one of them.")
+    looks = looks_of(name)
+    if alike := next((other for other in names if not looks.isdisjoint(looks_of(other))), None):
+        raise RefusedError(
+            "There is a team whose name looks like this one.",
+            got=f"{name}, like {alike}",
+            do=f"Take another name, or join that team: echo-node team join {alike}",
+        )
     made = {"name": name, "name_key": name_key(name), "founder": node_id, "founded_at": now}
     connection.execute(insert(teams), made)
     ensure(connection, [team_holder(_team_id(connection, name) or 0)])

@@ -8,7 +8,9 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from echo_shared.messages.base import Message
+from echo_shared.messages.engines import known_backend
 from echo_shared.messages.fields import Count, Name, Nonce, PolicyVersion, PublicKey, Signature, Text, printable_line
+from echo_shared.messages.shown_names import checked_name
 from echo_shared.messages.spread import ArtefactOffer, MeshPeers, RunKeys
 
 MAX_COST_PER_HOUR: Final = 1_000.0
@@ -31,6 +33,8 @@ class RefusalCode(StrEnum):
     PROTOCOL_ERROR = "remote_protocol"
     SHUTTING_DOWN = "shutting_down"
     FINISHED = "finished"
+    NAME_TAKEN = "name_taken"
+    """The node's name looks like that of another one, which had it first."""
 
 
 class Hello(Message):
@@ -59,9 +63,9 @@ class Proof(Message):
 
     type: Literal["proof"] = "proof"
     signature: Signature
-    name: Name
+    name: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(checked_name)]
     invite_token: Annotated[str, Field(max_length=256)] | None = None
-    backend: Name
+    backend: Annotated[str, Field(max_length=64), AfterValidator(known_backend)]
     device: Annotated[str, Field(max_length=128), AfterValidator(printable_line)]
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from echo_shared.messages.base import MAX_BATCHED, MAX_GROUP_SIZE, Message
 from echo_shared.messages.checking import MAX_CHECKS
+from echo_shared.messages.engines import known_precision
 from echo_shared.messages.fields import (
     MAX_TOKENS,
     Count,
@@ -18,7 +19,6 @@ from echo_shared.messages.fields import (
     Seed,
     Text,
     TokenIds,
-    printable_line,
 )
 from echo_shared.messages.receipts import DropReason
 from echo_shared.messages.rollouts import VersionSpans
@@ -55,7 +55,7 @@ class NodeStatus(Message):
     policy_version: PolicyVersion | None
     """Newest version that is verified and ready to sample from; None while the base is not there yet."""
     tokens_per_s: Annotated[float, Field(ge=0)]
-    precision: Annotated[str, Field(max_length=64), AfterValidator(printable_line)] = ""
+    precision: Annotated[str, Field(max_length=64), AfterValidator(known_precision)] = ""
     """Of its engine's weights: f32, bf16, q8_0, q4_k_m ...; empty = not known, or no engine is up."""
     checks: Annotated[int, Field(ge=0, le=MAX_CHECKS)] = 0
     """Completions of others that it is willing to compute again at once; 0 = none, or its engine cannot."""

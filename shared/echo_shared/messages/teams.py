@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from echo_shared.messages.base import Message
 from echo_shared.messages.fields import Count, printable_line
+from echo_shared.messages.shown_names import checked_name
 
 MAX_TEAM_NAME: Final = 40
 
@@ -24,6 +25,14 @@ class TeamWanted(Message):
     action: Literal["create", "join", "leave", "show"]
     name: TeamName = ""
     """Of the team that is made or joined."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shows_what_it_is(cls, values: Any) -> Any:
+        """Before what is invisible is replaced: of a team that is to be made, the name as it was given."""
+        if isinstance(values, dict) and values.get("action") == "create" and isinstance(values.get("name"), str):
+            checked_name(values["name"])
+        return values
 
 
 class Team(Message):

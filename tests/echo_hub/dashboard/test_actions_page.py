@@ -18,8 +18,9 @@ HTML = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
 class Browser:
     """A session with its cookie, which sends what a page's forms hold."""
 
-    def __init__(self, session: ClientSession, cookie: str) -> None:
+    def __init__(self, session: ClientSession, cookie: str, key: str) -> None:
         self._session = session
+        self._key = key
         self._headers = {**HTML, "Cookie": cookie}
 
     async def get(self, path: str = "/actions") -> str:
@@ -28,8 +29,7 @@ class Browser:
             return await answer.text()
 
     async def post(self, path: str, **fields: str) -> tuple[int, str]:
-        token = (await self.get()).partition('name="form_token" value="')[2].partition('"')[0]
-        data = {"form_token": token, **fields}
+        data = {"page_key": self._key, **fields}
         async with self._session.post(path, data=data, headers=self._headers, allow_redirects=False) as answer:
             return answer.status, answer.headers.get("Location") or await answer.text()
 
@@ -39,8 +39,9 @@ async def browser(open_hub: Any, source: Any, desk: Any, guard: Any) -> Browser:
     session = await open_hub(source, token="", desk=desk)
     async with session.get(f"/?token={guard.credentials.token}", allow_redirects=False) as answer:
         (morsel,) = SimpleCookie(answer.headers["Set-Cookie"]).values()
+        key = answer.headers["Location"].partition("#key=")[2]
     session.cookie_jar.clear()
-    return Browser(session, f"{morsel.key}={morsel.value}")
+    return Browser(session, f"{morsel.key}={morsel.value}", key)
 
 
 async def test_there_is_a_form_for_every_action_but_those_of_nodes(browser: Browser) -> None:
@@ -104,12 +105,12 @@ async def test_a_nodes_button_is_asked_about_by_the_hub_where_no_script_did(
     assert [record.action for record in await desk.log(limit=5, before=None)] == ["ban"]
 
 
-async def test_forms_of_other_sites_and_without_the_token_do_nothing(
+async def test_forms_of_other_sites_and_without_the_key_do_nothing(
     browser: Browser, open_hub: Any, source: Any, desk: Any
 ) -> None:
-    status, _ = await browser.post("/actions/pause", form_token="0" * 128, confirmed="yes")
+    status, _ = await browser.post("/actions/pause", page_key="0" * 43, confirmed="yes")
     assert status == 403
-    status, _ = await browser.post("/actions/undo/1", form_token="")
+    status, _ = await browser.post("/actions/undo/1", page_key="")
     assert status == 403
     stranger = await open_hub(source, token="", desk=desk)
     async with stranger.post("/actions/pause", data={"confirmed": "yes"}) as answer:

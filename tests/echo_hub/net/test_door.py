@@ -170,7 +170,7 @@ async def test_a_node_that_cannot_prove_its_key_is_refused(hub: Hub) -> None:
     said = thief.session.hello()
     challenge = await thief.challenged(said)
     thief.session._me = Identity.generate()
-    proof = thief.session.proof(name="n", invite_token=None, backend="b", device="d", swarm_port=0)
+    proof = thief.session.proof(name="n", invite_token=None, backend="torch", device="d", swarm_port=0)
     answer, refused = await thief.turned_away(Credentials(hello=said, nonce=challenge.nonce, proof=proof))
     assert (answer, refused.code) == (403, RefusalCode.BAD_SIGNATURE)
     assert hub.book.joined == []

@@ -40,6 +40,14 @@ async def test_a_full_queue_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     assert queue.put(b"message")
 
 
+async def test_messages_that_wait_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_queue, "MOST_BYTES", 10)
+    queue = SendQueue()
+    assert [queue.put(bytes(size)) for size in (6, 4, 1)] == [True, True, False]
+    await queue.next()
+    assert queue.put(bytes(6)) and not queue.put(b"x")
+
+
 async def test_its_end_wakes_who_waits_and_leaves_the_rest() -> None:
     queue = SendQueue()
     waiting = asyncio.create_task(queue.next())

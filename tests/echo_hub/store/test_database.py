@@ -152,7 +152,7 @@ def test_beside_a_hub_a_database_without_a_run_is_left_alone(tmp_path: Path) -> 
 def test_beside_a_hub_the_same_schema_is_opened(url: str) -> None:
     hub = Store.open(url)
     beside = Store.open(url, beside_hub=True)
-    hub.node_seen(node_id="a", public_key=b"k", name="a", backend="b", device="c", now=1.0)
+    hub.node_seen(node_id="a", public_key=b"k", name="a", backend="torch", device="c", now=1.0)
     beside.ban(["a"], now=2.0)
     assert hub.banned_nodes() == {"a"}
     beside.close()

@@ -139,7 +139,14 @@ def test_costs_add_up_by_node(store: Store, records: Any) -> None:
     store.apply([CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("a", 1.0, 0.5)))], now=2.0)
     assert store.costs() == CostTotals(dollars=1.0, active_s=13.5)
     store.node_seen(
-        node_id="a", public_key=b"k", name="a", backend="b", device="d", now=1.0, cost_per_hour=0.4, power_watts=220.0
+        node_id="a",
+        public_key=b"k",
+        name="a",
+        backend="torch",
+        device="d",
+        now=1.0,
+        cost_per_hour=0.4,
+        power_watts=220.0,
     )
     by_node = {row.node_id: row for row in store.leaderboard()}
     assert (by_node["a"].cost, by_node["a"].active_s) == (0.75, 11.0)

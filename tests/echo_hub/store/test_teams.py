@@ -56,7 +56,8 @@ def test_who_joins_another_team_leaves_the_first(books: CreditStore) -> None:
     ("node_id", "action", "name", "said"),
     [
         ("idle", "create", "Mine", "Nothing of this node's work"),
-        ("a", "create", "...", "no name"),
+        ("a", "create", "0ne", "looks like"),
+        ("a", "create", "оnе", "looks like"),
         ("a", "create", "ＯＮＥ", "already"),
         ("idle", "join", "None such", "no team"),
         ("stranger", "join", "One", "never joined"),
@@ -93,4 +94,4 @@ def test_names_that_look_alike_to_unicode_are_one() -> None:
 
 
 def test_what_turns_text_round_is_not_in_a_name() -> None:
-    assert TeamWanted(action="create", name="\u202eabc\u0007\n").name == "?abc??"
+    assert TeamWanted(action="join", name="\u202eabc\u0007\n").name == "?abc??"

@@ -77,6 +77,7 @@ class Hub:
         """Of the moment, in the place of what a hub in mid-run would say."""
         self.nodes = ConnectedNodes(
             report=driven.driver.report,
+            check_name=self._check_name,
             remember=self._remember,
             distributor=self,
             welcome=self._welcome,
@@ -123,6 +124,9 @@ class Hub:
             join_command="echo-node join http://hub",
         )
         return replace(mid_run, **self.said)
+
+    async def _check_name(self, node: NodeInfo) -> None:
+        """Every name is free."""
 
     async def _remember(self, node: NodeInfo) -> None:
         await self.driven.async_store.node_seen(

@@ -49,7 +49,9 @@ def client_of(
     return HubClient(
         HubAddress.parse(url, insecure=False),
         me=me or Identity.generate(),
-        introduction=Introduction(name="n", invite_token="token-1", backend="b", device="d", swarm_port=7, mesh_port=8),
+        introduction=Introduction(
+            name="n", invite_token="token-1", backend="mlx", device="d", swarm_port=7, mesh_port=8
+        ),
         pinned_hub_key=pinned,
         retry_first_s=0.01,
         jitter=lambda: 0.0,
@@ -95,20 +97,20 @@ async def test_a_new_introduction_is_made_on_a_new_connection(hub: Any) -> None:
     async with running(client) as events:
         await events.next(Welcome)
         await client.introduce(
-            Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7, mesh_port=8)
+            Introduction(name="n", invite_token=None, backend="vllm", device="e", swarm_port=7, mesh_port=8)
         )
         await events.next(Disconnected)
         await events.next(Welcome)
-    assert [(proof.backend, proof.device) for proof in hub.all(Proof)] == [("b", "d"), ("other", "e")]
+    assert [(proof.backend, proof.device) for proof in hub.all(Proof)] == [("mlx", "d"), ("vllm", "e")]
 
 
 async def test_one_that_comes_during_a_handshake_is_made_on_the_next_connection(hub: Any) -> None:
     client = client_of(hub.url)
-    new = Introduction(name="n", invite_token=None, backend="other", device="e", swarm_port=7, mesh_port=8)
+    new = Introduction(name="n", invite_token=None, backend="vllm", device="e", swarm_port=7, mesh_port=8)
     async with running(client) as events:
         await hub.until(lambda: hub.said != [])
         await client.introduce(new)
-        await hub.until(lambda: "other" in [proof.backend for proof in hub.all(Proof)])
+        await hub.until(lambda: "vllm" in [proof.backend for proof in hub.all(Proof)])
         while not isinstance(event := await events.queue.get(), Welcome):
             assert isinstance(event, Disconnected)
 
@@ -125,7 +127,7 @@ async def test_handshake_introduces_the_node_and_pins_the_hub(hub: Any) -> None:
     assert (proof.name, proof.invite_token, proof.backend, proof.device, proof.swarm_port, proof.mesh_port) == (
         "n",
         "token-1",
-        "b",
+        "mlx",
         "d",
         7,
         8,

@@ -205,8 +205,8 @@ FROM_HUB: list[FromHub] = [
 
 FROM_NODE: list[FromNode] = [
     Hello(protocol_version=2, software_version="1", node_key=bytes(32), nonce=bytes(32)),
-    Proof(signature=bytes(64), name="n", invite_token=None, backend="b", device="d", swarm_port=1, mesh_port=2),
-    Proof(signature=bytes(64), name="n", backend="b", device="d", cost_per_hour=0.4, power_watts=220),
+    Proof(signature=bytes(64), name="n", invite_token=None, backend="torch", device="d", swarm_port=1, mesh_port=2),
+    Proof(signature=bytes(64), name="n", backend="torch", device="d", cost_per_hour=0.4, power_watts=220),
     NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.0),
     Fetched(
         info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2, shared_memory_bytes=3

@@ -14,7 +14,7 @@ def test_no_node_claims_a_cost_beyond_all_sense(field: str, cost: object) -> Non
     most = {"cost_per_hour": 1.0, "power_watts": 100.0}[field]
     frame = msgpack.packb(
         {
-            **Proof(signature=bytes(64), name="n", backend="b", device="d").model_dump(),
+            **Proof(signature=bytes(64), name="n", backend="torch", device="d").model_dump(),
             field: cost * most if type(cost) is float else cost,
         }
     )

@@ -22,7 +22,13 @@ def test_what_a_hub_says_is_bounded(field: str, value: object) -> None:
         decode_from_hub(changed(TEAM, **{field: value}))
 
 
-def test_names_are_cleaned_as_nodes_names_are() -> None:
-    said = decode_from_node(encode(TeamWanted(action="create", name="a\u202eb\u200bc\x1b[2J\n")))
+@pytest.mark.parametrize("name", ["a\u202eb", "a\u200b", "\u3164", "x\x1b[2J", "The Hub", "аdmin"])
+def test_no_team_is_made_that_hides_or_imitates_something(name: str) -> None:
+    with pytest.raises(CodecError, match="a name may"):
+        decode_from_node(changed(TeamWanted(action="create", name="Herons"), name=name))
+
+
+def test_names_of_teams_that_there_are_are_cleaned() -> None:
+    said = decode_from_node(encode(TeamWanted(action="join", name="a\u202eb\u200bc\x1b[2J\n")))
     assert isinstance(said, TeamWanted) and said.name == "a?b?c?[2J?"
     assert Team(name="\u2066x").name == "?x"

@@ -71,7 +71,7 @@ class NumericsClass(NamedTuple):
     @property
     def rounding(self) -> str:
         """How an engine of this precision rounds: one of `ROUNDINGS`."""
-        return ROUNDINGS.get(self.precision.lower(), COARSE_ROUNDING)
+        return ROUNDINGS.get(self.precision.lower(), EXACT_ROUNDING)
 
     @property
     def kind(self) -> str:
@@ -81,13 +81,17 @@ class NumericsClass(NamedTuple):
 
 FINE: Final = "fine"
 COARSE_ROUNDING: Final = "q4_0"
-"""Of precisions that are not known, and of nodes that say none: four bits rounded to nearest."""
+"""Four bits rounded to nearest: of the coarsest precisions, and of nodes that say none."""
+EXACT_ROUNDING: Final = "f32"
+"""Of precisions that are not known, which the protocol refuses: no invented name is judged more gently than a true one.
+"""
 ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("f32", "float32"), "f32"),
         **dict.fromkeys(("f16", "float16"), "f16"),
         **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
         **{name: name for name in ("q8_0", "q6_k", "q5_k_m", "q4_k_m")},
+        **dict.fromkeys(("q4_0", "q3_k_m", ""), COARSE_ROUNDING),
     }
 )
 """By precision."""
@@ -167,7 +171,7 @@ class Numerics:
         if numerics in self._shown:
             return numerics
         if len(self._shown) >= MOST_CLASSES:
-            numerics = OTHERS
+            numerics = OTHERS._replace(precision=numerics.precision)
         self._shown.setdefault(numerics, NO_EVIDENCE)
         return numerics
 

@@ -3,7 +3,11 @@
 An operator comes with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session's cookie. A script
 may have a token of its own, for a scope: whoever has one for reading changes nothing. Opening
 `/?token=TOKEN` begins a session, as the form at /login does. Whatever changes something is a POST; with a session it
-must come from a page of this hub (Origin, Sec-Fetch-Site) and carry the session's form token.
+must come from a page of this hub (Origin, Sec-Fetch-Site) and carry the session's key, or the hub's token.
+
+A browser sends a cookie to every port of its host, so whoever runs another server there has it. The key is in no cookie
+and on no page: login puts it behind # of the address that it leads to, and `key.js` into the storage of this origin,
+which ends at the port.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -60,7 +64,20 @@ PUBLIC: Final = frozenset(
 )
 """The routes that anybody may ask for. Whatever is added to the hub and not to this is the operator's."""
 
-FORM_TOKEN: Final = "form_token"
+KEY: Final = "page_key"
+TOKEN: Final = "hub_token"
+"""Fields of forms."""
+_OPEN_TO_SESSIONS: Final = "/logout"
+"""A session alone may end itself."""
+NOT_OWN_PAGE: Final = (
+    "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
+    " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
+)
+NO_KEY: Final = "This form lacks the key that logging in gives to the browser. Log in again, then repeat this."
+NO_KEY_PAGE: Final = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>'
+    f'<p role="alert">{NO_KEY}</p><p><a href="/login">Log in</a></p></html>\n'
+)
 _ACTOR: Final = web.RequestKey("actor", Actor)
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
@@ -121,10 +138,39 @@ class Guard:
             return json_response({"error": "This token is for reading; it changes nothing."}, status=403)
         if "token" in request.query and request.path == "/":
             return see_other(request.path)
-        if session is not None and request.method not in _SAFE and not await _is_own_form(request, session):
-            log.warning("a form that is not of this hub's pages was refused: %s", request.path)
-            return json_response({"error": "This form is not from a page of this hub."}, status=403)
+        if session is not None and request.method not in _SAFE:
+            if not self.is_from_own_page(request):
+                log.warning("a form that is not of this hub's pages was refused: %s", request.path)
+                return json_response({"error": NOT_OWN_PAGE}, status=403)
+            if request.path != _OPEN_TO_SESSIONS and not await self._has_key(request, session):
+                log.warning("a form without the session's key was refused: %s", request.path)
+                return _without_key(request)
         return await handler(request)
+
+    def is_from_own_page(self, request: web.Request) -> bool:
+        """Whether a browser says that one of this hub's pages sent this: by the same scheme, host and port."""
+        site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+        if site is not None and site != "same-origin":
+            return False
+        if origin is None:
+            return site is not None
+        try:
+            sent_from = urlsplit(origin)
+            if site is not None:  # It has compared the schemes itself; a proxy may speak TLS unknown to the hub.
+                return sent_from.netloc == request.host
+            scheme = "https" if self.visits.is_https(request) else "http"
+            return sent_from.scheme == scheme and _with_port(sent_from) == _with_port(
+                urlsplit(f"{scheme}://{request.host}")
+            )
+        except ValueError:
+            return False
+
+    async def _has_key(self, request: web.Request, session: Session) -> bool:
+        form = await request.post()
+        key, token = form.get(KEY, ""), form.get(TOKEN, "")
+        if isinstance(key, str) and session.is_key(key):
+            return True
+        return isinstance(token, str) and self.credentials.is_token(token.strip())
 
     def is_operator(self, request: web.Request) -> bool:
         return self._actor(request, self.session(request)) is not None
@@ -142,10 +188,11 @@ class Guard:
     def begin_session(self, request: web.Request) -> web.Response:
         """The answer that logs in."""
         self._heed_new_password()  # Or this session would end with those that the old one began.
-        response = see_other("/")
+        session = self._sessions.begin()
+        response = see_other(f"/#key={session.key}")
         response.set_cookie(
             self._cookie(request),
-            self._sessions.begin().session_id,
+            session.session_id,
             max_age=int(LIFE_S),
             path="/",
             httponly=True,
@@ -210,22 +257,17 @@ def actor_of(request: web.Request) -> Actor:
     return request[_ACTOR]
 
 
-def is_from_own_page(request: web.Request) -> bool:
-    """Whether a browser says that one of this hub's pages sent this."""
-    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
-    if site is not None and site != "same-origin":
-        return False
-    try:
-        return (site is not None or origin is not None) and (origin is None or urlsplit(origin).netloc == request.host)
-    except ValueError:
-        return False
+def _with_port(address: SplitResult) -> tuple[str | None, int]:
+    """Raises ValueError for what is no port."""
+    return address.hostname, address.port or (443 if address.scheme == "https" else 80)
 
 
-async def _is_own_form(request: web.Request, session: Session) -> bool:
-    if not is_from_own_page(request):
-        return False
-    given = (await request.post()).get(FORM_TOKEN, "")
-    return isinstance(given, str) and session.is_form_token(given)
+def _without_key(request: web.Request) -> web.Response:
+    if "text/html" in request.headers.get("Accept", ""):
+        return web.Response(
+            text=NO_KEY_PAGE, status=403, content_type="text/html", headers={"Cache-Control": "no-store"}
+        )
+    return json_response({"error": NO_KEY}, status=403)
 
 
 def _refused(request: web.Request) -> web.Response:

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from echo_hub.dashboard.access.attempts import Attempts
 from echo_hub.dashboard.access.credentials import BusyError
-from echo_hub.dashboard.access.guard import Guard, is_from_own_page
-from echo_hub.dashboard.responses import plain_html_response, see_other
+from echo_hub.dashboard.access.guard import NOT_OWN_PAGE, Guard
+from echo_hub.dashboard.responses import plain_html_response
 from echo_hub.dashboard.templating import Template
 from echo_shared.errors import RemoteProtocolError
 
@@ -36,13 +36,13 @@ class LoginPage:
         self._rendered = lru_cache(PAGES_KEPT)(self._render)
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /login"""
-        return see_other("/") if self._guard.session(request) is not None else self._page()
+        """GET /login, for who is logged in, too: a browser that has lost its key is given another."""
+        return self._page()
 
     async def log_in(self, request: web.Request) -> web.Response:
         """POST /login"""
-        if not is_from_own_page(request):
-            return self._page("This form is not from a page of this hub.", status=403)
+        if not self._guard.is_from_own_page(request):
+            return self._page(NOT_OWN_PAGE, status=403)
         try:
             place, given = self._guard.visits.place(request), await _secret_of(request)
         except (RemoteProtocolError, TimeoutError, ValueError):

@@ -19,27 +19,13 @@ class Session:
     """One browser's."""
 
     session_id: str
-    form_secret: bytes
-    """What its forms carry, masked, and no other site can know."""
+    key: str
+    """What its forms carry. The browser is given it once, at login, and no page holds it: the cookie, which a browser
+    sends to every port of the host, gets nobody the key."""
     ends_at: float
 
-    def form_token(self) -> str:
-        """The secret under a new mask: pages are compressed together with what nodes say of themselves, and the size
-        of many pages would give away a text that all of them hold (https://www.breachattack.com)."""
-        mask = secrets.token_bytes(_SECRET_BYTES)
-        return (mask + _xor(mask, self.form_secret)).hex()
-
-    def is_form_token(self, given: str) -> bool:
-        try:
-            raw = bytes.fromhex(given)
-        except ValueError:
-            return False
-        mask, masked = raw[:_SECRET_BYTES], raw[_SECRET_BYTES:]
-        return len(masked) == _SECRET_BYTES and hmac.compare_digest(_xor(mask, masked), self.form_secret)
-
-
-def _xor(left: bytes, right: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(left, right, strict=True))
+    def is_key(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(errors="surrogatepass"), self.key.encode())
 
 
 class Sessions:
@@ -55,7 +41,7 @@ class Sessions:
             del self._open[next(iter(self._open))]
         session = Session(
             session_id=secrets.token_urlsafe(_SECRET_BYTES),
-            form_secret=secrets.token_bytes(_SECRET_BYTES),
+            key=secrets.token_urlsafe(_SECRET_BYTES),
             ends_at=self._clock() + LIFE_S,
         )
         self._open[session.session_id] = session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from echo_hub.core.trust.numerics import (
     NumericsClass,
     default,
 )
+from echo_node.config import BackendName, PrecisionName
+from echo_shared.messages.engines import BACKENDS, PRECISIONS
 from tests.echo_hub.core.trust.simulated import engine, rollouts
 
 TORCH = NumericsClass("torch", "bf16", "cuda")
@@ -63,8 +66,8 @@ def most_likely(shown: Evidence) -> tuple[int, int]:
         ("bfloat16", "bf16"),
         ("q8_0", "q8_0"),
         ("Q4_K_M", "q4_k_m"),
-        ("q1_xxl", "q4_0"),
-        ("", "q4_0"),
+        *((name, "q4_0") for name in ("q4_0", "q3_k_m", "")),
+        ("q1_xxl", "f32"),
     ],
 )
 def test_a_precision_has_a_rounding(precision: str, rounding: str) -> None:
@@ -76,10 +79,20 @@ def test_every_rounding_has_a_default() -> None:
     assert all(0 <= one.draws <= one.claims < NUM_SCALES for one in DEFAULTS.values())
 
 
-def test_an_unknown_precision_is_taken_for_the_coarsest() -> None:
-    """A liar's own name earns it no more than four bits rounded to nearest, and no finer one."""
-    coarsest = default(NumericsClass("made-up", "q1_xxl", "abacus"))
-    assert coarsest == default(NumericsClass())
+def test_an_invented_precision_is_judged_no_more_gently_than_a_true_one() -> None:
+    made_up = default(NumericsClass("made-up", "q1_xxl", "abacus"))
+    assert all(made_up.draws <= one.draws and made_up.claims <= one.claims for one in DEFAULTS.values())
+
+
+def test_whatever_a_node_may_say_is_judged_and_whatever_it_may_choose_may_be_said() -> None:
+    assert set(PRECISIONS) <= ROUNDINGS.keys()
+    assert set(get_args(PrecisionName)) - {"auto"} <= set(PRECISIONS)
+    assert set(get_args(BackendName)) - {"auto"} <= set(BACKENDS)
+
+
+def test_who_says_nothing_is_taken_for_the_coarsest() -> None:
+    coarsest = default(NumericsClass())
+    assert coarsest == default(NumericsClass("llama_cpp", "q4_0", "cpu"))
     assert all(one.draws <= coarsest.draws and one.claims <= coarsest.claims for one in DEFAULTS.values())
     assert [float(SCALES[place]) for place in (coarsest.draws, coarsest.claims)] == pytest.approx([0.5, 2**-0.5])
 

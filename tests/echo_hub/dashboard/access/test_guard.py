@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession
+from aiohttp.test_utils import make_mocked_request
 
+from echo_hub.actions.requests import TABLE
 from echo_hub.dashboard.access.credentials import set_password
-from echo_hub.dashboard.access.guard import Guard
+from echo_hub.dashboard.access.guard import KEY, TOKEN, Guard, Visits
 
 OPERATORS = ("/", *(f"/api/v1/{name}" for name in ("run", "nodes", "steps", "curves")), "/metrics")
 PUBLIC = ("/leaderboard", "/api/v1/leaderboard", "/healthz", "/readyz", "/login", "/static/echo.css")
@@ -19,12 +21,18 @@ async def stranger(open_hub: Any, source: Any) -> ClientSession:
     return session
 
 
-async def cookie_of(hub: ClientSession, guard: Guard) -> str:
+async def logged_in(hub: ClientSession, guard: Guard) -> tuple[str, str]:
+    """Cookie and key of a new session."""
     async with hub.get(f"/?token={guard.credentials.token}", allow_redirects=False) as answer:
-        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        path, _, key = answer.headers["Location"].partition("#key=")
+        assert (answer.status, path) == (303, "/") and len(key) == 43
         (morsel,) = SimpleCookie(answer.headers["Set-Cookie"]).values()
     hub.cookie_jar.clear()
-    return f"{morsel.key}={morsel.value}"
+    return f"{morsel.key}={morsel.value}", key
+
+
+async def cookie_of(hub: ClientSession, guard: Guard) -> str:
+    return (await logged_in(hub, guard))[0]
 
 
 @pytest.mark.parametrize("path", OPERATORS)
@@ -76,9 +84,7 @@ async def test_a_new_password_ends_all_sessions(
 
 async def test_logging_out_ends_the_session_for_good(stranger: ClientSession, guard: Guard) -> None:
     headers = {"Cookie": await cookie_of(stranger, guard), "Sec-Fetch-Site": "same-origin"}
-    async with stranger.get("/", headers=headers) as answer:
-        token = (await answer.text()).partition('name="form_token" value="')[2].partition('"')[0]
-    async with stranger.post("/logout", headers=headers, data={"form_token": token}, allow_redirects=False) as answer:
+    async with stranger.post("/logout", headers=headers, allow_redirects=False) as answer:
         assert (answer.status, answer.headers["Location"]) == (303, "/login")
         assert "Max-Age=0" in answer.headers["Set-Cookie"]
     async with stranger.get("/", headers=headers) as answer:
@@ -101,35 +107,79 @@ async def test_logging_out_ends_the_session_for_good(stranger: ClientSession, gu
 async def test_a_form_of_another_site_is_refused_whatever_it_knows(
     stranger: ClientSession, guard: Guard, forged: dict[str, str]
 ) -> None:
-    cookie = {"Cookie": await cookie_of(stranger, guard)}
-    async with stranger.get("/", headers=cookie) as answer:
-        token = (await answer.text()).partition('name="form_token" value="')[2].partition('"')[0]
-    assert len(token) == 128
-    async with stranger.post("/logout", headers=cookie | forged, data={"form_token": token}) as answer:
-        assert answer.status == 403
-    async with stranger.get("/", headers=cookie) as answer:
+    cookie, key = await logged_in(stranger, guard)
+    for path in ("/logout", "/actions/pause"):
+        async with stranger.post(path, headers={"Cookie": cookie} | forged, data={KEY: key}) as answer:
+            assert answer.status == 403 and "not from a page of this hub" in await answer.text()
+    async with stranger.get("/", headers={"Cookie": cookie}) as answer:
         assert answer.status == 200
 
 
-async def test_a_form_without_the_sessions_token_is_refused(stranger: ClientSession, guard: Guard) -> None:
-    headers = {"Cookie": await cookie_of(stranger, guard), "Origin": str(stranger._base_url).rstrip("/")}
-    for token in ("", "00" * 64, "é"):
-        async with stranger.post("/logout", headers=headers, data={"form_token": token}) as answer:
-            assert answer.status == 403
+SENT = [
+    ("http://hub:8710", "hub:8710", False, True),
+    ("http://hub:8711", "hub:8710", False, False),
+    ("http://hub", "hub:80", False, True),
+    ("https://hub", "hub", False, False),
+    ("http://hub", "hub", True, False),
+    ("https://hub", "hub", True, True),
+    ("https://hub:443", "hub", True, True),
+    ("https://hub:8443", "hub:443", True, False),
+    ("https://HUB", "hub", True, True),
+    ("https://hub.example", "hub", True, False),
+    ("https://hub:x", "hub:x", True, False),
+    ("http://[::1]:8710", "[::1]:8710", False, True),
+]
 
 
-async def test_pages_differ_only_in_the_form_token(hub: ClientSession, guard: Guard, stranger: ClientSession) -> None:
-    headers = {"Cookie": await cookie_of(stranger, guard)}
-    tokens = set()
-    for _ in range(3):
-        async with stranger.get("/", headers=headers) as answer:
-            text = await answer.text()
-        token = text.partition('name="form_token" value="')[2].partition('"')[0]
-        tokens.add(token)
-        assert text.count(token) == 1, "one form: to log out"
-    assert len(tokens) == 3
-    async with hub.get("/") as answer:
-        assert 'name="form_token" value=""' in await answer.text(), "a script gets none, and needs none"
+@pytest.mark.parametrize(("origin", "host", "is_https", "is_own"), SENT)
+def test_scheme_host_and_port_are_compared(
+    guard: Guard, monkeypatch: pytest.MonkeyPatch, origin: str, host: str, is_https: bool, is_own: bool
+) -> None:
+    monkeypatch.setattr(guard, "visits", Visits(place=lambda _: "x", is_https=lambda _: is_https))
+    request = make_mocked_request("POST", "/", headers={"Host": host, "Origin": origin})
+    assert guard.is_from_own_page(request) is is_own
+
+
+async def test_a_session_alone_changes_nothing(open_hub: Any, source: Any, desk: Any, guard: Guard) -> None:
+    """What a server on another port of the host has of its visitors: the cookie, and every header that it likes."""
+    hub = await open_hub(source, token="", desk=desk)
+    cookie = await cookie_of(hub, guard)
+    own = {"Cookie": cookie, "Origin": str(hub._base_url).rstrip("/"), "Sec-Fetch-Site": "same-origin"}
+    _, others_key = await logged_in(hub, guard)
+    paths = [*(f"/actions/{name}" for name in TABLE), "/actions/undo/1", *(f"/api/v1/actions/{name}" for name in TABLE)]
+    for path in paths:
+        for form in ({}, {KEY: ""}, {KEY: others_key}, {KEY: "é"}, {TOKEN: "wrong"}, {KEY: cookie.partition("=")[2]}):
+            async with hub.post(path, headers=own, data={"name": "x", "confirmed": "yes", **form}) as answer:
+                assert answer.status == 403, path
+    assert await desk.log(limit=9, before=None) == [] and await desk.tokens() == []
+    async with hub.post("/actions/pause", headers=own | {"Accept": "text/html"}) as answer:
+        assert answer.status == 403 and 'href="/login"' in await answer.text(), "a person is told what to do"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/login", "/fleet", "/actions", "/rollouts", "/log", "/api/v1/run", "/static/key.js"]
+)
+async def test_no_answer_holds_a_key(hub: ClientSession, guard: Guard, stranger: ClientSession, path: str) -> None:
+    cookie, key = await logged_in(stranger, guard)
+    headers = {"Cookie": cookie, "Accept": "text/html"}
+    async with stranger.get(path, headers=headers, allow_redirects=False) as answer:
+        assert key not in await answer.text() and key not in str(answer.headers)
+
+
+async def test_the_key_or_the_hubs_token_is_good_for_a_form(
+    open_hub: Any, source: Any, desk: Any, guard: Guard
+) -> None:
+    """The token, where no script puts the key in."""
+    hub = await open_hub(source, token="", desk=desk)
+    cookie, key = await logged_in(hub, guard)
+    own = {"Cookie": cookie, "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}
+    for action, shown in (("pause", {KEY: key}), ("resume", {KEY: "", TOKEN: f" {guard.credentials.token} "})):
+        async with hub.post(
+            f"/actions/{action}", headers=own, data={**shown, "confirmed": "yes"}, allow_redirects=False
+        ) as answer:
+            assert answer.status == 303, await answer.text()
+    records = await desk.log(limit=9, before=None)
+    assert [(record.action, record.request) for record in records] == [("resume", {}), ("pause", {})]
 
 
 async def test_public_answers_hold_nothing_private(stranger: ClientSession, hub: ClientSession, source: Any) -> None:

@@ -30,17 +30,15 @@ def test_the_oldest_makes_room() -> None:
     assert not any(sessions.find(session_id) for session_id in opened)
 
 
-def test_a_form_token_is_another_each_time_and_good_for_its_session_alone() -> None:
+def test_a_key_is_good_for_its_session_alone() -> None:
     sessions = Sessions(Clock())
     mine, others = sessions.begin(), sessions.begin()
-    tokens = {mine.form_token() for _ in range(20)}
-    assert len(tokens) == 20 and all(mine.is_form_token(token) for token in tokens)
-    assert not any(others.is_form_token(token) for token in tokens)
-    for wrong in ("", "00", "xyz", "é", mine.form_secret.hex(), mine.form_token()[:-2], mine.form_token() + "00"):
-        assert not mine.is_form_token(wrong)
+    assert mine.is_key(mine.key)
+    for wrong in ("", "é", "\udcff", mine.session_id, others.key, mine.key[:-1], mine.key + "0"):
+        assert not mine.is_key(wrong)
 
 
 def test_ids_and_secrets_are_random() -> None:
     sessions = [Sessions(Clock()).begin() for _ in range(50)]
-    assert len({session.session_id for session in sessions}) == len({s.form_secret for s in sessions}) == 50
+    assert len({session.session_id for session in sessions}) == len({s.key for s in sessions}) == 50
     assert all(isinstance(session, Session) and len(session.session_id) >= 43 for session in sessions)
