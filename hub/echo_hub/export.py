@@ -13,6 +13,7 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_by
 from echo_hub.evaluation.evaluator import evaluator_of
+from echo_hub.evaluation.examples import Example, choosing
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.model_card import model_card
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -47,10 +48,14 @@ def export_adapter(directory: RunDirectory, destination: Path, *, policy_version
 
 
 async def evaluate_versions(
-    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None
+    config: HubConfig,
+    directory: RunDirectory,
+    *,
+    policy_versions: Sequence[int] | None,
+    examples: list[Example] | None = None,
 ) -> list[Evaluation]:
     """What the hub measures of each version, 0 = base; None = base, what the run
-    began with, and newest. Works beside a running hub."""
+    began with, and newest. Works beside a running hub. A few answers of each go to `examples`."""
     if policy_versions is None:
         start = read_start(directory)
         began_with = [start.policy_version] if start else []
@@ -60,11 +65,14 @@ async def evaluate_versions(
         if version > 0:
             _adapter(directory, version)
     adapters = {version: directory.adapter(version) if version else None for version in policy_versions}
-    return await evaluate_adapters(config, adapters)
+    return await evaluate_adapters(config, adapters, examples)
 
 
-async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | None]) -> list[Evaluation]:
-    """What the hub measures of each adapter, by the version that it is to be called; None = the base."""
+async def evaluate_adapters(
+    config: HubConfig, adapters: Mapping[int, Path | None], examples: list[Example] | None = None
+) -> list[Evaluation]:
+    """What the hub measures of each adapter, by the version that it is to be called; None = the base. A few greedy
+    answers of each go to `examples`."""
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
@@ -86,7 +94,8 @@ async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | Non
         stack.push_async_callback(evaluator.stop)
         for version, adapter in adapters.items():
             generate = drawn_by(evaluator, adapter)
-            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring))
+            watch = choosing(version, problems, [] if examples is None else examples)
+            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring), watch=watch)
     return results
 
 

@@ -213,21 +213,32 @@ def evaluate(
     ] = None,
     figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
 ) -> None:
-    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples."""
+    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples.
+    Below it stand a few greedy answers of each version, solved and unsolved ones."""
+    from echo_hub.answer_text import print_example
+    from echo_hub.evaluation.examples import Example
     from echo_hub.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
-    results = run_until_stopped(evaluate_versions(config, directory, policy_versions=version))
+    examples: list[Example] = []
+    results = run_until_stopped(
+        evaluate_versions(config, directory, policy_versions=version, examples=examples), stopped="measure again"
+    )
     if results is None:
         return
     for result in results:
         label = "base" if result.policy_version == 0 else f"version {result.policy_version}"
         typer.echo(f"{label:<14} {result.text} of {result.num_problems} held-out problems")
+    for example in examples:
+        print_example(example)
     if figures_json is not None:
-        figures = {"evaluations": [asdict(result) for result in results]}
+        figures = {
+            "evaluations": [asdict(result) for result in results],
+            "examples": [asdict(example) for example in examples],
+        }
         figures_json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
