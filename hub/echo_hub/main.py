@@ -25,7 +25,7 @@ from echo_hub.archive_command import archive
 from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, check_writable, store_of, when
 from echo_hub.compare_command import compare
-from echo_hub.config.file import load_config, render_config
+from echo_hub.config.file import load_config, render_chosen, render_config
 from echo_hub.credit_commands import credit, team
 from echo_hub.demo_settings import DemoTask, demo_settings
 from echo_hub.fork_command import fork
@@ -39,7 +39,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
 from echo_hub.sft_command import sft
 from echo_hub.tasks.free_rewards import warning_of
-from echo_hub.try_task_command import try_task
+from echo_hub.try_task_command import option_of, try_task
 from echo_hub.until_stopped import run_until_stopped
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
@@ -47,6 +47,7 @@ from echo_shared.identity import fingerprint
 from echo_shared.importing import uncollected
 
 if TYPE_CHECKING:
+    from echo_hub.config.sections import HubConfig
     from echo_hub.store.store import Store
     from echo_shared.books import NodeTotals
 
@@ -96,17 +97,36 @@ def init(
         Path | None,
         typer.Option(metavar="RUN", help="Make it a run of the hub whose run this is: it takes that hub's key."),
     ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR|ID", help="The base model, as model.base; see below what it changes.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="As task.name.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
+    ] = None,
 ) -> None:
-    """Make a run directory: a commented config.toml and the hub's key."""
+    """Make a run directory: a commented config.toml and the hub's key.
+
+    With --base or --task the file has only what differs from the defaults: settings that suit this base and this task,
+    with their reasons. Without, it has every setting.
+    """
     directory = RunDirectory(run_directory)
     if beside is not None and port is None:
         port = port_beside(RunDirectory(beside))
-    config = load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed))
-    make_run(directory, config, beside=None if beside is None else RunDirectory(beside))
+    flags = _flags(host=host, port=port, steps=steps, mode=mode, seed=seed)
+    rendered = ""
+    if base is None and task is None and not option:
+        config = load_config(None, flags)
+    else:
+        chosen_flags = {**flags, **_base_and_task(base, task, dict(map(option_of, option or ())))}
+        config, rendered = _suited(chosen_flags)
+    make_run(directory, config, beside=None if beside is None else RunDirectory(beside), rendered=rendered)
     key = key_file.load(directory.key).public_key
     if warning := warning_of(config.task.name):
         typer.echo(f"Warning: {warning}", err=True)
     typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
+    if rendered:
+        typer.echo(f"What the base can do so far: echo-hub try-task --config {directory.config} --sample 4")
     typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
 
 
@@ -440,6 +460,28 @@ def _standing(node: NodeTotals) -> str:
     """And why, of those that are not simply trusted."""
     reason = f": {node.standing_reason}" if node.standing_reason else ""
     return f"{node.standing}{reason}"
+
+
+def _base_and_task(base: str | None, task: str | None, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As flags. Directories and files are named from the root, so that the run can be served from anywhere."""
+    if base is not None and Path(base).expanduser().is_dir():
+        base = str(Path(base).expanduser().resolve())
+    for key in ("path", "heldout_path"):
+        value = options.get(key)
+        if isinstance(value, str) and Path(value).is_file():
+            options[key] = str(Path(value).resolve())
+    return {"model": {"base": base}, "task": {"name": task, "options": options or None}}
+
+
+def _suited(flags: dict[str, dict[str, Any]]) -> tuple[HubConfig, str]:
+    """Settings that suit the flags' base and task, and what to write of them."""
+    with uncollected():
+        from echo_hub.learner.device import resolve_device
+        from echo_hub.suited_settings import suited_settings
+
+    config, chosen = suited_settings(flags, has_gpu=resolve_device("auto").type == "cuda")
+    reasons = {section: {key: reason for key, (_, reason) in keys.items()} for section, keys in chosen.items()}
+    return config, render_chosen(config, reasons)
 
 
 def _flags(

@@ -59,7 +59,7 @@ def try_task(
     With --sample the base itself answers, and it is said whether GRPO has something to work with.
     """
     given = {"model": {"base": base}, "run": {"seed": seed}}
-    config = _of_one_task(settings, task, dict(map(_option, option or ())), given)
+    config = _of_one_task(settings, task, dict(map(option_of, option or ())), given)
     if sample is not None:
         answered = run_until_stopped(_answer(config, sample), stopped="sample again")
         if answered is not None and as_json:
@@ -104,7 +104,7 @@ def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any
     return config.model_copy(update={"task": alone, "evaluation": evaluation})
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option_of(text: str) -> tuple[str, Any]:
     """NAME=VALUE; a value that is no TOML is text. Raises ConfigError where there is no name."""
     name, is_there, value = text.partition("=")
     if not is_there or not name.strip():
