@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Final
 
@@ -62,7 +63,7 @@ def announced_answer(completion: str, reference: str) -> tuple[str, ...]:
     sentence = _END_OF_SENTENCE.split(before)[-1]
     if not answers or _doubts(sentence) or _doubts(answers[0]) - _doubts(reference):
         return ()
-    for one, following in zip(found, found[1:], strict=False):
+    for one, following in itertools.pairwise(found):
         claim = _END_OF_SENTENCE.split(completion[one.end() : following.start()].strip(), maxsplit=1)[0]
         if _unwrapped(claim)[-1:] != answers[-1:]:
             return ()
