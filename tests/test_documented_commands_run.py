@@ -79,6 +79,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for version in range(1, 7):
             directory.adapter(version).mkdir(parents=True)
             (directory.adapter(version) / "adapter_model.safetensors").write_bytes(bytes(8))
+            (directory.adapter(version) / "adapter_config.json").write_text("{}")
     return folder
 
 

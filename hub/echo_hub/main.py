@@ -211,14 +211,17 @@ def export(
     run_directory: RunArgument,
     destination: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
     version: Annotated[int | None, typer.Option(min=1, help="Policy version; default: the newest published.")] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR|ID", help="What the adapter calls its base; default: model.base.")
+    ] = None,
 ) -> None:
-    """Write a policy version, as it was published, for `PeftModel.from_pretrained` to load."""
+    """Write a policy version, as it was published, for PEFT's `AutoPeftModelForCausalLM.from_pretrained` to load."""
     from echo_hub.export import export_adapter
 
     directory = RunDirectory(run_directory)
     directory.check()
-    exported = export_adapter(directory, destination, policy_version=version)
-    typer.echo(f"Policy version {exported} is in {destination}")
+    exported = export_adapter(directory, destination, policy_version=version, base=base)
+    typer.echo(f"Policy version {exported} is in {destination}; README.md there says how to use it")
 
 
 @app.command(name="eval")
