@@ -53,7 +53,7 @@ def test_what_is_being_drawn_is_not_said_to_have_got_lost(run: Path) -> None:
     lease = RolloutsLeased(lease_id=9, node_id=NODE, group_id=9, indices=(0,), turn=0, policy_version=0, deadline=99.0)
     store.apply([GroupOpened(group_id=9, seed=9), lease], now=50.0)
     store.close()
-    (line,) = [line for line in said("rollouts", run).splitlines() if line.startswith("9-0")]
+    (line,) = [line for line in said("rollouts", run).splitlines() if line.split()[0] == "9-0"]
     assert "(a node draws it)" in line and "never" not in line
 
 
