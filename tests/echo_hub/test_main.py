@@ -32,10 +32,10 @@ from echo_shared.identity import fingerprint
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
-    "init": {"--port", "--host", "--steps", "--mode", "--seed", "--beside"},
+    "init": {"--base", "--task", "--option", "--port", "--host", "--steps", "--mode", "--seed", "--beside"},
     "serve": {"--host", "--port", "--steps", "--dry-run"},
     "demo": {"--task", "--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
-    "export": {"--version"},
+    "export": {"--base", "--version"},
     "eval": {"--version", "--problems", "--samples", "--json"},
     "nodes": set(),
     "ban": set(),
@@ -57,7 +57,7 @@ FLAGS = {
     "undo": {"--wait"},
     "audit": {"--newest", "--json"},
     "tokens": {"--json"},
-    "try-task": {"--option", "--config", "--base", "--count", "--seed", "--json"},
+    "try-task": {"--sample", "--option", "--config", "--base", "--count", "--seed", "--json"},
     "new-task": {"--directory"},
     "compare": {"--figure", "--json"},
     "fork": {"--at", "--set"},
