@@ -15,6 +15,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.capacity.advice import (
     HUNDREDTH,
+    NODES_TRIED,
     STABLE_STALENESS,
     Advice,
     advise,
@@ -44,6 +45,9 @@ USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
 
 KINDS_ADVISED: Final = 4
 """The most numerous kinds of nodes are advised on."""
+
+KINDS_TRIED: Final = 2
+"""Of these, where no number is enough, it is looked how far more of them get: that takes longer."""
 
 
 class CapacityViews:
@@ -147,7 +151,7 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
     if workload.mode == "colocated":
         return "In async mode, nodes would sample while it trains."
     names = [name for name, _ in advice.added]
-    kinds = [kind for kind in kinds_of(nodes) if kind.name in names][:KINDS_ADVISED]
+    kinds = [kind for kind in kinds_of(nodes) if kind.name in names][:KINDS_TRIED]
     return f"{_how_far(workload, nodes, kinds)}{_together(workload, nodes, kinds, target)}"
 
 
@@ -174,7 +178,10 @@ def _together(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[No
     if workload.mode != "async" or not kinds:
         return ""
     for bound in range(workload.max_staleness + 1, STABLE_STALENESS + 1):
-        number = nodes_to_add(replace(workload, max_staleness=bound), Pool.of(nodes), kinds[0], target)
+        older, pool = replace(workload, max_staleness=bound), Pool.of(nodes)
+        if not reaches(older, pool.plus(replace(kinds[0], count=NODES_TRIED[-1])), target):
+            continue
+        number = nodes_to_add(older, pool, kinds[0], target)
         if number is not None:
             return f" {_more(number)} like {kinds[0].name} and training.max_staleness = {bound} together are enough."
     return ""
