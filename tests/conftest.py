@@ -67,6 +67,16 @@ MOST_OWN = 100_000
 _NUM_UNFROZEN = itertools.count(1)
 
 
+@pytest.fixture(scope="session")
+def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct in Hugging Face layout; skips where its package is missing."""
+    from benchmarks.real_model import lacks, unpacked
+
+    if lacking := lacks():
+        pytest.skip(f"lacks {lacking}")
+    return unpacked(tmp_path_factory.mktemp("real") / "SmolLM2-135M-Instruct")
+
+
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
     """A test's garbage is looked for among what is its own: millions of objects of imported modules and of other tests

@@ -30,6 +30,7 @@ ELSEWHERE = {
     r"make demo": "tests/end_to_end/test_demo.py",
     r"make ": ".ci/run",
     r"echo-(hub|node)$": "tests/test_containerfile.py",
+    r"echo-hub init .*--base": "tests/echo_hub/test_main.py",
     r"echo-hub serve (?!.*--dry-run)": "tests/conftest.py",
     r"echo-hub eval ": "tests/end_to_end/test_demo.py",
     r"echo-hub sft ": "tests/echo_hub/test_sft_command.py",
@@ -40,6 +41,7 @@ ELSEWHERE = {
     r"echo-hub credit ": "tests/echo_hub/test_credit_commands.py",
     r"echo-hub learner ": "tests/echo_hub/learner/test_launch.py",
     r"echo-hub try-task .*--base Qwen": "tests/echo_hub/test_try_task_command.py",
+    r"echo-hub try-task .*--sample": "tests/echo_hub/test_try_task_command.py",
     r"echo-node join ": "tests/conftest.py",
     r"echo-node (run|page|status|leave|finish|doctor|bench|hubs share)\b": "tests/echo_node/test_main.py",
     r"echo-node lend": "tests/echo_node/test_lend.py",
@@ -77,6 +79,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for version in range(1, 7):
             directory.adapter(version).mkdir(parents=True)
             (directory.adapter(version) / "adapter_model.safetensors").write_bytes(bytes(8))
+            (directory.adapter(version) / "adapter_config.json").write_text("{}")
     return folder
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 from echo_node.condition import described
 from echo_node.config import NodeConfig
 from echo_node.core.arrival import arrival
+from echo_node.core.history import lately
 from echo_node.core.manners import Hold
 from echo_node.core.troubles import Trouble
 from echo_node.engine.choosing import EngineChooser
@@ -116,6 +117,7 @@ class About:
             capacity=status.capacity,
             held_rollouts=shell.work.held_rollouts,
             tokens_per_s=status.tokens_per_s,
+            drawn_tokens_per_s=lately(token_rates),
             rollouts=shell.writer.counts,
             fetching={artefact_title(version): amount for version, amount in shell.fetching.items()},
             cage={} if held is None else held.as_json(),

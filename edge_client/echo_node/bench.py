@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
 """The widest that is tried, unless the settings name a width."""
+BUSY_SHARE: Final = 0.5
+"""Of the machine's cores: with so many in use by others it counts as busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,11 @@ class Outcome:
     speeds: Speeds | None = None
     problem: str = ""
 
+    @property
+    def works(self) -> bool:
+        """Its process drew all that it was asked for, though perhaps too slowly to be measured."""
+        return self.speeds is not None and not self.speeds.failure
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -71,6 +79,10 @@ class Report:
     chosen: BackendChoice | None
     width: int
     """0 = the engine's own choice."""
+    seconds: float
+    """For each engine."""
+    busy_cores: float
+    """Programs that wanted a core before it began, mean of a minute."""
 
     def as_json(self) -> dict[str, Any]:
         engines = [
@@ -95,6 +107,7 @@ class Report:
             "engines": engines,
             "chosen": chosen,
             "width": self.width,
+            "busy_cores": self.busy_cores,
         }
 
 
@@ -158,7 +171,7 @@ class Bench:
             self._widths.forget()
         except OSError as error:
             log.warning("What was learnt of too little memory stays: %s", error)
-        outcomes = []
+        outcomes, busy_cores = [], psutil.getloadavg()[0]
         for possible in registry.survey(self._hardware):
             choice, missing = possible.choice, possible.missing
             if backend != choice.name and (backend != "auto" or possible.on_request):
@@ -169,7 +182,7 @@ class Bench:
             elif backend != "auto" or missing.code != registry.NO_DEVICE:
                 problem = " ".join(part for part in (missing.what, missing.do) if part)
                 outcomes.append(self._outcome(choice, problem=problem))
-        return self._report(tuple(outcomes))
+        return self._report(tuple(outcomes), seconds=seconds, busy_cores=busy_cores)
 
     async def _measure(self, choice: BackendChoice, seconds: float) -> Outcome:
         try:
@@ -214,7 +227,7 @@ class Bench:
     def _outcome(self, choice: BackendChoice, *, speeds: Speeds | None = None, problem: str = "") -> Outcome:
         return Outcome(choice=choice, precision=settings_of(self._config).precision, speeds=speeds, problem=problem)
 
-    def _report(self, outcomes: tuple[Outcome, ...]) -> Report:
+    def _report(self, outcomes: tuple[Outcome, ...], *, seconds: float, busy_cores: float) -> Report:
         settings = settings_of(self._config)
         chosen, width = None, settings.width
         if any(outcome.speeds is not None and outcome.speeds.decode for outcome in outcomes):
@@ -223,7 +236,13 @@ class Bench:
             speeds = self._book.find(place_of(chosen, self._hardware, self._base.content), settings)
             width = width or (0 if speeds is None else speeds.width)
         return Report(
-            base=self._base.title, machine=self._hardware.summary, outcomes=outcomes, chosen=chosen, width=width
+            base=self._base.title,
+            machine=self._hardware.summary,
+            outcomes=outcomes,
+            chosen=chosen,
+            width=width,
+            seconds=seconds,
+            busy_cores=busy_cores,
         )
 
 
@@ -257,12 +276,26 @@ def table_of(report: Report) -> Table:
 
 def verdict(report: Report) -> str:
     """What is chosen, and why."""
+    if report.chosen is None and any(outcome.works for outcome in report.outcomes):
+        return _too_slow(report)
     if report.chosen is None:
         return "No engine works on this machine. echo-node doctor says more."
     chosen = report.chosen
     width = f"{report.width} rollouts at once" if report.width else "as many rollouts at once as the engine likes"
     sentence = f"Chosen: {chosen.name} on {chosen.device}, {width} ({chosen.reason})."
     return f"{sentence} {chosen.unused_gpu}".rstrip()
+
+
+def _too_slow(report: Report) -> str:
+    cores = psutil.cpu_count() or 1
+    more = f"echo-node bench --seconds {min(600, round(4 * report.seconds))}"
+    if report.busy_cores >= BUSY_SHARE * cores:
+        return (
+            f"The machine is busy: programs wanted {report.busy_cores:.1f} of its {cores} cores before this began, and "
+            f"no engine got far enough in {report.seconds:.0f} s to be measured. Measure again when it is idle, or for "
+            f"longer: {more}"
+        )
+    return f"Engines work here, but none got far enough in {report.seconds:.0f} s to be measured. For longer: {more}"
 
 
 def _number(rate: float) -> str:

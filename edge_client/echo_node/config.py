@@ -85,6 +85,9 @@ class NodeConfig(BaseSettings):
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
     """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
+    stay: bool = False
+    """When a run is finished and its hub stops: wait for the hub, whose operator may extend the run, and go on then.
+    Else the node ends with the run."""
     manners: MannersConfig = MannersConfig()
     """When the node leaves the machine to its owner."""
     update: UpdateMode = "tell"

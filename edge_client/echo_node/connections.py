@@ -93,6 +93,7 @@ async def open_connections(
             introduction=about.introduction(swarm_port=swarm.port, mesh_port=mesh.port),
             pinned_hub_key=None if about.joining.pinned is None else about.joining.pinned.hub_key,
             retry_first_s=config.reconnect_first_s,
+            stays=config.stay,
             jitter=random.random,
             troubles=troubles,
             flow=flow,

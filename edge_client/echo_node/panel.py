@@ -37,6 +37,9 @@ class NodeSnapshot:
     capacity: int = 0
     held_rollouts: int = 0
     tokens_per_s: float = 0.0
+    """What its engine has reached when it had enough to do: its own measurement, or what was seen since."""
+    drawn_tokens_per_s: float | None = None
+    """What it has drawn over the last minute; None: it runs for less."""
     rollouts: Mapping[str, int] = field(default_factory=dict)
     """Counts by state; those dropped also by reason, as `dropped:reason`; those that the hub has checked, as
     `checked:passed` and `checked:failed`."""
@@ -116,7 +119,7 @@ def summary(snapshot: NodeSnapshot) -> str:
     return (
         f"{snapshot.activity}, {version}: {sampled} rollouts sampled, {on_hub} received by the hub, "
         f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, "
-        f"{counts.get('dropped', 0)} dropped; {snapshot.tokens_per_s:.0f} tokens/s"
+        f"{counts.get('dropped', 0)} dropped; {_speed(snapshot)}"
     )
 
 
@@ -135,7 +138,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         ("hub", f"{snapshot.run_name} at {snapshot.hub}" if snapshot.run_name else snapshot.hub),
         ("policy", _policy(snapshot)),
         ("lease", _lease(snapshot)),
-        ("speed", f"{snapshot.tokens_per_s:,.0f} tokens/s"),
+        ("speed", _speed(snapshot)),
         ("receipts", _receipts(snapshot)),
     ]
     result += [("fetching", amount) for amount in fetching(snapshot)]
@@ -164,6 +167,14 @@ def _policy(snapshot: NodeSnapshot) -> str:
         return f"none loaded; newest published: {snapshot.published_version}"
     came = f", {snapshot.arrived_by}" if snapshot.arrived_by else ""
     return f"version {snapshot.policy_version}{came}; newest published: {snapshot.published_version}"
+
+
+def _speed(snapshot: NodeSnapshot) -> str:
+    """What it draws, which is less than its engine can where the hub has little work or the machine is busy."""
+    can = f"its engine can do {snapshot.tokens_per_s:,.0f}" if snapshot.tokens_per_s else "its engine is not measured"
+    if snapshot.drawn_tokens_per_s is None:
+        return f"not known yet; {can} tokens/s" if snapshot.tokens_per_s else f"not known yet; {can}"
+    return f"{snapshot.drawn_tokens_per_s:,.0f} tokens/s in the last minute; {can}"
 
 
 def _lease(snapshot: NodeSnapshot) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from echo_hub.cluster_of_run import open_cluster
@@ -13,9 +15,10 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_by
 from echo_hub.evaluation.evaluator import evaluator_of
+from echo_hub.evaluation.examples import Example, choosing
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.model_card import model_card
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_model import BUILTIN, PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import read_start
 from echo_hub.scoring.pool import ScoringPool
@@ -24,11 +27,14 @@ from echo_shared.books import Evaluation
 from echo_shared.errors import ConfigError
 
 
-def export_adapter(directory: RunDirectory, destination: Path, *, policy_version: int | None) -> int:
+def export_adapter(
+    directory: RunDirectory, destination: Path, *, policy_version: int | None, base: str | None = None
+) -> int:
     """Copies a version's PEFT directory to a new `destination`; None = the newest. Returns which it was.
 
-    The very files that were published and evaluated, with a model card; the learner's float32 weights are in its
-    checkpoints.
+    The very weights that were published and evaluated, with a model card; the learner's float32 weights are in its
+    checkpoints. The adapter's configuration names its base so that PEFT finds it: by its id on a model hub, or by the
+    directory where it lies here. `base`: another name for it.
     """
     version, source = _adapter(directory, policy_version)
     if destination.exists():
@@ -39,7 +45,9 @@ def export_adapter(directory: RunDirectory, destination: Path, *, policy_version
             whole = Path(temporary) / "adapter"
             shutil.copytree(source, whole)
             if directory.config.is_file():
-                (whole / "README.md").write_text(_card(directory, version), encoding="utf-8")
+                named = _NamedBase.of(base or load_config(directory.config, {}).model.base)
+                _name_base(whole / "adapter_config.json", named)
+                (whole / "README.md").write_text(_card(directory, version, named), encoding="utf-8")
             whole.replace(destination)
     except OSError as error:
         raise ConfigError("The adapter cannot be written.", got=str(error), do="Name another directory.") from error
@@ -47,10 +55,14 @@ def export_adapter(directory: RunDirectory, destination: Path, *, policy_version
 
 
 async def evaluate_versions(
-    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None
+    config: HubConfig,
+    directory: RunDirectory,
+    *,
+    policy_versions: Sequence[int] | None,
+    examples: list[Example] | None = None,
 ) -> list[Evaluation]:
     """What the hub measures of each version, 0 = base; None = base, what the run
-    began with, and newest. Works beside a running hub."""
+    began with, and newest. Works beside a running hub. A few answers of each go to `examples`."""
     if policy_versions is None:
         start = read_start(directory)
         began_with = [start.policy_version] if start else []
@@ -60,11 +72,14 @@ async def evaluate_versions(
         if version > 0:
             _adapter(directory, version)
     adapters = {version: directory.adapter(version) if version else None for version in policy_versions}
-    return await evaluate_adapters(config, adapters)
+    return await evaluate_adapters(config, adapters, examples)
 
 
-async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | None]) -> list[Evaluation]:
-    """What the hub measures of each adapter, by the version that it is to be called; None = the base."""
+async def evaluate_adapters(
+    config: HubConfig, adapters: Mapping[int, Path | None], examples: list[Example] | None = None
+) -> list[Evaluation]:
+    """What the hub measures of each adapter, by the version that it is to be called; None = the base. A few greedy
+    answers of each go to `examples`."""
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
@@ -86,14 +101,44 @@ async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | Non
         stack.push_async_callback(evaluator.stop)
         for version, adapter in adapters.items():
             generate = drawn_by(evaluator, adapter)
-            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring))
+            watch = choosing(version, problems, [] if examples is None else examples)
+            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring), watch=watch)
     return results
 
 
-def _card(directory: RunDirectory, policy_version: int) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedBase:
+    """How an exported adapter names its base."""
+
+    name: str
+    revision: str | None
+    is_local: bool
+
+    @classmethod
+    def of(cls, reference: str) -> _NamedBase:
+        """`reference` as `model.base`."""
+        directory = Path(reference).expanduser()
+        if reference in BUILTIN or directory.is_dir():
+            return cls(name=str(resolve_base(reference).resolve()), revision=None, is_local=True)
+        name, _, revision = reference.partition("@")
+        return cls(name=name, revision=revision or None, is_local=directory.is_absolute())
+
+
+def _name_base(path: Path, named: _NamedBase) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content |= {"base_model_name_or_path": named.name, "revision": named.revision}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _card(directory: RunDirectory, policy_version: int, named: _NamedBase) -> str:
     start = read_start(directory)
     lineage = start.lineage if start else ()
-    return model_card(load_config(directory.config, {}), policy_version=policy_version, lineage=lineage)
+    return model_card(
+        load_config(directory.config, {}),
+        policy_version=policy_version,
+        lineage=lineage,
+        base_id=None if named.is_local else named.name,
+    )
 
 
 def _adapter(directory: RunDirectory, policy_version: int | None) -> tuple[int, Path]:

@@ -71,6 +71,7 @@ class Housekeeping:
         await asyncio.to_thread(
             self._directory.forget_adapters,
             kept=self._settings.adapters_kept,
+            max_bytes=self._settings.adapters_max_bytes,
             published_version=status.published_version,
             evaluating=set(self._evaluating),
         )

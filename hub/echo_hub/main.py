@@ -25,7 +25,7 @@ from echo_hub.archive_command import archive
 from echo_hub.backup_commands import backup, restore
 from echo_hub.beside_hub import RunArgument, check_writable, store_of, when
 from echo_hub.compare_command import compare
-from echo_hub.config.file import load_config, render_config
+from echo_hub.config.file import load_config, render_chosen, render_config
 from echo_hub.credit_commands import credit, team
 from echo_hub.demo_settings import DemoTask, demo_settings
 from echo_hub.fork_command import fork
@@ -39,7 +39,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
 from echo_hub.sft_command import sft
 from echo_hub.tasks.free_rewards import warning_of
-from echo_hub.try_task_command import try_task
+from echo_hub.try_task_command import option_of, try_task
 from echo_hub.until_stopped import run_until_stopped
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
@@ -49,6 +49,7 @@ from echo_shared.settings import without_secrets
 from echo_shared.utf8 import use_utf8, utf8_names
 
 if TYPE_CHECKING:
+    from echo_hub.config.sections import HubConfig
     from echo_hub.store.store import Store
     from echo_shared.books import NodeTotals
 
@@ -100,17 +101,36 @@ def init(
         Path | None,
         typer.Option(metavar="RUN", help="Make it a run of the hub whose run this is: it takes that hub's key."),
     ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR|ID", help="The base model, as model.base; see below what it changes.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="As task.name.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
+    ] = None,
 ) -> None:
-    """Make a run directory: a commented config.toml and the hub's key."""
+    """Make a run directory: a commented config.toml and the hub's key.
+
+    With --base or --task the file has only what differs from the defaults: settings that suit this base and this task,
+    with their reasons. Without, it has every setting.
+    """
     directory = RunDirectory(run_directory)
     if beside is not None and port is None:
         port = port_beside(RunDirectory(beside))
-    config = load_config(None, _flags(host=host, port=port, steps=steps, mode=mode, seed=seed))
-    make_run(directory, config, beside=None if beside is None else RunDirectory(beside))
+    flags = _flags(host=host, port=port, steps=steps, mode=mode, seed=seed)
+    rendered = ""
+    if base is None and task is None and not option:
+        config = load_config(None, flags)
+    else:
+        chosen_flags = {**flags, **_base_and_task(base, task, dict(map(option_of, option or ())))}
+        config, rendered = _suited(chosen_flags)
+    make_run(directory, config, beside=None if beside is None else RunDirectory(beside), rendered=rendered)
     key = key_file.load(directory.key).public_key
     if warning := warning_of(config.task.name):
         typer.echo(f"Warning: {warning}", err=True)
     typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
+    if rendered:
+        typer.echo(f"What the base can do so far: echo-hub try-task --config {directory.config} --sample 4")
     typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
 
 
@@ -195,14 +215,17 @@ def export(
     run_directory: RunArgument,
     destination: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
     version: Annotated[int | None, typer.Option(min=1, help="Policy version; default: the newest published.")] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR|ID", help="What the adapter calls its base; default: model.base.")
+    ] = None,
 ) -> None:
-    """Write a policy version, as it was published, for `PeftModel.from_pretrained` to load."""
+    """Write a policy version, as it was published, for PEFT's `AutoPeftModelForCausalLM.from_pretrained` to load."""
     from echo_hub.export import export_adapter
 
     directory = RunDirectory(run_directory)
     directory.check()
-    exported = export_adapter(directory, destination, policy_version=version)
-    typer.echo(f"Policy version {exported} is in {destination}")
+    exported = export_adapter(directory, destination, policy_version=version, base=base)
+    typer.echo(f"Policy version {exported} is in {destination}; README.md there says how to use it")
 
 
 @app.command(name="eval")
@@ -217,21 +240,32 @@ def evaluate(
     ] = None,
     figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
 ) -> None:
-    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples."""
+    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples.
+    Below it stand a few greedy answers of each version, solved and unsolved ones."""
+    from echo_hub.answer_text import print_example
+    from echo_hub.evaluation.examples import Example
     from echo_hub.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
-    results = run_until_stopped(evaluate_versions(config, directory, policy_versions=version))
+    examples: list[Example] = []
+    results = run_until_stopped(
+        evaluate_versions(config, directory, policy_versions=version, examples=examples), stopped="measure again"
+    )
     if results is None:
         return
     for result in results:
         label = "base" if result.policy_version == 0 else f"version {result.policy_version}"
         typer.echo(f"{label:<14} {result.text} of {result.num_problems} held-out problems")
+    for example in examples:
+        print_example(example)
     if figures_json is not None:
-        figures = {"evaluations": [asdict(result) for result in results]}
+        figures = {
+            "evaluations": [asdict(result) for result in results],
+            "examples": [asdict(example) for example in examples],
+        }
         figures_json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
@@ -433,6 +467,28 @@ def _standing(node: NodeTotals) -> str:
     """And why, of those that are not simply trusted."""
     reason = f": {node.standing_reason}" if node.standing_reason else ""
     return f"{node.standing}{reason}"
+
+
+def _base_and_task(base: str | None, task: str | None, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """As flags. Directories and files are named from the root, so that the run can be served from anywhere."""
+    if base is not None and Path(base).expanduser().is_dir():
+        base = str(Path(base).expanduser().resolve())
+    for key in ("path", "heldout_path"):
+        value = options.get(key)
+        if isinstance(value, str) and Path(value).is_file():
+            options[key] = str(Path(value).resolve())
+    return {"model": {"base": base}, "task": {"name": task, "options": options or None}}
+
+
+def _suited(flags: dict[str, dict[str, Any]]) -> tuple[HubConfig, str]:
+    """Settings that suit the flags' base and task, and what to write of them."""
+    with uncollected():
+        from echo_hub.learner.device import resolve_device
+        from echo_hub.suited_settings import suited_settings
+
+    config, chosen = suited_settings(flags, has_gpu=resolve_device("auto").type == "cuda")
+    reasons = {section: {key: reason for key, (_, reason) in keys.items()} for section, keys in chosen.items()}
+    return config, render_chosen(config, reasons)
 
 
 def _flags(

@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 from echo_hub.config.sections import HubConfig
 
+_USE: Final = """## Use
 
-def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]) -> str:
-    """`lineage`: where what the run began with comes from, the nearest first; nothing: it began with the base."""
-    base, name = config.model.base, _one_line(config.run.name)
-    is_of_a_hub = not base.startswith(("builtin:", "/", ".", "~"))
+```python
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+model = AutoPeftModelForCausalLM.from_pretrained("THIS_DIRECTORY")
+tokenizer = AutoTokenizer.from_pretrained(model.peft_config["default"].base_model_name_or_path)
+```
+"""
+_LOCAL: Final = """
+The base is no model of a model hub but a directory: `adapter_config.json` says where it lay at the export. Where it
+lies elsewhere, name it:
+
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("BASE_DIRECTORY"), "THIS_DIRECTORY")
+```
+
+Before you give the adapter away, name a base that others can get: `echo-hub export RUN DIR --base owner/name`.
+"""
+
+
+def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str], base_id: str | None) -> str:
+    """`lineage`: where what the run began with comes from, the nearest first; nothing: it began with the base.
+    `base_id`: the base's on a model hub; None: it is a directory."""
+    name = _one_line(config.run.name)
     lines = [
         "---",
-        *([f"base_model: {json.dumps(base.partition('@')[0])}"] if is_of_a_hub else []),
+        *([f"base_model: {json.dumps(base_id)}"] if base_id is not None else []),
         "library_name: peft",
         "tags: [lora, reinforcement-learning, echo]",
         "---",
@@ -23,13 +48,18 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
         "",
         f"A LoRA adapter of rank {config.training.lora_rank}{_layers(config.training.lora_targets)}, "
         "trained by reinforcement learning with Echo on the task "
-        f"`{_one_line(config.task.name)}`: version {policy_version} of the run {name}.",
+        f"`{_one_line(config.task.label)}`: version {policy_version} of the run {name}.",
         "",
     ]
     if lineage:
         lines += ["The run began with", "", *(f"- {_one_line(one)}" for one in lineage[:1])]
         lines += [f"  - which began with {_one_line(one)}" for one in lineage[1:]]
         lines.append("")
+    lines.append(_USE if base_id is not None else _USE + _LOCAL)
+    around = {"system prompt": config.task.system_prompt, "text behind each problem": config.task.prompt_suffix}
+    asked = [f"- {what}: {json.dumps(text, ensure_ascii=False)}" for what, text in around.items() if text]
+    if asked:
+        lines += ["It was trained on prompts with", "", *asked, ""]
     return "\n".join(lines)
 
 

@@ -73,7 +73,7 @@ def _nodes(plan: Plan) -> Iterator[str]:
     for kind in plan.fleet.kinds[:KINDS_SHOWN]:
         number = added.get(kind.name)
         cells = (f"{kind.count:,}", f"{kind.rollouts_per_s:.3g}", seconds(kind.latency_s), f"{kind.cost_per_h:.2f}")
-        rows.append((kind.name, *cells, "none is enough" if number is None else f"{number:,}"))
+        rows.append((kind.name, *cells, "see below" if number is None else f"{number:,}"))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
         numbers = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))

@@ -145,5 +145,5 @@ def components_text(components: Mapping[str, float] | None) -> str:
 def _why_not(one: RolloutSummary) -> str:
     """Why there is no text of it."""
     if one.num_tokens is None:
-        return "(never came in)"
+        return "(a node draws it)" if one.is_in_flight else "(never came in)"
     return f"(not kept: {one.not_kept})" if one.not_kept else "(not kept)"

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import sys
 import tempfile
 import tomllib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from echo_hub.answer_text import print_base_answers
 from echo_hub.config.file import load_config
+from echo_hub.until_stopped import run_until_stopped
 from echo_shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from echo_hub.config.sections import HubConfig
+    from echo_hub.evaluation.base_answers import BaseAnswers
+    from echo_hub.evaluation.evaluator import Evaluator
+    from echo_hub.scoring.pool import ScoringPool
+    from echo_hub.scoring.problems import Problems
     from echo_hub.scoring.trial import Trial, TriedAnswer, TriedProblem
 
 console = Console(soft_wrap=True, highlight=False)
@@ -38,16 +48,28 @@ def try_task(
     base: Annotated[str | None, typer.Option(help="The base model whose tokenizer renders prompts.")] = None,
     count: Annotated[int, typer.Option(min=1, max=1_000, help="So many problems.")] = 4,
     seed: Annotated[int | None, typer.Option(min=0, help="Other problems by another one.")] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000, help="Let the base answer so many problems, each by a group of the run's size."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """Sample a handful of a task's problems, and show what a few answers to each earn: some should earn nothing."""
+    """Sample a handful of a task's problems, and show what a few answers to each earn: some should earn nothing.
+
+    With --sample the base itself answers, and it is said whether GRPO has something to work with.
+    """
     given = {"model": {"base": base}, "run": {"seed": seed}}
-    config = _of_one_task(settings, task, dict(map(_option, option or ())), given)
+    config = _of_one_task(settings, task, dict(map(option_of, option or ())), given)
+    if sample is not None:
+        answered = run_until_stopped(_answer(config, sample), stopped="sample again")
+        if answered is not None and as_json:
+            _echo_json(answered)
+        elif answered is not None:
+            print_base_answers(answered)
+        return
     tried = asyncio.run(_try(config, count))
     if as_json:
-        from echo_hub.dashboard.responses import jsonable
-
-        typer.echo(json.dumps(jsonable(tried), indent=2, allow_nan=False))
+        _echo_json(tried)
         return
     for number, problem in enumerate(tried.problems, start=1):
         _print(problem, f"Problem {number} of {len(tried.problems)}")
@@ -55,6 +77,12 @@ def try_task(
         console.print(Text.assemble(("Warning: ", "yellow"), warning))
     if not tried.warnings:
         console.print("Nothing looks wrong: what nobody should be paid for earns nothing.")
+
+
+def _echo_json(found: object) -> None:
+    from echo_hub.dashboard.responses import jsonable
+
+    typer.echo(json.dumps(jsonable(found), indent=2, allow_nan=False))
 
 
 def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any], given: dict[str, Any]) -> HubConfig:
@@ -76,7 +104,7 @@ def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any
     return config.model_copy(update={"task": alone, "evaluation": evaluation})
 
 
-def _option(text: str) -> tuple[str, Any]:
+def option_of(text: str) -> tuple[str, Any]:
     """NAME=VALUE; a value that is no TOML is text. Raises ConfigError where there is no name."""
     name, is_there, value = text.partition("=")
     if not is_there or not name.strip():
@@ -88,24 +116,50 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 async def _try(config: HubConfig, count: int) -> Trial:
+    from echo_hub.scoring.trial import try_task as tried
+
+    async with _opened(config) as (problems, pool, _):
+        return await tried(config, problems, problems.codec, pool=pool, count=count)
+
+
+async def _answer(config: HubConfig, count: int) -> BaseAnswers:
+    from echo_hub.evaluation.base_answers import base_answers
+    from echo_hub.evaluation.by_hub import drawn_by
+
+    async with _opened(config) as (problems, pool, evaluator):
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            drawing = bar.add_task("The base answers", total=count * config.training.group_size)
+            evaluator.drawn = lambda: bar.advance(drawing)
+            generate = drawn_by(evaluator, None)
+            return await base_answers(config, problems, pool=pool, generate=generate, count=count)
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: HubConfig) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
+    """A run's only task outside of any run, processes that score it, and one that draws, which starts when asked."""
     from echo_hub.cluster_of_run import open_cluster
+    from echo_hub.evaluation.evaluator import evaluator_of
+    from echo_hub.learner.settings import LearnerSettings
     from echo_hub.run.base_model import PromptCodec, resolve_base
     from echo_hub.scoring.pool import ScoringPool
     from echo_hub.scoring.problems import Problems
-    from echo_hub.scoring.trial import try_task as tried
     from echo_hub.tasks.stream import HeldOutProblems
 
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
-    with tempfile.TemporaryDirectory(prefix="echo-try-task-") as logs:
-        async with (
-            open_cluster(config, base_dir, logs=Path(logs), kinds=("scorer",)) as cluster,
-            ScoringPool.open(
-                config, problems, base_dir=base_dir, logs=Path(logs), cluster=cluster, is_patient=False
-            ) as pool,
-        ):
-            return await tried(config, problems, problems.codec, pool=pool, count=count)
+    settings = LearnerSettings.of_run(
+        config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-try-task-")))
+        cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, kinds=("scorer",)))
+        pool = await stack.enter_async_context(
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster, is_patient=False)
+        )
+        evaluator = evaluator_of(settings, logs=logs, cluster=None, is_patient=False)
+        stack.push_async_callback(evaluator.stop)
+        yield problems, pool, evaluator
 
 
 def _print(problem: TriedProblem, title: str) -> None:

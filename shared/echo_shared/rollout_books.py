@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from echo_shared.books import FLAT
+from echo_shared.messages import ReceiptState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class RolloutSummary:
     components: Mapping[str, float] | None
     """What the reward is made of, before it is weighed; None: it is the task's score alone, or there is none."""
     num_tokens: int | None
-    """Drawn; None: it never came in."""
+    """Drawn; None: it has not come in."""
     leased_at: float
     received_at: float | None
     scored_at: float | None
@@ -73,6 +74,11 @@ class RolloutSummary:
     """When it was trained on, evaluated or dropped."""
     not_kept: str
     """Why its tokens are not there any more: share or bytes, as the settings of keeping have it; else empty."""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """A node still has it: it may come in yet."""
+        return self.state == ReceiptState.LEASED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

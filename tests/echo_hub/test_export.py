@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from echo_hub.config.sections import HubConfig
+from echo_hub.config.sections import HubConfig, ModelConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.export import evaluate_versions, export_adapter
@@ -16,6 +19,7 @@ from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.run.making import make_run
 from echo_shared.errors import ConfigError
 
 CONFIG = HubConfig(
@@ -72,6 +76,55 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         export_adapter(run, tmp_path / "file" / "out", policy_version=None)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By PEFT alone, as its README says: the base is a directory, named from elsewhere when the run was made."""
+    from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "base")
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"),
+        LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False),
+    )
+    model.peft_config["default"].base_model_name_or_path = "base"
+    directory = RunDirectory(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    make_run(directory, HubConfig(model=ModelConfig(base="base")))
+    model.save_pretrained(directory.adapter(1))
+    export_adapter(directory, tmp_path / "out", policy_version=1)
+    published = json.loads((directory.adapter(1) / "adapter_config.json").read_text())
+    assert published["base_model_name_or_path"] == "base", "nodes are told no path of this machine"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
+    ids = torch.tensor([[3, 4, 5]])
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    with loaded.disable_adapter():
+        assert not torch.equal(loaded(ids).logits, model(ids).logits)
+    assert "AutoPeftModelForCausalLM" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("base", "given", "named", "revision"),
+    [
+        ("owner/name", None, "owner/name", None),
+        ("owner/name@abc", None, "owner/name", "abc"),
+        ("builtin:tiny", "owner/name@main", "owner/name", "main"),
+        ("builtin:tiny", None, str(resolve_base("builtin:tiny")), None),
+    ],
+)
+def test_a_base_is_named_as_peft_finds_it(
+    run: RunDirectory, tmp_path: Path, base: str, given: str | None, named: str, revision: str | None
+) -> None:
+    make_run(run, HubConfig(model=ModelConfig(base=base)))
+    export_adapter(run, tmp_path / "out", policy_version=2, base=given)
+    written = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (written["base_model_name_or_path"], written["revision"]) == (named, revision)
+    assert (tmp_path / "out" / "adapter_model.safetensors").read_bytes() == bytes([2]) * 1_000
+    assert ('base_model: "owner/name"' in (tmp_path / "out" / "README.md").read_text()) is (named == "owner/name")
 
 
 @pytest.mark.slow

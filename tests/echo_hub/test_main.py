@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,7 @@ from echo_hub.config.file import load_config
 from echo_hub.core.effects import StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.main import app
+from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.store import Store
 from echo_shared import key_file
@@ -30,10 +32,10 @@ from echo_shared.identity import fingerprint
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
-    "init": {"--port", "--host", "--steps", "--mode", "--seed", "--beside"},
+    "init": {"--base", "--task", "--option", "--port", "--host", "--steps", "--mode", "--seed", "--beside"},
     "serve": {"--host", "--port", "--steps", "--dry-run"},
     "demo": {"--task", "--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
-    "export": {"--version"},
+    "export": {"--base", "--version"},
     "eval": {"--version", "--problems", "--samples", "--json"},
     "nodes": set(),
     "ban": set(),
@@ -55,7 +57,7 @@ FLAGS = {
     "undo": {"--wait"},
     "audit": {"--newest", "--json"},
     "tokens": {"--json"},
-    "try-task": {"--option", "--config", "--base", "--count", "--seed", "--json"},
+    "try-task": {"--sample", "--option", "--config", "--base", "--count", "--seed", "--json"},
     "new-task": {"--directory"},
     "compare": {"--figure", "--json"},
     "fork": {"--at", "--set"},
@@ -175,6 +177,31 @@ def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
         assert (run / "hub.key").stat().st_mode & 0o077 == 0
 
 
+def test_init_with_a_base_and_a_task_writes_what_suits_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In few lines; directories and files are named so that the run can be served from anywhere."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "chat")
+    (tmp_path / "chat" / "chat_template.jinja").write_text("{{ messages[-1].content }}[reply]")
+    (tmp_path / "sums.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(40)))
+    text = said("init", "run", "--base", "chat", "--task", "jsonl", "--option", "path=sums.jsonl", "--steps", "3")
+    assert "try-task --config run/config.toml --sample" in text
+    settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert settings["model"] == {"base": str(tmp_path / "chat")}
+    assert settings["task"]["options"] == {"path": str(tmp_path / "sums.jsonl")}
+    assert settings["training"]["steps"] == 3 and "learning_rate" in settings["training"]
+    assert sum(map(len, settings.values())) < 15
+    held = tomllib.loads(said("serve", "run", "--dry-run"))
+    assert held["sampling"]["max_tokens"] == settings["sampling"]["max_tokens"]
+
+
+@pytest.mark.slow
+def test_init_for_a_real_model(real_model: Path, tmp_path: Path) -> None:
+    said("init", tmp_path / "run", "--base", real_model, "--task", "reasoning-gym:chain_sum")
+    held = tomllib.loads(said("serve", tmp_path / "run", "--dry-run"))
+    assert held["training"]["learning_rate"] == 1e-4 and held["sampling"]["max_tokens"] == 128
+    assert "135 million weights" in (tmp_path / "run" / "config.toml").read_text()
+
+
 def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
     before = (run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()
     assert "There is a run in this directory already" in refusal("init", run).what
@@ -192,6 +219,9 @@ def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
         (("--port", "70000"), None),
         (("--steps", "0"), None),
         (("--speed", "9"), None),
+        (("--task", "arithmatic"), "did you mean arithmetic"),
+        (("--base", "builtin:huge"), "no such base model"),
+        (("--task", "arithmetic", "--option", "digitz=2"), "digitz"),
     ],
 )
 def test_wrong_flags_make_no_run(tmp_path: Path, flags: tuple[str, ...], expected: str | None) -> None:

@@ -28,7 +28,7 @@ def test_all_that_a_plan_says() -> None:
     ]
     assert lines[4].split() == ["Nodes", "Number", "Rollouts/s", "Latency", "Cost/h", "To", "add"]
     assert lines[5].split() == ["fast", "3", "4", "0.5", "s", "0.50", "1"]
-    assert lines[6].split() == ["a", "slow", "one", "1", "0.1", "60", "s", "0.00", "none", "is", "enough"]
+    assert lines[6].split() == ["a", "slow", "one", "1", "0.1", "60", "s", "0.00", "see", "below"]
     assert len(set(map(len, lines[4:7]))) == 1
     assert "  the cheapest to add     1 x fast, 0.50 an hour" in lines
     assert "  training.max_staleness  - (no value is enough)" in lines

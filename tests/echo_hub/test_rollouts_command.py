@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_hub.config.file import load_config
+from echo_hub.core.effects import GroupOpened, RolloutsLeased
 from echo_hub.main import app
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -45,6 +46,15 @@ def test_the_table_has_a_line_a_rollout(run: Path) -> None:
     assert head.split()[:4] == ["Id", "Group", "Step", "Version"] and len(lines) == 6
     assert "dropped: no_advantage" in lines[0] and "all wrong" in lines[0]
     assert "<script>alert(1)</script>" in lines[-1] and lines[-1].split()[:3] == ["1-0", "0", "1"]
+
+
+def test_what_is_being_drawn_is_not_said_to_have_got_lost(run: Path) -> None:
+    store = Store.open(RunDirectory(run).database_url)
+    lease = RolloutsLeased(lease_id=9, node_id=NODE, group_id=9, indices=(0,), turn=0, policy_version=0, deadline=99.0)
+    store.apply([GroupOpened(group_id=9, seed=9), lease], now=50.0)
+    store.close()
+    (line,) = [line for line in said("rollouts", run).splitlines() if line.split()[0] == "9-0"]
+    assert "(a node draws it)" in line and "never" not in line
 
 
 def test_json_goes_on_where_the_last_list_ended(run: Path) -> None:

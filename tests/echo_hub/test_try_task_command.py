@@ -155,3 +155,31 @@ async def test_judges_are_asked_too(endpoint: FakeEndpoint, tmp_path: Path) -> N
     endpoint.rule = lambda said: 400
     trial = await asyncio.to_thread(found, "--config", tmp_path / "config.toml", "--count", "1")
     assert any("The judge style does not answer." in warning for warning in trial["warnings"])
+
+
+def test_the_base_itself_answers() -> None:
+    arguments = ("arithmetic", "--option", "digits=1", "--sample", "3")
+    first, text = found(*arguments), said(*arguments)
+    assert (len(first["problems"]), {len(problem["answers"]) for problem in first["problems"]}) == (3, {8})
+    assert first["num_scored"] == 24 and 0 <= first["solved_rate"] <= 1 and first["base"] == "builtin:tiny"
+    assert text.count("rewards of the group:") == 3 and text.count("  answered ") == 6
+    assert f"{first['num_mixed']} of 3 groups of 8 have unlike rewards" in text and first["verdict"] in text
+
+
+def test_environments_are_answered_turn_by_turn() -> None:
+    answers = [a for p in found("environment:guess", "--sample", "1")["problems"] for a in p["answers"]]
+    assert any("[answered: " in answer["text"] for answer in answers)
+
+
+@pytest.mark.slow
+def test_a_real_model_answers_a_task_of_ones_own(real_model: Path, tmp_path: Path) -> None:
+    """Where an answer must stand in tags, of which the prompt says nothing, the model's right sums are not paid."""
+    file, settings = tmp_path / "sums.jsonl", tmp_path / "config.toml"
+    file.write_text("".join(f'{{"prompt": "What is {n} + 2?", "answer": "{n + 2}"}}\n' for n in range(2, 6)))
+    settings.write_text("[sampling]\nmax_tokens = 24\ntemperature = 0.7\n[training]\ngroup_size = 4\n")
+    paths = ("--base", real_model, "--config", settings, "--sample", "2", "--option", f"path={file}")
+    free, strict = (found("jsonl", *paths, "--option", f"answer={answer}") for answer in ("math", "exact"))
+    assert free["num_scored"] == strict["num_scored"] == 8
+    assert free["solved_rate"] > 0 and strict["solved_rate"] == 0
+    assert "What is" in free["problems"][0]["rendered"] and "<|im_start|>" in free["problems"][0]["rendered"]
+    assert any("in a form that is not paid" in warning for warning in strict["warnings"])

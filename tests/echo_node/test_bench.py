@@ -95,6 +95,10 @@ async def test_an_engine_that_fails_says_why_and_the_others_go_on(paths: Paths, 
     assert report.chosen is None and len(report.outcomes) >= 2
     assert all(outcome.problem for outcome in report.outcomes)
     assert "No engine works" in verdict(report)
+    slow = tuple(replace(outcome, speeds=Speeds.now(()), problem="It is too slow.") for outcome in report.outcomes)
+    idle, busy = (replace(report, outcomes=slow, busy_cores=cores) for cores in (0.1, 999.0))
+    assert verdict(idle).startswith("Engines work here") and "--seconds 4" in verdict(idle)
+    assert verdict(busy).startswith("The machine is busy: programs wanted 999.0 of its")
     assert {"backend", "device", "problem"} <= set(report.as_json()["engines"][0])
 
 

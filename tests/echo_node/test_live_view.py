@@ -60,7 +60,7 @@ def test_a_usual_terminal_shows_all_that_matters() -> None:
         "Drawing 3 rollouts with policy version 12.",
         "inline, 12.3 kB in 0.2 s",
         "3 rollouts, 900 of at most 3,072 tokens",
-        "812 tokens/s",
+        "640 tokens/s in the last minute; its engine can do 812",
         "▁▅█",
         "40 trained",
         "39,544 trained (5,139,912 tokens)",

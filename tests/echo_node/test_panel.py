@@ -31,6 +31,7 @@ SNAPSHOT = NodeSnapshot(
     capacity=16,
     held_rollouts=3,
     tokens_per_s=812.4,
+    drawn_tokens_per_s=640.2,
     rollouts={"leased": 3, "sent": 2, "received": 1, "scored": 0, "trained": 40, "dropped": 5, "dropped:stale": 5},
     fetching={"Policy version 13": (500_000, 1_500_000)},
     problems={"disk_full": "the disk is full"},
@@ -76,7 +77,7 @@ def test_the_hubs_totals_are_shown_beside_what_this_computer_counts() -> None:
 def test_one_line_sums_it_up() -> None:
     assert summary(SNAPSHOT) == (
         "sampling, version 12: 48 rollouts sampled, 46 received by the hub, 40 trained, 0 evaluated, 5 dropped; "
-        "812 tokens/s"
+        "640 tokens/s in the last minute; its engine can do 812"
     )
 
 
@@ -101,3 +102,16 @@ def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, mon
         for fetching in (True, True, True, False, True):
             shown.update(counted if fetching else replace(counted, fetching={}))
     assert [record.message for record in caplog.records] == ["Fetching: Policy version 13: 0.5 of 1.5 MB (33 %)"]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "can", "said"),
+    [
+        (None, 0.0, "not known yet; its engine is not measured"),
+        (None, 63.0, "not known yet; its engine can do 63 tokens/s"),
+        (0.0, 63.0, "0 tokens/s in the last minute; its engine can do 63"),
+        (14.4, 63.0, "14 tokens/s in the last minute; its engine can do 63"),
+    ],
+)
+def test_what_is_drawn_is_told_before_what_an_engine_can(drawn: float | None, can: float, said: str) -> None:
+    assert dict(rows(replace(SNAPSHOT, drawn_tokens_per_s=drawn, tokens_per_s=can)))["speed"] == said

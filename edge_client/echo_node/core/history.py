@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 SPAN_S: Final = 10.0
+LATELY: Final = 6
+"""Spans: a minute."""
 KEPT: Final = 30
 """Spans: five minutes."""
+
+
+def lately(rates: Sequence[float]) -> float | None:
+    """Tokens per second over the last minute, of `TokenHistory.rates`; None: no span is over yet."""
+    newest = rates[-LATELY:]
+    return sum(newest) / len(newest) if newest else None
 
 
 class TokenHistory:

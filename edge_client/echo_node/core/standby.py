@@ -28,7 +28,10 @@ WORKS_AGAIN: Final = "The hub has work for this node again."
 
 
 def sentence(news: Standby) -> str:
-    """The reason, then the hub's own words."""
+    """The reason, then the hub's own words; those alone where they say why nobody has work, such as that the run is
+    finished."""
     if news.reason is None:
         return WORKS_AGAIN
+    if news.reason is StandbyReason.NO_WORK_NOW and news.detail:
+        return news.detail
     return f"{SENTENCES[news.reason]} {news.detail}".strip()

@@ -109,7 +109,9 @@ class HubClient:
         jitter: Callable[[], float],
         troubles: TroubleLog | None = None,
         flow: Flow | None = None,
+        stays: bool = False,
     ) -> None:
+        """`stays`: a hub that stops because its run is finished is tried again, for the run may be extended."""
         self._address = address
         self._me = me
         self._introduction = introduction
@@ -119,6 +121,7 @@ class HubClient:
         self._welcomed_at: float | None = None
         self._troubles = troubles or TroubleLog()
         self._flow = flow or Flow()
+        self._stays = stays
         self.line = Online()
         """Whether there is to be a connection; turned off, `close` ends the one there is."""
         self._why: Trouble | None = None
@@ -148,8 +151,10 @@ class HubClient:
             except RefusedError as error:
                 failure: EchoError = error
                 is_of_another_release = error.code == RefusalCode.PROTOCOL_VERSION
-                if error.code in FATAL or (is_of_another_release and not patient):
+                may_be_extended = self._stays and error.code == RefusalCode.FINISHED
+                if (error.code in FATAL and not may_be_extended) or (is_of_another_release and not patient):
                     raise _with_command(error) from error
+                patient |= may_be_extended
                 patient |= error.code == RefusalCode.TOO_SOON  # The hub is there, and is to be asked again.
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error

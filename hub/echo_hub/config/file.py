@@ -55,6 +55,29 @@ def render_config(config: HubConfig) -> str:
     return render_settings(config, header)
 
 
+def render_chosen(config: HubConfig, reasons: Mapping[str, Mapping[str, str]]) -> str:
+    """Those of `config` that differ from the defaults, as TOML, each under its reason, or what it means where none is
+    given; `load_config` gives the same settings back."""
+    header = (
+        "What differs from the defaults. All settings, with what they mean: echo-hub serve RUN --dry-run. A line that "
+        "is removed falls back to the default; environment variables (ECHO_HUB_TRAINING__STEPS=50 sets "
+        "training.steps) and flags win over this file."
+    )
+    parts = [_comment(header)]
+    for section_name in type(config).model_fields:
+        section: BaseModel = getattr(config, section_name)
+        about = type(section).model_json_schema()["properties"]
+        lines = []
+        for name, field in type(section).model_fields.items():
+            value = getattr(section, name)
+            if value != field.get_default(call_default_factory=True):
+                reason = reasons.get(section_name, {}).get(name) or about[name]["description"]
+                lines.append(f"{_comment(reason)}{name} = {_toml(value, where=f'{section_name}.{name}')}\n")
+        if lines:
+            parts.append(f"\n[{section_name}]\n" + "".join(lines))
+    return "".join(parts)
+
+
 def render_settings(settings: BaseSettings, header: str) -> str:
     """`settings`, all of whose fields are sections with a docstring a field, as commented TOML under `header`."""
     parts = [_comment(header)]

@@ -156,6 +156,8 @@ class LearnerConfig(Section):
     """Checkpoints of the steps that this divides are never removed; 0 = none is kept for ever."""
     adapters_kept: Annotated[int, Field(ge=1)] = 200
     """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
+    adapters_max_bytes: Annotated[int, Field(ge=0)] = 300_000_000
+    """What they may take of the disk together. Beyond it older ones go, but the newest three stay; 0 = no bound."""
 
     @field_validator("micro_batch_tokens")
     @classmethod

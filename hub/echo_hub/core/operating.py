@@ -42,8 +42,11 @@ PUBLISH_NOW: Final = "publish_now"
 """What an operator asks for besides."""
 
 
-OVER: Final = "The run has trained its last step."
-PAUSED: Final = "The operator has paused the run."
+OVER: Final = (
+    "The run is finished: its last step is trained. Thank you. The node may stop, or stay for as long as the hub is "
+    "up; with `stay = true` in its settings also beyond that, for the operator may extend the run."
+)
+PAUSED: Final = "The operator has paused the run: there is work again when it goes on."
 """Why nobody is paid for anything."""
 
 

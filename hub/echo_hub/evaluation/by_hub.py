@@ -11,7 +11,7 @@ turn, is another, `Judge`. In an evaluation by nodes the coordinator does both, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -128,14 +128,22 @@ class HeldOut:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Episode(Attempt):
-    """One episode while it is played."""
+class Episode(Attempt):
+    """One episode, while it is played and when it has ended."""
 
     index: int
     prompt_ids: Ids
     """The next turn's prompt: the whole conversation so far."""
     turns: list[Ids] = field(default_factory=list)
-    observed_tokens: int = 0
+    observations: list[Ids] = field(default_factory=list)
+    """What each turn but the last was answered: the ids between it and the next one."""
+    error: str = ""
+    """What the scorer failed with, where there is no reward."""
+
+    @property
+    def observed_tokens(self) -> int:
+        """Tokens of all observations."""
+        return sum(map(len, self.observations))
 
     def take(self, rollout: FinishedRollout) -> None:
         self.turns.append(rollout.completion_ids)
@@ -144,32 +152,43 @@ class _Episode(Attempt):
 
     def go_on(self, observation_ids: Ids) -> None:
         self.prompt_ids = np.concatenate([self.prompt_ids, self.turns[-1], observation_ids])
-        self.observed_tokens += len(observation_ids)
+        self.observations.append(observation_ids)
+
+
+Watch = Callable[[HeldOut, EvaluationKind, Sequence[Episode]], None]
+"""Is given the episodes of an evaluation set, of one kind, when all of them have ended."""
+
+
+def _unwatched(_heldout: HeldOut, _kind: EvaluationKind, _episodes: Sequence[Episode]) -> None:
+    pass
 
 
 async def evaluate_sets(
-    policy_version: int, sets: Sequence[HeldOut], *, generate: Generator, judge: Judge
+    policy_version: int,
+    sets: Sequence[HeldOut],
+    *,
+    generate: Generator,
+    judge: Judge,
+    watch: Watch = _unwatched,
 ) -> list[Evaluation]:
     """Measures every set, one after the other: the run's own figures first, where there are several. Raises as
     `evaluate`."""
     measured: list[Evaluation] = []
     for heldout in sets:
-        measured += await evaluate(policy_version, heldout, generate=generate, judge=judge)
+        measured += await evaluate(policy_version, heldout, generate=generate, judge=judge, watch=watch)
     return with_headline(measured, {heldout.name: heldout.weight for heldout in sets})
 
 
-async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge) -> list[Evaluation]:
+async def evaluate(
+    policy_version: int, heldout: HeldOut, *, generate: Generator, judge: Judge, watch: Watch = _unwatched
+) -> list[Evaluation]:
     """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
     scored."""
     results = []
     for kind, samples in ((EvaluationKind.GREEDY, 1), (EvaluationKind.SAMPLED, heldout.samples)):
         if samples:
-            episodes = [
-                _Episode(number=number, index=index, prompt_ids=prompt)
-                for number, prompt in enumerate(heldout.prompts, heldout.first)
-                for index in range(samples)
-            ]
-            seconds = await _play(episodes, policy_version, kind, heldout, generate=generate, judge=judge)
+            episodes, seconds = await play(policy_version, heldout, kind, generate=generate, judge=judge)
+            watch(heldout, kind, episodes)
             measured = summary(
                 episodes,
                 policy_version,
@@ -183,8 +202,21 @@ async def evaluate(policy_version: int, heldout: HeldOut, *, generate: Generator
     return results
 
 
+async def play(
+    policy_version: int, heldout: HeldOut, kind: EvaluationKind, *, generate: Generator, judge: Judge
+) -> tuple[list[Episode], float]:
+    """All episodes of one kind, played to their end, and the seconds that the engine worked."""
+    samples = 1 if kind is EvaluationKind.GREEDY else heldout.samples
+    episodes = [
+        Episode(number=number, index=index, prompt_ids=prompt)
+        for number, prompt in enumerate(heldout.prompts, heldout.first)
+        for index in range(samples)
+    ]
+    return episodes, await _play(episodes, policy_version, kind, heldout, generate=generate, judge=judge)
+
+
 async def _play(
-    episodes: Sequence[_Episode],
+    episodes: Sequence[Episode],
     policy_version: int,
     kind: EvaluationKind,
     heldout: HeldOut,
@@ -206,17 +238,19 @@ async def _play(
             if isinstance(answer, np.ndarray):
                 episode.go_on(answer)
                 going_on.append(episode)
-            elif not isinstance(answer, ScorerError):
+            elif isinstance(answer, ScorerError):
+                episode.error = answer.brief
+            else:
                 episode.reward = answer
         playing, turn = going_on, turn + 1
     return seconds
 
 
 def _requests(
-    playing: Sequence[_Episode], policy_version: int, heldout: HeldOut, turn: int
-) -> tuple[list[GroupRequest], dict[tuple[int, int], _Episode]]:
+    playing: Sequence[Episode], policy_version: int, heldout: HeldOut, turn: int
+) -> tuple[list[GroupRequest], dict[tuple[int, int], Episode]]:
     """One request a problem in the first turn, where all share its prompt, then one an episode; whose each draw is."""
-    together: dict[tuple[int, int], list[_Episode]] = {}
+    together: dict[tuple[int, int], list[Episode]] = {}
     for episode in playing:
         together.setdefault((episode.number, episode.index if turn else 0), []).append(episode)
     requests = [

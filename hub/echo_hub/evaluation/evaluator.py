@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -55,6 +55,8 @@ class Evaluator:
         """`is_patient`: a cluster that is away is waited for."""
         self._process = process
         self._is_patient = is_patient
+        self.drawn: Callable[[], object] = lambda: None
+        """Called after each rollout."""
 
     @property
     def absence(self) -> str:
@@ -94,6 +96,7 @@ class Evaluator:
             rollout = frames.unpack_rollout(answer["rollout"])
             done.rollouts[rollout.lease_id, rollout.index] = rollout
             done.seconds = before_s + answer["drawing_s"]
+            self.drawn()
 
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
         """Until another process is tried. Raises LearnerError when none is."""

@@ -32,6 +32,7 @@ from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import gated_mlp, lora, packing
 from echo_hub.learner.batch import MicroBatch
+from echo_hub.learner.device import resolve_device
 from echo_hub.learner.logprobs import Screened, intervals, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, Ranks
 from echo_hub.learner.settings import LearnerSettings
@@ -348,17 +349,6 @@ def _suitable_dtype(device: torch.device, ranks: Ranks) -> torch.dtype:
 
 def _dtype(precision: Precision, *, auto: torch.dtype) -> torch.dtype:
     return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device of a setting such as learner.device. Raises LearnerError where there is no CUDA device to be had."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise LearnerError(
-            "PyTorch finds no CUDA device.", got=f"learner.device = {name}", do="Set learner.device to auto or cpu."
-        )
-    return torch.device(name)
 
 
 def _check(config: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ from echo_shared.errors import ConfigError, StorageError
 log = logging.getLogger(__name__)
 
 _FORGOTTEN: Final = ".forgotten-"
+LEAST_KEPT: Final = 3
+"""Newest adapters, however large they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +89,16 @@ class RunDirectory:
         given = {self.checkpoint(started_with), self.adapter(started_with)}
         return [path for path in (*checkpoints[-1:], *adapters[-1:]) if path not in given]
 
-    def forget_adapters(self, *, kept: int, published_version: int, evaluating: Collection[int]) -> None:
-        """Deletes all but the newest `kept` adapters, and never `published_version`, what is yet to be published, or
-        what is yet to be evaluated.
+    def forget_adapters(
+        self, *, kept: int, max_bytes: int, published_version: int, evaluating: Collection[int]
+    ) -> None:
+        """Deletes all but the newest `kept` adapters, or fewer that take `max_bytes` together (0 = no bound) and are
+        `LEAST_KEPT` at least. Never `published_version`, what is yet to be published, or what is yet to be evaluated.
 
         An adapter vanishes as a whole. What the system does not let go of is logged and tried again the next time.
         """
-        spare = self.adapter_versions()[:-kept]
+        versions = self.adapter_versions()
+        spare = versions[: -min(kept, self._fitting(versions, max_bytes))]
         old = [version for version in spare if version < published_version and version not in evaluating]
         left_over = (self.root / "adapters").glob(f"{_FORGOTTEN}*")
         for path in [*left_over, *map(self.adapter, old)]:
@@ -102,6 +108,15 @@ class RunDirectory:
                 shutil.rmtree(path)
             except OSError as error:
                 log.warning("The old adapter %s cannot be deleted now: %s", path, error)
+
+    def _fitting(self, versions: Sequence[int], max_bytes: int) -> int:
+        """So many of the newest adapters fit."""
+        left = max_bytes or inf
+        for number, version in enumerate(reversed(versions)):
+            left -= sum(path.stat().st_size for path in self.adapter(version).glob("*"))
+            if left < 0:
+                return max(number, LEAST_KEPT)
+        return max(len(versions), LEAST_KEPT)
 
     def check(self) -> None:
         """Raises ConfigError unless `echo-hub init` has made this directory."""

@@ -11,9 +11,11 @@ from echo_shared.errors import ConfigError
 from echo_shared.files import write_private
 
 
-def make_run(directory: RunDirectory, config: HubConfig, *, beside: RunDirectory | None = None) -> None:
-    """Writes config.toml (last) and hub.key, that of the run `beside` if one is given. Raises ConfigError when there is
-    a run already."""
+def make_run(
+    directory: RunDirectory, config: HubConfig, *, beside: RunDirectory | None = None, rendered: str = ""
+) -> None:
+    """Writes config.toml (last) and hub.key, that of the run `beside` if one is given. `rendered`: the settings as they
+    are to stand in the file; empty: every setting. Raises ConfigError when there is a run already."""
     if directory.config.exists():
         raise ConfigError(
             "There is a run in this directory already.",
@@ -25,7 +27,8 @@ def make_run(directory: RunDirectory, config: HubConfig, *, beside: RunDirectory
             _take_key(directory, beside)
         directory.root.mkdir(parents=True, exist_ok=True)
         key_file.load_or_create(directory.key)
-        write_private(directory.config, render_config(config).encode())  # Invitations may come to stand in it.
+        text = rendered or render_config(config)
+        write_private(directory.config, text.encode())  # Invitations may come to stand in it.
     except OSError as error:
         raise ConfigError(
             "The run directory cannot be made.", got=str(error), do="Name a directory that you may write."

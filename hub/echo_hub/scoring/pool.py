@@ -168,9 +168,9 @@ class ScoringPool:
         return [part.results[place] for part in parts for place in range(len(part.arguments))]
 
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `call`, of `respond` or `heldout_respond`, with components added up, those of judges among them: a reward
-        is a number, which knows its components if it has any. Waits for judges."""
-        is_training = method == "respond"
+        """As `call`, of `respond`, `training_respond` or `heldout_respond`, with components added up, those of judges
+        among them: a reward is a number, which knows its components if it has any. Waits for judges."""
+        is_training = method != "heldout_respond"
         weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
         asked = self._problems.asked if is_training else self._problems.heldout_asked
         given = await self.judged(asked, arguments, await self.call(method, arguments))

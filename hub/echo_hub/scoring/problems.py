@@ -138,6 +138,11 @@ class Problems:
         task, problem = self._heldout(number)
         return task.asked(problem, completions)
 
+    def heldout_problem(self, number: int) -> tuple[Problem, PromptCodec]:
+        """A held-out problem, and the codec of its task."""
+        task, problem = self._heldout(number)
+        return problem, task.codec
+
     @property
     def held_out(self) -> dict[str, HeldOutProblems]:
         """What each task has held out. Draws it."""
@@ -159,6 +164,22 @@ class Problems:
         task, problem = self._heldout(number)
         answer = task.respond(problem, completions, observed_tokens)
         return answer.observation_ids if isinstance(answer, Answered) else answer
+
+    def training_respond(
+        self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
+    ) -> float | dict[str, float] | NDArray[np.int32]:
+        """`heldout_respond`, for an episode of a training group's problem."""
+        answer = self.respond(group_id, completions, observed_tokens)
+        return answer.observation_ids if isinstance(answer, Answered) else answer
+
+    def training_score(self, group_id: int, text: str) -> float:
+        """The task's own score of a text as the answer to a training group's problem. Raises as `respond` does."""
+        task, problem = self._problem(group_id)
+        return task.score(problem, text)
+
+    def training_problem(self, group_id: int) -> Problem:
+        """The problem of a training group."""
+        return self._problem(group_id)[1]
 
     @property
     def content_hash(self) -> str:

@@ -177,6 +177,12 @@ class TaskProblems:
             return Answered(observation_ids, self.rewards.read_turn(response.turn_reward))
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
 
+    def score(self, problem: Problem, text: str) -> float:
+        """The task's own score of `text`, without any other component; of a task of one turn. Raises as `respond`
+        does."""
+        assert self._scored is not None, "an environment plays, it does not score"
+        return self.weighing.of_score.read(self._scored.score(problem, text))
+
     def asked(self, problem: Problem, completions: Sequence[NDArray[np.int32]]) -> Asked:
         """What judges are given of an episode that has ended with these turns."""
         return self._asked(problem, [self.codec.reply(ids) for ids in completions])

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Final
 
 _OPEN: Final = "<answer>"
 _CLOSE: Final = "</answer>"
+_ANNOUNCEMENT: Final = re.compile(
+    r"\b(?:answer|result|solution)(?: to [^\n]{1,80}?)?(?:[ \t*]{0,4}(?:\bis\b|=|:)){1,2}\**", re.IGNORECASE
+)
+_END_OF_SENTENCE: Final = re.compile(r"[.!?;](?=\s|$)|\n")
+_UNSURE: Final = re.compile(
+    r"\b(?:or|either|neither|nor|not|never|maybe|perhaps|possibly|probably|if|unless|whether|doubt|wrong|incorrect"
+    r"|could|might|may)\b|n't\b",
+    re.IGNORECASE,
+)
+_WRAPPERS: Final = (("**", "**"), ("*", "*"), ("`", "`"), ("$", "$"), ("\\(", "\\)"), ("\\boxed{", "}"), ('"', '"'))
+_MOST_WRAPPED: Final = 4
+_SENTENCE_CHARACTERS: Final = 300
+"""Before an announcement, in which a doubt is looked for."""
 
 
 def tagged_answer(completion: str) -> str | None:
@@ -31,3 +46,45 @@ def extract_answer(completion: str) -> str:
     """The `tagged_answer`, or the whole completion, without white space around it, where there is none."""
     answer = tagged_answer(completion)
     return completion.strip() if answer is None else answer
+
+
+def announced_answer(completion: str, reference: str) -> tuple[str, ...]:
+    """The answer that a completion without tags ends with, as `The answer is 20.` does: as it stands there, and without
+    full stop, emphasis and the like. Empty where there is none, or it is not clear which one is meant.
+
+    All that is behind the last announcement is the answer. It is unclear where another answer is announced before, and
+    where the sentence or the answer holds a word of doubt (`or`, `not`, `maybe`) that the `reference` answer has not.
+    """
+    found = list(_ANNOUNCEMENT.finditer(completion))
+    if not found:
+        return ()
+    answers = _unwrapped(completion[found[-1].end() :].strip())
+    before = completion[max(0, found[-1].start() - _SENTENCE_CHARACTERS) : found[-1].start()]
+    sentence = _END_OF_SENTENCE.split(before)[-1]
+    if not answers or _doubts(sentence) or _doubts(answers[0]) - _doubts(reference):
+        return ()
+    for one, following in itertools.pairwise(found):
+        claim = _END_OF_SENTENCE.split(completion[one.end() : following.start()].strip(), maxsplit=1)[0]
+        if _unwrapped(claim)[-1:] != answers[-1:]:
+            return ()
+    return answers
+
+
+def _doubts(text: str) -> set[str]:
+    return {word.lower() for word in _UNSURE.findall(text)}
+
+
+def _unwrapped(text: str) -> tuple[str, ...]:
+    """The text, and what is left of it without a full stop at its end and what is put around it, step by step."""
+    forms = dict.fromkeys([text] if text else [])
+    for _ in range(_MOST_WRAPPED):
+        inner = text.removesuffix(".").strip()
+        for opening, closing in _WRAPPERS:
+            if inner.startswith(opening) and inner.endswith(closing) and len(inner) > len(opening) + len(closing):
+                inner = inner[len(opening) : -len(closing)].strip()
+                break
+        if inner == text or not inner:
+            break
+        text = inner
+        forms[text] = None
+    return tuple(forms)

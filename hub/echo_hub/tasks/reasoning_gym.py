@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from echo_hub.tasks.answers import extract_answer
+from echo_hub.tasks.answers import announced_answer, tagged_answer
 from echo_hub.tasks.base import Problem
 from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
@@ -100,9 +100,21 @@ class ReasoningGymTask:
     def score(self, problem: Problem, completion: str) -> float:
         """The dataset's reward for the last `<answer>...</answer>`, or for the whole completion where there is none.
 
-        An answer that the dataset's scorer must not evaluate earns nothing.
+        Without tags, an answer that the completion ends with in words, such as `The answer is 20.`, counts where it is
+        wholly right: it adds no reward for a part. An answer that the dataset's scorer must not evaluate earns nothing.
         """
-        answer = extract_answer(completion)
+        tagged = tagged_answer(completion)
+        if tagged is not None:
+            return self._reward(problem, tagged)
+        reward = self._reward(problem, completion.strip())
+        if reward < 1.0:
+            reference = str(problem.metadata.get("answer"))
+            for answer in announced_answer(completion, reference):
+                if self._reward(problem, answer) >= 1.0:
+                    return 1.0
+        return reward
+
+    def _reward(self, problem: Problem, answer: str) -> float:
         if self._guard is not None and not self._guard(answer):
             return 0.0
         return float(self._scorer.score_answer(answer, dict(problem.metadata)))

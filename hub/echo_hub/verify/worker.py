@@ -31,7 +31,8 @@ from torch import Tensor
 
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
-from echo_hub.learner.policy import Policy, resolve_device
+from echo_hub.learner.device import resolve_device
+from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack

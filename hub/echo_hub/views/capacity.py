@@ -13,14 +13,27 @@ from typing import Final
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.core.capacity.advice import Advice, advise, reaches, smallest_staleness
+from echo_hub.core.capacity.advice import (
+    HUNDREDTH,
+    NODES_TRIED,
+    STABLE_STALENESS,
+    Advice,
+    advise,
+    busy_share,
+    by_shorter_leases,
+    farthest_by_nodes,
+    farthest_by_staleness,
+    nodes_to_add,
+    reaches,
+    smallest_staleness,
+)
 from echo_hub.core.capacity.model import NodeClass, Pool, Prediction, Workload
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.dashboard.model import AdvisedNodes, CapacityView
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_hub.views.learner_time import learner_time
-from echo_hub.views.pace import Pace, read_pace, read_steps
+from echo_hub.views.pace import Pace, kinds_of, read_pace, read_steps
 
 READ_EVERY_S: Final = 10.0
 
@@ -32,6 +45,9 @@ USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
 
 KINDS_ADVISED: Final = 4
 """The most numerous kinds of nodes are advised on."""
+
+KINDS_TRIED: Final = 2
+"""Of these, where no number is enough, it is looked how far more of them get: that takes longer."""
 
 
 class CapacityViews:
@@ -132,7 +148,47 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
         freed = replace(workload, mode="async", max_staleness=USUAL_STALENESS)
         could = predict(freed, Pool.of(nodes)).utilisation
         return f"With a staleness of {USUAL_STALENESS}, in async mode, it could train {could:.0%} of the time."
-    return "No number of such nodes mends that."
+    if workload.mode == "colocated":
+        return "In async mode, nodes would sample while it trains."
+    names = [name for name, _ in advice.added]
+    kinds = [kind for kind in kinds_of(nodes) if kind.name in names][:KINDS_TRIED]
+    return f"{_how_far(workload, nodes, kinds)}{_together(workload, nodes, kinds, target)}"
+
+
+def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass]) -> str:
+    """What brings it nearer, where nothing is enough by itself."""
+    pool = Pool.of(nodes)
+    ways: list[tuple[float, str]] = []
+    for kind in kinds:
+        found = farthest_by_nodes(workload, pool, kind)
+        ways.append((found.busy, f"{_more(found.amount)} like {kind.name}"))
+    if older := farthest_by_staleness(workload, pool):
+        ways.append((older.busy, f"training.max_staleness = {older.amount}"))
+    shorter = "leases half as long (a lower sampling.max_tokens, or nodes that hold fewer rollouts at once)"
+    ways.append((by_shorter_leases(workload, pool), shorter))
+    now = busy_share(workload, pool)
+    useful = [f"{way} to {share:.0%}" for share, way in sorted(ways, reverse=True) if share >= now + HUNDREDTH]
+    if not useful:
+        return f"Neither more such nodes nor shorter leases get it beyond {now:.0%}: versions have to be there sooner."
+    return f"Nothing by itself keeps it busy all of the time. From {now:.0%}, this gets it: {'; '.join(useful)}."
+
+
+def _together(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], target: float) -> str:
+    """More nodes and a larger bound, where neither is enough by itself."""
+    if workload.mode != "async" or not kinds:
+        return ""
+    for bound in range(workload.max_staleness + 1, STABLE_STALENESS + 1):
+        older, pool = replace(workload, max_staleness=bound), Pool.of(nodes)
+        if not reaches(older, pool.plus(replace(kinds[0], count=NODES_TRIED[-1])), target):
+            continue
+        number = nodes_to_add(older, pool, kinds[0], target)
+        if number is not None:
+            return f" {_more(number)} like {kinds[0].name} and training.max_staleness = {bound} together are enough."
+    return ""
+
+
+def _more(number: int) -> str:
+    return f"{number:,} more node{'s' * (number != 1)}"
 
 
 def _both(workload: Workload, nodes: Sequence[NodeClass], target: float) -> list[str]:

@@ -227,6 +227,25 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
     assert wrong == []
 
 
+@pytest.mark.parametrize("width", [1280, 1024])
+async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any, width: int) -> None:
+    """The time too, which is the last one, beside completions of any length and nodes with long names."""
+    hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
+    async with hub.get("/healthz") as response:
+        origin = str(response.url.origin())
+    page = await browser.new_page(viewport={"width": width, "height": 800})
+    await page.goto(f"{origin}/login")
+    await page.locator("#secret").fill(guard.credentials.token)
+    await page.get_by_role("button", name="Log in").click()
+    await page.goto(f"{origin}/rollouts")
+    edge = await page.locator("table.rollouts tbody tr:first-child time").evaluate(
+        "element => element.getBoundingClientRect().right"
+    )
+    assert 0 < edge <= width
+    hidden = "element => element.scrollWidth - element.parentElement.clientWidth"
+    assert await page.locator("table.rollouts").evaluate(hidden) <= 0
+
+
 async def test_what_has_left_the_books_is_said_so_in_its_place(serve: Any, store: Store) -> None:
     hub = await serve()
     assert "not in the books any more" not in await text_of(hub, "/rollouts")

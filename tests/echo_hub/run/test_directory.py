@@ -39,7 +39,7 @@ def test_versions_are_whole_directories_in_order_of_their_number(run: RunDirecto
 
 
 def test_old_adapters_are_forgotten(run: RunDirectory) -> None:
-    run.forget_adapters(kept=2, published_version=0, evaluating=())
+    run.forget_adapters(kept=2, max_bytes=0, published_version=0, evaluating=())
     for version in range(1, 6):
         run.adapter(version).mkdir(parents=True)
         (run.adapter(version) / "adapter_config.json").write_text("{}")
@@ -50,9 +50,19 @@ def test_old_adapters_are_forgotten(run: RunDirectory) -> None:
         (5, set(), [4, 5]),
         (5, set(), [4, 5]),
     ):
-        run.forget_adapters(kept=2, published_version=published_version, evaluating=evaluating)
+        run.forget_adapters(kept=2, max_bytes=0, published_version=published_version, evaluating=evaluating)
         assert run.adapter_versions() == left, "what is not published or evaluated yet stays"
     assert len(list((run.root / "adapters").iterdir())) == 2
+
+
+@pytest.mark.parametrize(("max_bytes", "left"), [(0, 6), (599, 5), (600, 6), (400, 4), (399, 3), (1, 3), (10_000, 6)])
+def test_adapters_are_kept_as_far_as_their_bytes_go(run: RunDirectory, max_bytes: int, left: int) -> None:
+    for version in range(1, 7):
+        run.adapter(version).mkdir(parents=True)
+        (run.adapter(version) / "adapter_config.json").write_bytes(bytes(10))
+        (run.adapter(version) / "adapter_model.safetensors").write_bytes(bytes(90))
+    run.forget_adapters(kept=200, max_bytes=max_bytes, published_version=6, evaluating=())
+    assert run.adapter_versions() == list(range(1, 7))[-left:]
 
 
 def test_an_adapter_that_cannot_be_deleted_is_tried_again(
@@ -66,11 +76,11 @@ def test_an_adapter_that_cannot_be_deleted_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", busy)
-        run.forget_adapters(kept=1, published_version=3, evaluating=())
+        run.forget_adapters(kept=1, max_bytes=0, published_version=3, evaluating=())
     assert run.adapter_versions() == [3], "never half of one"
     assert caplog.text.count("is open elsewhere") == 2
     assert len(list((run.root / "adapters").iterdir())) == 3
-    run.forget_adapters(kept=1, published_version=3, evaluating=())
+    run.forget_adapters(kept=1, max_bytes=0, published_version=3, evaluating=())
     assert list((run.root / "adapters").iterdir()) == [run.adapter(3)]
 
 

@@ -1,10 +1,11 @@
 import re
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.tasks.answers import extract_answer
+from echo_hub.tasks.answers import announced_answer, extract_answer
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,57 @@ def test_a_million_tags_that_none_closes_are_read_once() -> None:
     tags = "<answer>" * 1_000_000
     assert extract_answer(tags) == ""
     assert extract_answer(f"{tags}1</answer>") == f"{tags}1".removeprefix("<answer>")
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("The answer is 20.", "20"),
+        ("12 + 8 = 20, so the final answer is: **20**", "20"),
+        ("**Answer:** 20", "20"),
+        ("Answer: `20`.", "20"),
+        ("The answer to 12 + 8 is $20$.", "20"),
+        ("The result is \\boxed{20}.", "20"),
+        ("I add.\n\nThe answer is:\n1 2\n3 4\n", "1 2\n3 4"),
+        ("The answer is 20. So the answer is 20.", "20"),
+        ("The solution is 3.5", "3.5"),
+        ("the ANSWER is red or blue", "red or blue"),
+    ],
+)
+def test_what_a_completion_ends_with_is_announced(completion: str, answer: str) -> None:
+    assert announced_answer(completion, answer)[-1] == answer
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "20",
+        "It is 20.",
+        "The answer is 20 or 21.",
+        "The answer is either 20",
+        "The answer is not 20.",
+        "I doubt that the answer is 20.",
+        "It isn't true that the answer is 20.",
+        "If you add them, the answer is 20.",
+        "The answer is 21. No: the answer is 20.",
+        "Answer: 20\nAnswer: 21",
+        "The answer is maybe 20.",
+        "The answer is ",
+        "",
+    ],
+)
+def test_what_may_mean_several_things_is_not_announced(completion: str) -> None:
+    assert announced_answer(completion, "20") == ()
+
+
+@pytest.mark.parametrize("behind", [" Or 21.", "\nOr 21.", " I hope that helps!", "?"])
+def test_what_stands_behind_it_belongs_to_it(behind: str) -> None:
+    assert "20" not in announced_answer("The answer is 20." + behind, "20")
+
+
+@pytest.mark.parametrize("piece", ["answer is ", "answer to ", "*", "answer", "answer is 1.", "\\boxed{", " "])
+def test_announcements_by_a_stranger_take_no_time(piece: str) -> None:
+    began = time.perf_counter()
+    announced_answer("the answer is " + piece * 30_000, "20")
+    announced_answer(piece * 30_000, "20")
+    assert time.perf_counter() - began < 2.0

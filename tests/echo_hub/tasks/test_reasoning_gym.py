@@ -47,6 +47,32 @@ def test_the_datasets_own_answer_is_right_alone_and_in_tags(dataset: str) -> Non
         assert task.score(problem, "") < 1.0
 
 
+@pytest.mark.parametrize("dataset", ["chain_sum", "gcd", "syllogism", "spiral_matrix", "leg_counting", "countdown"])
+def test_an_answer_in_words_is_right_where_no_other_is_meant(dataset: str) -> None:
+    task = make_reasoning_gym(dataset, {})
+    for seed in range(3):
+        problem = task.sample(seed)
+        answer = problem.metadata["answer"]
+        for said in (f"The answer is {answer}.", f"I think it over.\nFinal answer: **{answer}**"):
+            assert task.score(problem, said) == 1.0
+        wrong = task.sample(seed + 10).metadata["answer"] + "1"
+        for said in (
+            f"The answer is {answer} or {wrong}.",
+            f"The answer is {wrong}. No, the answer is {answer}.",
+            f"The answer is {answer}. The answer is {wrong}.",
+            f"The answer is not {answer}.",
+            f"The answer is {answer}, {wrong}.",
+        ):
+            assert task.score(problem, said) == task.score(problem, said.replace("answer", "phrase")) < 1.0
+
+
+def test_words_around_tags_change_nothing() -> None:
+    task = make_reasoning_gym("chain_sum", {})
+    problem = task.sample(0)
+    said = f"<answer>no</answer> The answer is {problem.metadata['answer']}."
+    assert task.score(problem, said) == task.score(problem, "<answer>no</answer>") < 1.0
+
+
 def test_neighbouring_seeds_share_no_problems() -> None:
     task = make_reasoning_gym("chain_sum", {"min_digits": 4, "max_digits": 4})
     assert len({task.sample(seed).prompt for seed in range(200)}) == 200

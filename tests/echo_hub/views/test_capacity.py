@@ -60,11 +60,35 @@ def test_versions_that_follow_each_other_too_fast() -> None:
     assert both.endswith("Set training.publish_every = 2 and training.max_staleness = 4.")
 
 
+SLOW = NodeClass(name="llama_cpp · cpu", count=2, rollouts_per_s=0.3, latency_s=150.0)
+HOME = Workload(mode="async", rollouts_per_step=128, train_s=60.0, hand_off_s=1.0, broadcast_s=3.0, max_staleness=2)
+
+
+def test_where_nothing_is_enough_it_is_said_how_far_each_way_gets() -> None:
+    text = said(HOME, SLOW)
+    assert text.endswith(
+        "From 29%, this gets it: 5 more nodes like llama_cpp · cpu to 86%. "
+        "5 more nodes like llama_cpp · cpu and training.max_staleness = 3 together are enough."
+    )
+    late = said(HOME, replace(SLOW, latency_s=700.0, count=9))
+    assert "training.max_staleness = 6 to 56%; leases half as long" in late and "to 44%" in late
+    assert "llama_cpp" not in late, "more of them get it no further"
+
+
+def test_where_nothing_helps_that_is_said_too() -> None:
+    text = said(replace(HOME, broadcast_s=3_000.0), replace(SLOW, count=99, latency_s=1.0))
+    assert text.endswith(
+        "Neither more such nodes nor shorter leases get it beyond 2%: versions have to be there sooner."
+    )
+
+
 def test_what_only_another_mode_would_change() -> None:
     text = said(replace(WORKLOAD, mode="sequential"), FAST)
     assert "in sequential mode it always waits" in text
     assert text.endswith("With a staleness of 2, in async mode, it could train 95% of the time.")
-    assert said(replace(WORKLOAD, mode="colocated"), FAST).endswith("No number of such nodes mends that.")
+    assert said(replace(WORKLOAD, mode="colocated"), FAST).endswith(
+        "In async mode, nodes would sample while it trains."
+    )
 
 
 def test_without_nodes_nothing_is_said_of_them() -> None:

@@ -1,4 +1,4 @@
-from echo_node.core.history import KEPT, SPAN_S, TokenHistory
+from echo_node.core.history import KEPT, LATELY, SPAN_S, TokenHistory, lately
 
 
 def test_each_span_has_its_rate() -> None:
@@ -23,3 +23,9 @@ def test_it_forgets_what_is_old() -> None:
         history.note(span, span * SPAN_S)
     history.note(0, 1e9)  # A machine that slept long.
     assert len(history.rates) == KEPT
+
+
+def test_lately_is_the_last_minute() -> None:
+    assert lately(()) is None
+    assert lately((8.0, 4.0)) == 6.0
+    assert lately((999.0, *[2.0] * LATELY)) == 2.0

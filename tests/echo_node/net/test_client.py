@@ -44,7 +44,12 @@ STATUS = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per
 
 
 def client_of(
-    url: str, *, me: Identity | None = None, pinned: bytes | None = None, troubles: TroubleLog | None = None
+    url: str,
+    *,
+    me: Identity | None = None,
+    pinned: bytes | None = None,
+    troubles: TroubleLog | None = None,
+    stays: bool = False,
 ) -> HubClient:
     return HubClient(
         HubAddress.parse(url, insecure=False),
@@ -56,6 +61,7 @@ def client_of(
         retry_first_s=0.01,
         jitter=lambda: 0.0,
         troubles=troubles,
+        stays=stays,
     )
 
 
@@ -258,6 +264,20 @@ async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
         await asyncio.wait({task})
     error = task.exception()
     assert isinstance(error, RefusedError) and error.code == "finished"
+
+
+async def test_who_stays_is_there_for_the_extension_of_a_run(hub: Any) -> None:
+    client = client_of(hub.url, stays=True)
+    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
+    await events.next(Welcome)
+    await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
+    await events.next(Disconnected)
+    await events.next(Welcome)
+    await hub.refuse(RefusalCode.BANNED, "This node is banned.")
+    async with asyncio.timeout(60):
+        await asyncio.wait({task})
+    error = task.exception()
+    assert isinstance(error, RefusedError) and error.code == "banned", "of nothing else it tries again"
 
 
 async def test_who_is_barred_is_told_what_to_do(hub: Any) -> None:

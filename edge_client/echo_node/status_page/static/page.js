@@ -56,7 +56,7 @@ function show(view) {
   by("pause-hour").hidden = paused;
   by("finish").disabled = node.state === "finishing";
   draw(node.token_rates);
-  by("rate").textContent = `${Math.round(node.tokens_per_s).toLocaleString("en")} tokens/s`;
+  by("rate").textContent = `${Math.round(node.drawn_tokens_per_s ?? 0).toLocaleString("en")} tokens/s`;
   bars(node);
   list(view.rows, node.page);
 }

@@ -220,11 +220,13 @@ class Activation:
             self._choose_soon(now)
 
     def halt(self, why: str, now: float) -> None:
-        """Nobody is paid for anything, until this is told again with nothing for a reason."""
-        self._halted = why
+        """Nobody is paid for anything, and all are told why, until this is told again with nothing for a reason."""
+        if why == self._halted:
+            return
+        self._halted, self._round_at = why, now
         if self._priced:
             self._choose_at = now
-            self._note_due()
+        self._note_due()
 
     def change(self, settings: ActivationSettings, demand: Demand | None, now: float) -> None:
         """From now on. Beneath a cap that has fallen, those go on at once that bring the most for their price."""
@@ -311,18 +313,20 @@ class Activation:
         if willing and demand is not None and self._waits_for_first(node, now) and len(turns) < self._turns_left:
             turns.append(node)
         idle_s, steps_s = now - node.taken_at, 0.0 if demand is None else IDLE_STEPS * demand.step_s
-        if node.in_flight or idle_s < IDLE_S:
+        if node.in_flight or (idle_s < IDLE_S and not self._halted):
             self._tell(node, None)
         elif node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)
-        elif idle_s < steps_s:
+        elif idle_s < steps_s and not self._halted:
             self._tell(node, None)
+        elif self._halted and willing:
+            self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
         elif willing and self._is_too_slow(node, demand):
             self._tell_why(node, demand)
             if (node.per_hour or now - node.taken_at >= TURN_S) and len(turns) < self._turns_left:
                 turns.append(node)
         elif willing:
-            self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
+            self._tell(node, StandbyReason.NO_WORK_NOW)
 
     def _note_settled(self, node: Node, now: float) -> None:
         if node.late_since is not None and now - node.late_since >= SILENT_S:
@@ -494,7 +498,9 @@ class Activation:
             self._tell(node, StandbyReason.CHEAPER_NODES_SUFFICE)
 
     def _tell(self, node: Node, reason: StandbyReason | None, detail: str = "") -> None:
-        """Once for each reason; to who is quarantined, that alone is said."""
-        if node.told is not reason and not node.quarantined:
-            node.told = reason
+        """Once for each reason, and for each of those for which nobody has work; to who is quarantined, that alone is
+        said."""
+        halted = self._halted if reason is StandbyReason.NO_WORK_NOW else ""
+        if (node.told is not reason or node.told_halted != halted) and not node.quarantined:
+            node.told, node.told_halted = reason, halted
             self._out.act(TellStandby(node_id=node.node_id, reason=reason, detail=detail))

@@ -22,6 +22,12 @@ MOST_NODES: Final = 1_000_000
 STABLE_STALENESS: Final = 6
 """The largest bound that is advised: learning is stable up to it in ECHO-2, section 5, and can break at 11."""
 
+HUNDREDTH: Final = 0.01
+"""Of the time: less is not worth more nodes, or an older policy."""
+
+NODES_TRIED: Final = tuple(2**power for power in range(11))
+"""To see how far more nodes get where no number of them is enough."""
+
 FEWER_TRIED: Final = 4
 """Of the cheapest class, so many fewer are tried with some of another in their place."""
 
@@ -108,6 +114,52 @@ def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float)
 
     fewest = _fewest(100 * MOST_NODES, enough)
     return None if fewest is None else fewest / 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """What does not reach the goal, and how far it gets."""
+
+    amount: int
+    """Nodes to add, or the staleness bound: the least that gets this far, but for a hundredth."""
+    busy: float
+    """Share of the time in which the learner does not wait."""
+
+
+def busy_share(workload: Workload, pool: Pool) -> float:
+    """Share of the time in which the learner does not wait."""
+    return workload.step_s / period_s(workload, pool)
+
+
+def farthest_by_nodes(workload: Workload, pool: Pool, kind: NodeClass) -> Partial:
+    """How far more nodes of a kind get, of up to `NODES_TRIED`."""
+
+    def with_more(count: int) -> float:
+        return busy_share(workload, pool.plus(replace(kind, count=count)))
+
+    shares = {count: with_more(count) for count in (0, *NODES_TRIED)}
+    most = max(shares.values()) - HUNDREDTH
+    enough = next(count for count, share in shares.items() if share >= most)
+    few = max((count for count in shares if count < enough), default=enough)
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        few, enough = (few, middle) if with_more(middle) >= most else (middle, enough)
+    return Partial(amount=enough, busy=with_more(enough))
+
+
+def farthest_by_staleness(workload: Workload, pool: Pool) -> Partial | None:
+    """How far a larger bound gets, up to the largest that is advised; None: there is none."""
+    bounds = range(workload.max_staleness + 1, STABLE_STALENESS + 1)
+    if workload.mode != "async" or not bounds:
+        return None
+    shares = {bound: busy_share(replace(workload, max_staleness=bound), pool) for bound in bounds}
+    least = next(bound for bound, share in shares.items() if share >= max(shares.values()) - HUNDREDTH)
+    return Partial(amount=least, busy=shares[least])
+
+
+def by_shorter_leases(workload: Workload, pool: Pool) -> float:
+    """`busy_share` where every rollout takes half as long, at the same throughput."""
+    return busy_share(workload, Pool(latencies=pool.latencies / 2, rates=pool.rates))
 
 
 def cheapest_to_add(workload: Workload, pool: Pool, kinds: Sequence[NodeClass], target: float) -> Mix | None:

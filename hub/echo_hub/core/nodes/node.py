@@ -103,6 +103,8 @@ class Node:
     """From then on others may stand by for its sake; 0 = nobody knows what it brings."""
     told: StandbyReason | None = None
     """Why it has no work, as it was told last."""
+    told_halted: str = ""
+    """Why nobody has any, as it was told last."""
 
     @property
     def limit(self) -> int:

@@ -52,6 +52,7 @@ class Fleet:
         self.activation = Activation(self.settings, nodes=self.nodes, lengths=lengths, out=self.out)
         self.now = 1_000.0
         self.told: dict[str, StandbyReason | None] = {}
+        self.details: dict[str, str] = {}
         self.num_changes = 0
         self.dollars = 0.0
         self.turns: list[Node] = []
@@ -97,6 +98,7 @@ class Fleet:
             for effect in self.out.take():
                 if isinstance(effect, TellStandby):
                     self.told[effect.node_id] = effect.reason
+                    self.details[effect.node_id] = effect.detail
                     self.num_changes += 1
                 elif isinstance(effect, CostAccrued):
                     self.dollars += sum(cost.dollars for cost in effect.nodes)
@@ -362,6 +364,26 @@ def test_at_the_runs_end_nobody_is_paid_any_more() -> None:
     fleet.activation.halt("The run is over.", fleet.now)
     fleet.go_on(0.0)
     assert not fleet.active and fleet.told["one"] is StandbyReason.NO_WORK_NOW
+
+
+def test_who_had_no_work_before_is_told_that_the_run_is_over_at_once() -> None:
+    """For the same reason as before, in other words."""
+    fleet = Fleet()
+    fleet.join("idle", per_step=60.0)
+    fleet.join("new")
+    fleet.join("quarantined")
+    fleet.node("quarantined").quarantined = True
+    fleet.go_on(300.0)
+    assert (fleet.told["idle"], fleet.details["idle"]) == (StandbyReason.NO_WORK_NOW, "")
+    fleet.activation.halt("The run is over.", fleet.now)
+    fleet.go_on()
+    assert fleet.details["idle"] == fleet.details["new"] == "The run is over." and "quarantined" not in fleet.told
+    told = fleet.num_changes
+    fleet.go_on(300.0)
+    assert fleet.num_changes == told, "once"
+    fleet.activation.halt("", fleet.now)
+    fleet.go_on(300.0)
+    assert (fleet.told["idle"], fleet.details["idle"]) == (StandbyReason.NO_WORK_NOW, "")
 
 
 def test_in_a_pause_nobody_is_paid_and_afterwards_as_before() -> None:

@@ -7,10 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_hub.core.capacity.advice import (
+    HUNDREDTH,
     Mix,
     Placement,
     advise,
+    busy_share,
+    by_shorter_leases,
     cheapest_to_add,
+    farthest_by_nodes,
+    farthest_by_staleness,
     nodes_to_add,
     place,
     reaches,
@@ -45,6 +50,32 @@ def test_that_many_reach_the_goal_and_one_less_does_not(bound: int, rate: float,
     if number:
         assert reaches(workload, pool.plus(replace(kind, count=number)), target)
         assert not reaches(workload, pool.plus(replace(kind, count=number - 1)), target)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 6), st.floats(0.1, 12.0), st.floats(0.0, 40.0))
+def test_no_number_of_nodes_gets_further_than_is_said(bound: int, rate: float, latency: float) -> None:
+    workload = replace(WORKLOAD, max_staleness=bound)
+    kind, pool = NodeClass(name="n", count=1, rollouts_per_s=rate, latency_s=latency), Pool.of([GIFT])
+    found = farthest_by_nodes(workload, pool, kind)
+    assert found.busy == busy_share(workload, pool.plus(replace(kind, count=found.amount)))
+    for count in (0, 1, 16, 1_024):
+        assert busy_share(workload, pool.plus(replace(kind, count=count))) <= found.busy + HUNDREDTH + 1e-9
+    if found.amount:
+        fewer = busy_share(workload, pool.plus(replace(kind, count=found.amount - 1)))
+        assert fewer < found.busy
+
+
+def test_how_far_a_larger_bound_and_shorter_leases_get() -> None:
+    late = Pool.of([replace(CHEAP, count=9, latency_s=9.0)])
+    workload = replace(WORKLOAD, max_staleness=1)
+    found = farthest_by_staleness(workload, late)
+    assert found is not None and found.busy == busy_share(replace(workload, max_staleness=found.amount), late)
+    assert busy_share(workload, late) < found.busy < 1 and busy_share(workload, late) < by_shorter_leases(
+        workload, late
+    )
+    assert farthest_by_staleness(replace(workload, max_staleness=6), late) is None
+    assert farthest_by_staleness(replace(workload, mode="sequential", max_staleness=0), late) is None
 
 
 def test_a_bound_that_hides_the_broadcast() -> None:

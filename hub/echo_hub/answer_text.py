@@ -1,0 +1,85 @@
+"""How `echo-hub eval` and `echo-hub try-task --sample` show what a model has answered, and what that earned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from echo_hub.dashboard.formats import visible
+from echo_shared.rewards import components_of
+
+if TYPE_CHECKING:
+    from echo_hub.evaluation.base_answers import AnsweredProblem, BaseAnswers
+    from echo_hub.evaluation.examples import Example
+
+console = Console(soft_wrap=True, highlight=False)
+MOST_CHARACTERS: Final = 2_000
+"""Of a text that is shown; its beginning and its end."""
+SHOWN: Final = 2
+"""Completions of a group: the first of the solved ones and the first of the others, if there are both."""
+
+
+def print_example(example: Example) -> None:
+    """One answer of an evaluation."""
+    version = "base" if example.policy_version == 0 else f"version {example.policy_version}"
+    of_set = f", {example.name}" if example.name else ""
+    console.print(Text(f"\nExample of {version}{of_set}", style="bold"))
+    _print_text("asked", example.prompt)
+    _print_text("answered", example.completion)
+    is_cut, error = example.is_cut, example.error
+    said = _verdict(example.reward, is_solved=example.is_solved, is_cut=is_cut, error=error)
+    console.print(Text(f"  {said}; {example.num_tokens} tokens"))
+
+
+def print_base_answers(found: BaseAnswers) -> None:
+    """All problems, then the figures and what follows from them."""
+    for number, problem in enumerate(found.problems, start=1):
+        console.print(Text(f"Problem {number} of {len(found.problems)}", style="bold"))
+        _print_group(problem)
+    plus_minus = f" ± {found.solved_error:.1%}" if len(found.problems) > 1 else ""
+    console.print(Text(f"Base         {found.base}, in {found.seconds:.0f} s"))
+    console.print(
+        Text(f"Solved       {found.solved_rate:.1%}{plus_minus}: {found.num_solved} of {found.num_scored} completions")
+    )
+    console.print(Text(f"Mean reward  {found.mean_reward:.3g}"))
+    groups = f"{found.num_mixed} of {len(found.problems)} groups of {found.group_size}"
+    console.print(Text(f"Mixed        {groups} have unlike rewards; the others teach nothing"))
+    for warning in found.warnings:
+        console.print(Text.assemble(("Warning: ", "yellow"), warning))
+    console.print(Text(found.verdict, style="bold"))
+
+
+def _print_group(problem: AnsweredProblem) -> None:
+    _print_text("asked", problem.rendered)
+    if problem.reference is not None:
+        _print_text("reference", problem.reference)
+    first = {answer.is_solved: answer for answer in reversed(problem.answers)}
+    shown = sorted(first.values(), key=problem.answers.index)
+    if len(shown) < SHOWN:
+        shown = list(problem.answers[:SHOWN])
+    for answer in shown:
+        _print_text("answered", answer.text)
+        said = _verdict(answer.reward, is_solved=answer.is_solved, is_cut=answer.is_cut, error=answer.error)
+        paid_as = f'; would be solved as "{answer.paid_as}"' if answer.paid_as else ""
+        console.print(Text(f"  {said}; {answer.num_tokens} tokens{paid_as}"))
+    rewards = " ".join("none" if one.reward is None else f"{one.reward:g}" for one in problem.answers)
+    console.print(Text(f"  rewards of the group: {rewards}\n"))
+
+
+def _print_text(title: str, text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        half = MOST_CHARACTERS // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    lines = visible(text).split("\n")
+    console.print(Text("\n".join([f"  {title:<9} | {lines[0]}", *(f"  {'':<9} | {line}" for line in lines[1:])])))
+
+
+def _verdict(reward: float | None, *, is_solved: bool, is_cut: bool, error: str) -> str:
+    if reward is None:
+        return f"no reward: {error}"
+    parts = ", ".join(f"{name} {value:g}" for name, value in (components_of(reward) or {}).items())
+    solved = "solved" if is_solved else "not solved"
+    cut = ", cut off at sampling.max_tokens" if is_cut else ""
+    return f"{solved}, reward {reward:g}{f' ({parts})' if parts else ''}{cut}"

@@ -1,0 +1,258 @@
+"""What the base model answers to a task's problems before any training, and whether GRPO can learn from that.
+
+Each problem is answered by one group, as in training: `training.group_size` completions with the run's sampling
+settings. A group teaches something only if its rewards differ. So the share of such groups counts, and the rate at
+which the base solves problems says why it is low: at 0 % there is nothing to reinforce, at 100 % nothing to learn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.evaluation.by_hub import Episode, Generator, HeldOut, Ids, Played, play
+from echo_hub.evaluation.examples import transcript
+from echo_hub.evaluation.figures import standard_error
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.restating import restated
+from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.tasks.rewards import SCORE, RewardBounds
+from echo_shared.books import EvaluationKind
+from echo_shared.errors import ScorerError
+from echo_shared.rewards import all_equal, components_of
+
+GOOD: Final = (0.05, 0.6)
+"""Rates of solving from which GRPO learns well."""
+MANY_ALIKE: Final = 0.8
+"""Share of groups with equal rewards from which on most of the work is for nothing."""
+MANY_CUT: Final = 0.2
+MANY_MISFORMED: Final = 0.05
+"""Shares of the completions that are worth a warning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One completion of the base model."""
+
+    text: str
+    num_tokens: int
+    reward: float | None
+    """None: the scorer failed, with `error`."""
+    is_solved: bool
+    is_cut: bool
+    """It ended at sampling.max_tokens."""
+    error: str = ""
+    paid_as: str = ""
+    """The same answer in a form that solves the problem, where the completion itself does not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredProblem:
+    """One problem and its group."""
+
+    prompt: str
+    """As the task has it."""
+    rendered: str
+    """As the base model is asked."""
+    reference: str | None
+    answers: tuple[Answer, ...]
+    is_mixed: bool
+    """Its rewards differ, so that the group teaches something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseAnswers:
+    """All groups, their figures and what follows from them."""
+
+    task: str
+    base: str
+    group_size: int
+    problems: tuple[AnsweredProblem, ...]
+    num_scored: int
+    """Completions that have a reward."""
+    num_solved: int
+    solved_rate: float
+    solved_error: float
+    """Standard error of `solved_rate`, by problem."""
+    mean_reward: float
+    num_mixed: int
+    seconds: float
+    """The engine's time."""
+    verdict: str
+    """Whether GRPO has something to work with."""
+    warnings: tuple[str, ...]
+
+
+async def base_answers(
+    config: HubConfig, problems: Problems, *, pool: ScoringPool, generate: Generator, count: int
+) -> BaseAnswers:
+    """Answers the first `count` problems of a run's only task by the base, which `generate` draws from.
+
+    Raises ScorerError where not one completion can be scored.
+    """
+    task = problems.tasks[""]
+    asked = HeldOut(
+        prompts=await asyncio.to_thread(lambda: [problems.prompt_ids(number) for number in range(count)]),
+        run_seed=config.run.seed,
+        samples=config.training.group_size,
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        stop_ids=task.codec.stop_ids,
+        stop_strings=StopStrings.of_run(config, task.codec),
+        rewards=task.rewards,
+    )
+
+    async def judge(played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]:
+        return await pool.rewards("training_respond", played)
+
+    episodes, seconds = await play(0, asked, EvaluationKind.SAMPLED, generate=generate, judge=judge)
+    paid_as = {} if problems.multi_turn else await _paid_as(episodes, task.codec, task.weighing.of_score, pool)
+    answered = tuple(
+        _problem(problems, number, [one for one in episodes if one.number == number], paid_as)
+        for number in range(count)
+    )
+    return _figures(config, answered, seconds)
+
+
+async def _paid_as(
+    episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
+) -> dict[tuple[int, int], str]:
+    """By an episode's number and index: a form in which its answer solves the problem, if it does not as it is."""
+    forms = [
+        (episode, form)
+        for episode in episodes
+        if episode.reward is not None and not of_score.is_solved(_score(episode.reward))
+        for form in restated(codec.reply(episode.turns[-1]))
+    ]
+    scores = await pool.call("training_score", [(episode.number, form) for episode, form in forms])
+    found: dict[tuple[int, int], str] = {}
+    for (episode, form), score in zip(forms, scores, strict=True):
+        if isinstance(score, float) and of_score.is_solved(score):
+            found.setdefault((episode.number, episode.index), form)
+    return found
+
+
+def _score(reward: float) -> float:
+    return (components_of(reward) or {}).get(SCORE, reward)
+
+
+def _problem(
+    problems: Problems, number: int, episodes: Sequence[Episode], paid_as: Mapping[tuple[int, int], str]
+) -> AnsweredProblem:
+    problem, codec, bounds = problems.training_problem(number), problems.codec, problems.tasks[""].rewards
+    reference = problem.metadata.get("answer")
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    return AnsweredProblem(
+        prompt=problem.prompt,
+        rendered=codec.render_prompt(problem.prompt),
+        reference=None if reference is None else str(reference),
+        answers=tuple(
+            Answer(
+                text=transcript(episode, codec),
+                num_tokens=episode.num_tokens,
+                reward=episode.reward,
+                is_solved=episode.reward is not None and bounds.is_solved(episode.reward),
+                is_cut=episode.truncated,
+                error=episode.error,
+                paid_as=paid_as.get((episode.number, episode.index), ""),
+            )
+            for episode in episodes
+        ),
+        is_mixed=not all_equal(rewards),
+    )
+
+
+def _figures(config: HubConfig, answered: tuple[AnsweredProblem, ...], seconds: float) -> BaseAnswers:
+    scored = [[answer for answer in problem.answers if answer.reward is not None] for problem in answered]
+    every = [answer for answers in scored for answer in answers]
+    if not every:
+        errors = [answer.error for problem in answered for answer in problem.answers]
+        raise ScorerError(
+            "Not one of the base's answers could be scored.",
+            got=f"{len(errors)} completions; the first: {errors[0]}",
+            do="Mend the task's scorer: echo-hub try-task without --sample shows what it does.",
+        )
+    rates = [float(np.mean([answer.is_solved for answer in answers])) for answers in scored if answers]
+    num_mixed = sum(problem.is_mixed for problem in answered)
+    rate = float(np.mean(rates))
+    return BaseAnswers(
+        task=config.task.label,
+        base=config.model.base,
+        group_size=config.training.group_size,
+        problems=answered,
+        num_scored=len(every),
+        num_solved=sum(answer.is_solved for answer in every),
+        solved_rate=rate,
+        solved_error=standard_error(rates),
+        mean_reward=float(np.mean([answer.reward for answer in every])),
+        num_mixed=num_mixed,
+        seconds=seconds,
+        verdict=verdict(rate, num_mixed / len(answered), num_scored=len(every)),
+        warnings=tuple(_warnings(config, answered, every)),
+    )
+
+
+def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
+    """Whether GRPO has something to work with, and what to do where it has not."""
+    if solved_rate >= 1 - 1e-9:
+        return "Nothing to learn: the base solves all of it. Make the problems harder."
+    if mixed_share == 0 and solved_rate == 0:
+        return (
+            f"Nothing to reinforce: not one of {num_scored} completions is solved, and no group has unlike rewards. "
+            f"A rate below {min(1.0, 3 / num_scored):.1%} would most likely look the same. Make the problems easier, "
+            "say in the prompt what form the answer should have, or begin with demonstrations: echo-hub sft."
+        )
+    if mixed_share == 0:
+        return (
+            "Nothing to work with: every group is solved as a whole or not at all, so no group teaches anything. "
+            "Raise training.group_size or sampling.temperature."
+        )
+    if mixed_share <= 1 - MANY_ALIKE:
+        rare = solved_rate < GOOD[0]
+        why = "few are solved" if rare else "most are solved" if solved_rate > GOOD[1] else "groups agree"
+        do = "Easier" if rare else "Harder" if solved_rate > GOOD[1] else "Other"
+        return (
+            f"Little to work with: {why}, and {1 - mixed_share:.0%} of the groups teach nothing. {do} problems, or a "
+            "larger training.group_size, would waste less."
+        )
+    if solved_rate > GOOD[1]:
+        return (
+            "Something to work with, but little is left to learn: the base solves most of it. Harder problems last "
+            "longer."
+        )
+    if solved_rate < GOOD[0]:
+        return (
+            f"Something to work with: few completions are solved, but rewards differ within {mixed_share:.0%} of the "
+            "groups, from which GRPO learns what earns more."
+        )
+    return f"Good: GRPO has something to work with. Rewards differ within {mixed_share:.0%} of the groups."
+
+
+def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Sequence[Answer]) -> list[str]:
+    found = []
+    misformed = [answer for answer in every if answer.paid_as]
+    if len(misformed) > MANY_MISFORMED * len(every):
+        found.append(
+            f"{len(misformed)} of {len(every)} completions hold the right answer in a form that is not paid: one of "
+            f'them would be solved as "{misformed[0].paid_as}". Say in task.system_prompt or task.prompt_suffix what '
+            "form the answer should have, or take the answer out of the text in the scorer."
+        )
+    cut = sum(answer.is_cut for answer in every)
+    if cut > MANY_CUT * len(every):
+        found.append(
+            f"{cut} of {len(every)} completions were cut off at sampling.max_tokens = {config.sampling.max_tokens}, "
+            "before the model had ended: raise it, or ask for shorter answers."
+        )
+    failed = [answer for problem in answered for answer in problem.answers if answer.reward is None]
+    if failed:
+        found.append(f"The scorer failed on {len(failed)} completions; on the first by {failed[0].error}")
+    if config.model.start_from:
+        found.append(f"These are the base's answers: the run itself starts from {config.model.start_from}.")
+    return found

@@ -1,0 +1,71 @@
+"""A few answers of an evaluation, for people to read: a figure does not say what a model does wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from echo_hub.evaluation.by_hub import Episode, HeldOut, Watch
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.scoring.problems import Problems
+from echo_shared.books import EvaluationKind
+
+EXAMPLES: Final = 3
+"""Of a version and an evaluation set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One greedy answer to a held-out problem."""
+
+    policy_version: int
+    """0 = the base."""
+    name: str
+    """The evaluation set's; empty where there is one alone."""
+    prompt: str
+    completion: str
+    num_tokens: int
+    reward: float | None
+    """None: the scorer failed, with `error`."""
+    is_solved: bool
+    is_cut: bool
+    error: str
+
+
+def choosing(policy_version: int, problems: Problems, into: list[Example]) -> Watch:
+    """Puts examples of what it watches `into` a list: the first solved and the first unsolved answer, then the next
+    ones, in the order of the problems. Versions are compared on the same problems where they solve the same ones."""
+
+    def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
+        if kind is not EvaluationKind.GREEDY:
+            return
+        solved = [episode.reward is not None and heldout.rewards.is_solved(episode.reward) for episode in episodes]
+        firsts = {solved.index(value) for value in (True, False) if value in solved}
+        others = [place for place in range(len(episodes)) if place not in firsts]
+        for place in sorted([*firsts, *others[: EXAMPLES - len(firsts)]]):
+            episode = episodes[place]
+            problem, codec = problems.heldout_problem(episode.number)
+            into.append(
+                Example(
+                    policy_version=policy_version,
+                    name=heldout.name,
+                    prompt=problem.prompt,
+                    completion=transcript(episode, codec),
+                    num_tokens=episode.num_tokens,
+                    reward=episode.reward,
+                    is_solved=solved[place],
+                    is_cut=episode.truncated,
+                    error=episode.error,
+                )
+            )
+
+    return watch
+
+
+def transcript(episode: Episode, codec: PromptCodec) -> str:
+    """What the model has said, turn by turn, with what each turn was answered."""
+    parts = [codec.decode(episode.turns[0])]
+    for observed, turn in zip(episode.observations, episode.turns[1:], strict=False):
+        parts += [f"[answered: {codec.decode(observed).strip()}]", codec.decode(turn)]
+    return "\n".join(parts)

@@ -1,0 +1,18 @@
+"""The device that a setting names."""
+
+from __future__ import annotations
+
+import torch
+
+from echo_shared.errors import LearnerError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device of a setting such as learner.device. Raises LearnerError where there is no CUDA device to be had."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise LearnerError(
+            "PyTorch finds no CUDA device.", got=f"learner.device = {name}", do="Set learner.device to auto or cpu."
+        )
+    return torch.device(name)

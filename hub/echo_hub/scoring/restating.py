@@ -1,0 +1,42 @@
+"""The answer that a completion gives, written in other forms: is it the answer that is wrong, or its form alone?
+
+For example, `The sum is 20.` holds the number 20. As `20` and as `<answer>20</answer>` a scorer may pay for it that
+gives nothing for the sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from echo_hub.tasks.answers import tagged_answer
+
+MOST_CHARACTERS: Final = 20_000
+"""Of a completion's end, in which answers are looked for."""
+_NUMBER: Final = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
+_BOXED: Final = re.compile(r"\\boxed\{([^{}]{1,200})\}")
+_BOLD: Final = re.compile(r"\*\*([^*\n]{1,200})\*\*")
+_ANNOUNCED: Final = re.compile(r"(?:\banswer(?: is|:)|=|\bis)[ \t]*([^\n=]{1,200})", re.IGNORECASE)
+_AROUND: Final = " \t\r\n.:;,!*$`\"'"
+
+
+def restated(completion: str) -> list[str]:
+    """Other writings of the answer in a completion: each answer that may be meant, as text and in `<answer>` tags.
+
+    The completion itself is not among them.
+    """
+    tagged = tagged_answer(completion)
+    text = (completion if tagged is None else tagged)[-MOST_CHARACTERS:]
+    lines = [line for line in text.splitlines() if line.strip()]
+    meant = [
+        *([tagged] if tagged is not None else []),
+        *_BOXED.findall(text)[-1:],
+        *_BOLD.findall(text)[-1:],
+        *_ANNOUNCED.findall(text)[-1:],
+        *[number.replace(",", "") for number in _NUMBER.findall(text)[-1:]],
+        *lines[-1:],
+        *lines[:1],
+    ]
+    answers = dict.fromkeys(answer for one in meant if (answer := one.strip(_AROUND)))
+    forms = [form for answer in answers for form in (answer, f"<answer>{answer}</answer>")]
+    return [form for form in forms if form != completion.strip()]

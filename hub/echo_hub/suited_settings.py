@@ -1,0 +1,228 @@
+"""Settings that suit a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
+
+Only what differs from the defaults, each with its reason. Lengths come from the task's own problems, encoded by the
+base's own tokenizer and chat template; sizes of batches from the number of the base's weights and from this machine.
+What the base really answers is for `echo-hub try-task --sample` to show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from safetensors import safe_open
+
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.training_sections import PLAIN_TOKENS
+from echo_hub.run.base_model import BUILTIN, PromptCodec, resolve_base
+from echo_hub.run.thinking import OPEN
+from echo_hub.tasks.base import FileTask, Problem
+from echo_hub.tasks.registry import make_task
+from echo_shared.draws import derive_seed
+from echo_shared.errors import ConfigError
+
+SAMPLED: Final = 64
+"""Problems whose lengths are taken."""
+TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
+_OF_ANSWER: Final = 4
+"""Tokens of a completion for one of the reference answer: some working goes before it."""
+_CHAT_TOKENS: Final = 96
+"""What a chat model says around an answer, beyond that."""
+_THINKING_TOKENS: Final = 1_024
+_LEAST_TOKENS: Final = 16
+_SMALL: Final = 1_000_000_000
+"""Weights of a base below which problems are seldom solved."""
+_RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
+"""Learning rates by the number of weights up to which they are for."""
+_LARGE_RATE: Final = 2e-5
+_ROLLOUTS: Final = 128
+"""Of a step."""
+_SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
+"""Numbers of a token that each layer keeps for the backward pass, in widths of the layer and of its inner layer."""
+
+Section = dict[str, Any]
+Suited = dict[str, dict[str, tuple[Any, str]]]
+"""By section and key: the value, and the reason for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseFacts:
+    """What is known of a base model without its weights."""
+
+    num_weights: int
+    activation_bytes: int
+    """Of one token in float32, for the backward pass; 0: its configuration does not say."""
+    is_chat: bool
+    thinks: bool
+    context_tokens: int
+
+
+def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) -> tuple[HubConfig, Suited]:
+    """The settings, and which of them to write. `flags`: model.base, task.name and whatever else was given.
+
+    Raises ConfigError where base or task cannot be used, or do not fit each other.
+    """
+    given = load_config(None, flags)
+    base_dir = resolve_base(given.model.base)
+    codec = PromptCodec.load(base_dir)
+    codec.check()
+    facts = _facts(base_dir, codec)
+    task = make_task(given.task.name, given.task.options)
+    problems = [_sampled(task, given.task.name, number) for number in range(SAMPLED)]
+    if not facts.is_chat and given.model.base in BUILTIN:
+        chosen: Suited = {}
+    else:
+        chosen = _chosen(given, facts, task, problems, codec, has_gpu=has_gpu)
+    values = {section: {key: value for key, (value, _) in keys.items()} for section, keys in chosen.items()}
+    config = load_config(None, _merged(values, flags))
+    return config, chosen
+
+
+def _merged(values: Mapping[str, Section], flags: Mapping[str, Mapping[str, Any]]) -> dict[str, Section]:
+    """Flags win."""
+    given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in flags.items()}
+    return {name: {**values.get(name, {}), **given.get(name, {})} for name in [*values, *given]}
+
+
+def _chosen(
+    given: HubConfig, facts: BaseFacts, task: Any, problems: Sequence[Problem], codec: PromptCodec, *, has_gpu: bool
+) -> Suited:
+    suffix = TAGS if facts.is_chat and _wants_tags(given) else ""
+    words = codec.with_words(system_prompt=given.task.system_prompt, prompt_suffix=given.task.prompt_suffix or suffix)
+    prompt_tokens = max(len(words.encode_prompt(problem.prompt)) for problem in problems)
+    answers = [str(problem.metadata["answer"]) for problem in problems if problem.metadata.get("answer") is not None]
+    answer_tokens = max((len(codec.encode_reply(answer)) for answer in answers), default=0)
+    max_tokens = _max_tokens(given, facts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
+    group_size = 16 if facts.num_weights < _SMALL else 8
+    rate = next((rate for most, rate in _RATES if facts.num_weights < most), _LARGE_RATE)
+    size = f"{facts.num_weights / 1e6:,.0f} million weights"
+    chosen: Suited = {
+        "model": {"base": (given.model.base, f"{'A chat model' if facts.is_chat else 'A model'} with {size}.")},
+        "task": {
+            "name": (given.task.name, "What it asks and pays for: echo-hub try-task --config RUN/config.toml"),
+        },
+        "sampling": {
+            "max_tokens": (
+                max_tokens,
+                f"Prompts have up to {prompt_tokens} tokens and reference answers up to {answer_tokens}, of {SAMPLED} "
+                f"problems; the base has room for {facts.context_tokens}. See what it takes: echo-hub try-task "
+                "--sample 4 --config RUN/config.toml",
+            )
+        },
+        "training": {
+            "group_size": (
+                group_size,
+                f"Only a group with unlike rewards teaches anything. With {size} the base solves few problems: of "
+                "those with a rate of 5 %, 34 % of groups of 8 are mixed, 56 % of groups of 16.",
+            ),
+            "groups_per_step": (
+                _ROLLOUTS // group_size,
+                f"{_ROLLOUTS} rollouts a step: a few lent machines draw that in minutes. More of them make a step "
+                "surer.",
+            ),
+            "learning_rate": (
+                rate,
+                f"For {size}: LoRA takes about ten times the rate of full fine-tuning, and larger models lower ones. "
+                "The default is for the built-in models. Halve it where the reward falls again.",
+            ),
+        },
+    }
+    if suffix and not given.task.prompt_suffix:
+        chosen["task"]["prompt_suffix"] = (suffix, "The task's scorer reads the answer in these tags.")
+    if facts.thinks:
+        reason = "The base's chat template has thoughts: what is thought is not scored."
+        chosen["task"]["strip_thinking"] = (True, reason)
+    chosen["evaluation"] = _evaluation(task, has_gpu=has_gpu)
+    if not has_gpu:
+        chosen["learner"] = _learner(facts, prompt_tokens + max_tokens)
+    return chosen
+
+
+def _wants_tags(given: HubConfig) -> bool:
+    name, options = given.task.name, given.task.options
+    return name.startswith("reasoning-gym:") or (name == "jsonl" and options.get("answer") == "exact")
+
+
+def _max_tokens(given: HubConfig, facts: BaseFacts, *, prompt_tokens: int, answer_tokens: int) -> int:
+    """Raises ConfigError where the base's context has no room for the task's prompts."""
+    around = (_CHAT_TOKENS if facts.is_chat else 0) + (_THINKING_TOKENS if facts.thinks else 0)
+    wanted = max(_LEAST_TOKENS, _OF_ANSWER * answer_tokens + around)
+    wanted = -(-wanted // 32) * 32
+    room = facts.context_tokens - prompt_tokens
+    if room < _LEAST_TOKENS:
+        raise ConfigError(
+            "The task's prompts leave no room in the base model's context.",
+            got=f"a prompt of {prompt_tokens} tokens; {given.model.base} has room for {facts.context_tokens}",
+            do="Choose another base, or options that make shorter problems.",
+        )
+    return min(wanted, room)
+
+
+def _evaluation(task: Any, *, has_gpu: bool) -> dict[str, tuple[Any, str]]:
+    wanted = 256 if has_gpu else 64
+    slow = "" if has_gpu else " Without a GPU the hub takes minutes for each evaluation."
+    if isinstance(task, FileTask):
+        limit = task.num_heldout or max(1, task.num_problems // 5)
+        if limit < wanted:
+            return {"problems": (limit, f"Of the file's {task.num_heldout or task.num_problems} problems.{slow}")}
+    return {} if has_gpu else {"problems": (wanted, slow.strip())}
+
+
+def _learner(facts: BaseFacts, longest: int) -> dict[str, tuple[Any, str]]:
+    memory = psutil.virtual_memory().total
+    chosen: dict[str, tuple[Any, str]] = {}
+    width = 4
+    if 2 * 4 * facts.num_weights > memory / 2:
+        width = 2
+        chosen["precision"] = (
+            "bfloat16",
+            "Learner and verifier hold the base twice: in float32 it would take most of this machine's memory.",
+        )
+    if facts.activation_bytes:
+        fitting = int(memory / 4 / (facts.activation_bytes * width / 4)) // 256 * 256
+        tokens = max(fitting, longest, 256)
+        if tokens < PLAIN_TOKENS:
+            reason = f"A token of a pass takes about {facts.activation_bytes * width / 4e6:.1f} MB: a quarter of "
+            chosen["micro_batch_tokens"] = (tokens, f"{reason}this machine's {memory / 1e9:.0f} GB.")
+    return chosen
+
+
+def _facts(base_dir: Path, codec: PromptCodec) -> BaseFacts:
+    config = json.loads((base_dir / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config", config)
+    layers, hidden = config.get("num_hidden_layers", 0), config.get("hidden_size", 0)
+    inner = config.get("intermediate_size", 4 * hidden)
+    saved = _SAVED_OF_HIDDEN * hidden + _SAVED_OF_INNER * inner
+    templates = [base_dir / name for name in ("chat_template.jinja", "tokenizer_config.json")]
+    return BaseFacts(
+        num_weights=sum(_num_weights(path) for path in sorted(base_dir.glob("*.safetensors"))),
+        activation_bytes=4 * layers * saved,
+        is_chat=codec.render_prompt("?") != "?",
+        thinks=any(OPEN in path.read_text(encoding="utf-8") for path in templates if path.is_file()),
+        context_tokens=codec.context_tokens,
+    )
+
+
+def _num_weights(path: Path) -> int:
+    total = 0
+    with safe_open(path, framework="numpy") as file:
+        for name in file.keys():  # noqa: SIM118 -- it is no mapping
+            count = 1
+            for size in file.get_slice(name).get_shape():
+                count *= size
+            total += count
+    return total
+
+
+def _sampled(task: Any, name: str, number: int) -> Problem:
+    try:
+        problem: Problem = task.sample(derive_seed(name, "suited settings", number))
+    except Exception as error:
+        # A task is a plug-in: whatever its sampler raises is for its author to read.
+        raise ConfigError("The task cannot sample a problem.", got=repr(error), do="Mend its sample method.") from error
+    return problem

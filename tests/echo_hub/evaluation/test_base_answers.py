@@ -1,0 +1,140 @@
+"""Who draws is a function here; problems, prompts and scoring processes are real. The command's test draws too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.evaluation.base_answers import BaseAnswers, base_answers, verdict
+from echo_hub.evaluation.by_hub import Generated
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.tasks.stream import HeldOutProblems
+from echo_shared.errors import ScorerError
+from echo_shared.messages import FinishReason
+from echo_shared.sampling import FinishedRollout, GroupRequest
+
+BASE = resolve_base("builtin:small")
+OWN = """
+from echo_hub.tasks.base import Problem
+
+class Strict:
+    name = "strict"
+
+    def sample(self, seed):
+        return Problem(prompt="2+3=", metadata={"answer": "5"})
+
+    def score(self, problem, completion):
+        if completion == "9":
+            raise ValueError("no nines")
+        return float(completion == "5")
+
+def make(options):
+    return Strict()
+"""
+
+
+@pytest.fixture
+def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    (tmp_path / "strict_task.py").write_text(OWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)
+    return {
+        "model": {"base": "builtin:small"},
+        "task": {"name": "python:strict_task:make", "scorer_processes": 1},
+        "training": {"group_size": 4},
+        "sampling": {"max_tokens": 7},
+    }
+
+
+async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[str]) -> BaseAnswers:
+    """What is found where the base answers these texts; one that ends in `…` was cut off."""
+    config = HubConfig.model_validate(settings)
+    codec = PromptCodec.of_run(config, BASE)
+    problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
+
+    async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
+        assert not greedy and {len(request.indices) for request in requests} == {4}
+        assert {request.max_tokens for request in requests} == {7}
+        rollouts = []
+        for request in requests:
+            assert list(request.prompt_ids) == list(problems.prompt_ids(request.group_id))
+            for index, text in enumerate(groups[request.group_id]):
+                is_cut = text.endswith("…")
+                ids = codec.encode_reply(text.rstrip("…"))[: -1 if is_cut else None]
+                rollouts.append(
+                    FinishedRollout(
+                        lease_id=request.lease_id,
+                        group_id=request.group_id,
+                        index=index,
+                        policy_version=0,
+                        completion_ids=ids,
+                        behavior_logprobs=np.zeros(len(ids), np.float32),
+                        finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+                        sampling_s=0.0,
+                    )
+                )
+        return Generated(rollouts=rollouts, seconds=2.0)
+
+    async with ScoringPool.open(config, problems, base_dir=BASE, logs=tmp_path) as pool:
+        return await base_answers(config, problems, pool=pool, generate=generate, count=len(groups))
+
+
+async def test_every_figure_by_hand(strict: dict[str, Any], tmp_path: Path) -> None:
+    found = await answered(strict, tmp_path, ["5", "4", "4", "4"], ["5", "5", "9", "5"])
+    assert (found.num_scored, found.num_solved, found.num_mixed) == (7, 4, 1)
+    assert found.solved_rate == pytest.approx((0.25 + 1.0) / 2), "by problem; what has no reward is in no rate"
+    assert found.solved_error == pytest.approx(0.375), "half the difference of the two"
+    assert found.mean_reward == pytest.approx(4 / 7)
+    assert [problem.is_mixed for problem in found.problems] == [True, False]
+    assert found.problems[0].answers[0].text == "5" and found.problems[0].reference == "5"
+    assert found.verdict.startswith("Something to work with"), "63 %"
+    (warning,) = found.warnings
+    assert "failed on 1 completions" in warning and "no nines" in warning
+
+
+async def test_right_answers_in_an_unpaid_form_are_warned_of(strict: dict[str, Any], tmp_path: Path) -> None:
+    found = await answered(strict, tmp_path, ["2+3=5", "4", "4", "2+3=4"])
+    assert [answer.paid_as for answer in found.problems[0].answers] == ["5", "", "", ""]
+    (warning,) = found.warnings
+    assert "1 of 4 completions hold the right answer in a form that is not paid" in warning and '"5"' in warning
+    assert found.verdict.startswith("Nothing to reinforce")
+
+
+async def test_answers_that_are_cut_off_are_warned_of(strict: dict[str, Any], tmp_path: Path) -> None:
+    found = await answered(strict, tmp_path, ["4…", "5", "4", "5"])
+    assert [answer.is_cut for answer in found.problems[0].answers] == [True, False, False, False]
+    (warning,) = found.warnings
+    assert "sampling.max_tokens = 7" in warning
+    assert found.verdict.startswith("Good")
+
+
+async def test_where_nothing_can_be_scored_there_is_an_error(strict: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ScorerError, match="no nines"):
+        await answered(strict, tmp_path, ["9", "9", "9", "9"])
+
+
+@pytest.mark.parametrize(
+    ("solved", "mixed", "said"),
+    [
+        (0.0, 0.0, "Nothing to reinforce: not one of 64 completions is solved"),
+        (0.0, 0.1, "Little to work with: few are solved, and 90%"),
+        (0.0, 0.5, "Something to work with: few completions are solved, but rewards differ within 50%"),
+        (0.3, 0.0, "Nothing to work with: every group"),
+        (0.3, 0.1, "Little to work with: groups agree"),
+        (0.3, 0.7, "Good"),
+        (0.6, 0.21, "Good"),
+        (0.9, 0.1, "Little to work with: most are solved"),
+        (0.9, 0.4, "Something to work with, but little is left"),
+        (1.0, 0.0, "Nothing to learn"),
+        (1.0, 0.5, "Nothing to learn"),
+    ],
+)
+def test_the_verdict_goes_by_the_rate_and_by_unlike_groups(solved: float, mixed: float, said: str) -> None:
+    assert verdict(solved, mixed, num_scored=64).startswith(said)
