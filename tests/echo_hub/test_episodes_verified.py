@@ -107,4 +107,5 @@ async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path)
         await store.close()
     for name, count in expected.items():
         ((node_id, shown),) = told[name]
-        assert (node_id, shown.draws[0], shown.claims[0], shown.num_tokens) == ("a", count, count, count), name
+        assert (node_id, shown.draws[0], shown.num_tokens) == ("a", count, count), name
+        assert 0 < shown.claims[0] == shown.num_claims <= count, name

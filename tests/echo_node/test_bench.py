@@ -172,7 +172,9 @@ def report(problem: str = "") -> Report:
         Outcome(choice=TORCH, precision="auto", speeds=Speeds.now(rows)),
         Outcome(choice=BackendChoice(name="llama_cpp", device="cpu", reason=""), precision="auto", problem=problem),
     ]
-    return Report(base="[a] model", machine="m", outcomes=tuple(outcomes), chosen=TORCH, width=64)
+    return Report(
+        base="[a] model", machine="m", outcomes=tuple(outcomes), chosen=TORCH, width=64, seconds=15.0, busy_cores=0.0
+    )
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -22,6 +22,7 @@ class Checking:
     ends is dropped."""
 
     for_learner = False
+    may_move_on = False
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger

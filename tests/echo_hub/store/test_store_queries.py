@@ -21,6 +21,7 @@ from echo_hub.core.effects import (
     ActionSettled,
     CheckingCredited,
     CheckRecorded,
+    CoarseClassesRecorded,
     CostAccrued,
     GroupDropped,
     GroupsRated,
@@ -35,6 +36,7 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store import browsing, old_fetches, training
 from echo_hub.store.actions import ActionBooks
@@ -83,6 +85,8 @@ WHOLE: Final = {
     ("count_all", "uncounted"): "a row a part of a step that is not counted yet",
     ("versions_by_transport", "fetch_tallies"): "a row a transport",
     ("useful_nodes", "tallies"): "a row a node and outcome: it names every node that was of use",
+    ("counted_names", "nodes"): "a row a node: it names every node that was of use",
+    ("counted_names", "tallies"): "a row a node and outcome: it names every node that was of use",
     ("run_meta", "run_meta"): "a row a setting",
     ("snapshot", "trust"): "a row a node that was ever checked",
     ("kept_totals", "keeping_tallies"): "four rows: kept, and why not",
@@ -185,6 +189,7 @@ class Filled:
             "leaderboard": store.leaderboard,
             "contribution": lambda: store.contribution("a", run_id="r", run_name="R", hub_key=bytes(32), now=2.0),
             "credits": lambda: store.credits(["a", "b"]),
+            "counted_names": store.counted_names,
             "num_nodes": store.num_nodes,
             "under_way": store.under_way,
             "accounting": store.accounting,
@@ -326,6 +331,7 @@ class Filled:
             CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("b", 5.0, 0.25))),
             CheckRecorded(rollout_id=f"{lease + 2}-0", checked=Checked.PASSED),
             StandingRecorded(row=StandingRow(node_id="a", num_verified=3)),
+            CoarseClassesRecorded(classes=(CoarseClass(NumericsClass("torch", "bf16", "cuda"), 0.25, 0.5),)),
             CheckingCredited(node_id="a", num_tokens=9),
             TrustDecided(node_id="a", decision=Decision.PARDONED, reason="", decided_at=1.0),
             SettingRecorded(setting="max_staleness", stored=3),

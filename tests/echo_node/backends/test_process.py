@@ -24,7 +24,7 @@ from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
 from echo_node.core.work import WorkLoop
 from echo_shared import draws
-from echo_shared.errors import BackendError
+from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.messages import PolicyPublished, Rollout
 from echo_shared.sampling import DrawnPart, FinishedRollout, Prefix
 from echo_shared.supervised import Limits
@@ -103,7 +103,7 @@ async def test_what_fails_is_told_and_the_rest_goes_on(base: Path, kit: Any, tmp
         await engine.submit(kit.make_requests(1, policy_version=version, first_lease=version)[0])
     events = await take(engine, 7)
     failed = {event.lease_id: event.code for event in events if isinstance(event, GroupFailed)}
-    assert failed == {3: "codec", 4: "unknown_policy", 5: "unknown_policy"}
+    assert failed == {3: POLICY_UNUSABLE, 4: "unknown_policy", 5: "unknown_policy"}
     assert {event.lease_id for event in events if isinstance(event, FinishedRollout)} == {0}
     await engine.stop()
 
