@@ -68,6 +68,9 @@ LONG: Final = 200
 GROUPS: Final = {SHORT: 16, LONG: 1}
 """By tokens of a completion; of eight rollouts each."""
 TRAINED_GROUPS: Final = 8
+ATTACKED: Final = STEPS // 3
+"""The version that forgers claim to draw by. By the last one the policy is sure of most tokens: what anybody draws or
+claims then shows little, and does little."""
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
 """Of each class, at least."""
@@ -262,7 +265,7 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
                 drawn = replace(sampler, run=run, version=version).draw(asked)
                 for precision, judge in judges.items():
                     yield from judge.of_honest({**about, "verifier": precision}, drawn, version, seed)
-        remembering = _Remembering(sampler.run, sampler.engine, STEPS)
+        remembering = _Remembering(sampler.run, sampler.engine, ATTACKED)
         asked = sampler.run.asked(f"attack {name} {bench.temperature}", ATTACKED_GROUPS)
         for precision in VERIFIERS:
             judge = _Judge.of(bench, precision, SHORT, engine)
@@ -289,7 +292,7 @@ class _Judge:
     def of(cls, bench: Bench, precision: str, tokens: int, engine: Engine) -> _Judge:
         numerics = NumericsClass(engine.backend, engine.precision, "cpu")
         measured, known = {}, {}
-        for version in (0, STEPS):
+        for version in (0, STEPS) if tokens == LONG else (0, ATTACKED, STEPS):
             measured[version] = bench.rounding(precision, tokens, numerics.rounding, version)
             classes = Numerics(bench.temperature)
             classes.measured(numerics.rounding, measured[version])
@@ -342,13 +345,13 @@ class _Judge:
 
         @cache
         def shown(batch: int) -> list[Evidence]:
-            return [evidence for _, evidence in self._shown(falsify(sampler, batches[batch]), STEPS)]
+            return [evidence for _, evidence in self._shown(falsify(sampler, batches[batch]), ATTACKED)]
 
         after = []
         for node in range(HOSTILE_NODES):
             first = node * len(batches) // HOSTILE_NODES
             order = (one for place in range(len(batches)) for one in shown((first + place) % len(batches)))
-            found = (place for place, (_, failed) in enumerate(_judged(order, self.known[STEPS]), start=1) if failed)
+            found = (place for place, (_, failed) in enumerate(_judged(order, self.known[ATTACKED]), start=1) if failed)
             after.append(next(found, UNDETECTED))
         return {"kind": "attack", **about, "to_detection": max(after), "median": float(np.median(after))}
 
