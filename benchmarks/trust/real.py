@@ -49,7 +49,7 @@ from benchmarks.honesty.short_run import STEPS, Asked, ShortRun
 from benchmarks.progress import Planned, Progress
 from echo_hub.checking import PROMPTS
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
-from echo_hub.core.trust.judging import NOTHING, added, against, alarm, is_explained, weigh
+from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh
 from echo_hub.core.trust.likelihood import SCALES
 from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass
 from echo_hub.core.trust.settings import TrustSettings
@@ -328,13 +328,13 @@ class _Judge:
         }
         per_set = HONEST_ROLLOUTS / (len(TEMPERATURES) * len(GROUPS) * 2)
         nodes = max(1, int(np.ceil(per_set / len(shown))))
-        judged = [list(_judged(order, known)) for order in _orders(shown, nodes, seed)]
+        of_nodes = [list(_judged(order, known)) for order in _orders(shown, nodes, seed)]
         yield {
             "kind": "honest",
             **about,
             "rollouts": nodes * len(shown),
-            "false_quarantines": sum(any(failed for _, failed in of_node) for of_node in judged),
-            "highest_nats": max(nats for of_node in judged for nats, _ in of_node),
+            "false_quarantines": sum(any(failed for _, failed in of_node) for of_node in of_nodes),
+            "highest_nats": max(nats for of_node in of_nodes for nats, _ in of_node),
         }
 
     def of_attack(
@@ -361,15 +361,13 @@ def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Hon
 
 
 def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
-    """Yield, for each rollout of a node, the nats against the node and True if it fails the check, as `Trust` has it.
-    A node has too few tokens here for any to be forgotten."""
+    """Yield, for each rollout of a node, the nats against the node and True if it fails the check. A node has too few
+    tokens here for any to be forgotten."""
     sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:
         honest = known(recent)
-        sums, recent = added(sums, weigh(evidence, honest)), recent + evidence
-        nats, alternative = against(sums)
-        if nats >= enough and is_explained(recent, honest, alternative, enough):
-            sums = NOTHING
+        nats = max(added(sums, weigh(evidence, honest)))
+        sums, recent = judged(sums, evidence, recent, honest, enough), recent + evidence
         yield nats, max(sums) >= enough
 
 
