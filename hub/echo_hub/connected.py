@@ -19,7 +19,6 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.known_names import CountedNode
 from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
@@ -298,14 +297,6 @@ class Welcoming:
             run_keys=self.distributor.run_keys(),
             mesh=self.distributor.mesh_for(node),
         )
-
-
-async def counted_nodes(store: AsyncStore) -> list[CountedNode]:
-    """Nodes whose work has counted, those that were seen first first."""
-    return [
-        CountedNode(node_id=node_id, name=name, first_seen=first_seen, invite_id=invite_id)
-        for node_id, name, first_seen, invite_id in await store.counted_names()
-    ]
 
 
 async def remember(store: AsyncStore, node: NodeInfo) -> None:

@@ -14,7 +14,7 @@ from typing import assert_never
 
 from echo_hub.checking import Checking
 from echo_hub.config.sections import HubConfig
-from echo_hub.connected import ConnectedNodes, Welcoming, counted_nodes, remember
+from echo_hub.connected import ConnectedNodes, Welcoming, remember
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import (
     Action,
@@ -159,7 +159,7 @@ class Hub:
         opened, config = self._opened, self.config
         return ConnectedNodes(
             report=self._driver.report,
-            check_name=KnownNames(partial(counted_nodes, opened.store)).check,
+            check_name=KnownNames(opened.store.counted_names).check,
             remember=partial(remember, opened.store),
             distributor=self._distributor,
             look_up=self._look_ups.answer,

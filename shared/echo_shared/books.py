@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 FLAT: Final = MappingProxyType({"flat": True})
 """Marks a field whose own fields, or items, are those of the object around it in JSON."""
@@ -104,6 +104,14 @@ class Invite:
     created_at: float
     expires_at: float
     revoked_at: float | None = None
+
+
+class CountedName(NamedTuple):
+    """The name of a node whose work has counted. `invite_id`: of the invite that it came by."""
+
+    node_id: str
+    name: str
+    invite_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
-from echo_hub.known_names import LOOK_S, CountedNode, KnownNames
+from echo_hub.known_names import LOOK_S, KnownNames
 from echo_hub.net.gateway import NodeInfo
+from echo_shared.books import CountedName
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
-
-
-def counted(node_id: str, name: str, invite_id: int | None = None) -> CountedNode:
-    return CountedNode(node_id=node_id, name=name, first_seen=1.0, invite_id=invite_id)
 
 
 def node(node_id: str, name: str, *, host: str = "192.0.2.7", invite_id: int | None = None) -> NodeInfo:
@@ -31,11 +31,13 @@ class Hub:
     """What its books say, and the time."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.books = [counted("ada", "Ada"), counted("twin", "Аda"), counted("ben", "Ben", invite_id=3)]
+        self.now, self.num_reads = 0.0, 0
+        self.books = [CountedName("ada", "Ada"), CountedName("twin", "Аda"), CountedName("ben", "Ben", invite_id=3)]
         self.names = KnownNames(self.read, clock=lambda: self.now)
 
-    async def read(self) -> list[CountedNode]:
+    async def read(self) -> list[CountedName]:
+        self.num_reads += 1
+        await asyncio.sleep(0)
         return self.books
 
     async def refusal(self, one: NodeInfo) -> RefusedError | None:
@@ -64,7 +66,7 @@ async def test_of_two_that_look_alike_the_first_keeps_its_name_and_the_other_is_
 async def test_a_name_is_nobodys_before_work_has_counted() -> None:
     hub = Hub()
     assert await hub.refusal(node("new", "Cleo")) is None and await hub.refusal(node("newer", "Cleo")) is None
-    hub.books = [*hub.books, counted("newer", "Cleo")]
+    hub.books = [*hub.books, CountedName("newer", "Cleo")]
     assert await hub.refusal(node("new", "Cleo")) is None, "the books are read now and then"
     hub.now += LOOK_S
     assert await hub.refusal(node("new", "Cleo")) is not None and await hub.refusal(node("newer", "Cleo")) is None
@@ -75,3 +77,21 @@ async def test_one_persons_nodes_and_the_operators_may_share_a_name() -> None:
     assert await hub.refusal(node("new", "Ben", invite_id=3)) is None
     assert await hub.refusal(node("new", "Ben", invite_id=4)) is not None
     assert await hub.refusal(node("new", "Ben", host="127.0.0.1")) is None
+
+
+async def test_nodes_that_join_at_once_are_held_against_one_look_at_the_database() -> None:
+    hub = Hub()
+    refused = await asyncio.gather(*(hub.refusal(node(f"new {number}", "Ada")) for number in range(3)))
+    assert all(refused) and hub.num_reads == 1
+
+
+async def test_a_hundred_thousand_names_do_not_hold_up_the_hub() -> None:
+    hub = Hub()
+    hub.books = [CountedName(str(number), f"node-{number:08x}") for number in range(100_000)]
+    looking = asyncio.create_task(hub.refusal(node("new", "NODE-000000ff")))
+    longest = 0.0
+    while not looking.done():
+        began_at = time.perf_counter()
+        await asyncio.sleep(0.001)
+        longest = max(longest, time.perf_counter() - began_at)
+    assert await looking is not None and longest < 0.25

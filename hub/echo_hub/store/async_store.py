@@ -24,7 +24,7 @@ from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.lost_commits import finding_out
 from echo_hub.store.reading import AnsweredTurn, BatchGroup, EvaluatedEpisode, StoredPayload
 from echo_hub.store.store import Store
-from echo_shared.books import Evaluation, Invite, RunEvent
+from echo_shared.books import CountedName, Evaluation, Invite, RunEvent
 from echo_shared.contribution import Contribution
 from echo_shared.errors import DATABASE_AWAY, DISK_FULL, StorageError
 from echo_shared.messages import Receipt
@@ -177,7 +177,7 @@ class AsyncStore:
     async def useful_nodes(self) -> frozenset[str]:
         return await self.read(self.store.useful_nodes)
 
-    async def counted_names(self) -> list[tuple[str, str, float, int | None]]:
+    async def counted_names(self) -> list[CountedName]:
         return await self.read(self.store.counted_names)
 
     async def want_pardon(self, node_ids: Collection[str], now: float) -> None:

@@ -56,6 +56,7 @@ from echo_hub.store.writing import write
 from echo_shared.books import (
     Accounting,
     CostTotals,
+    CountedName,
     Evaluation,
     EventFilter,
     Invite,
@@ -278,13 +279,13 @@ class Store:
         with open_to_read(self.engine) as connection:
             return useful_nodes(connection)
 
-    def counted_names(self) -> list[tuple[str, str, float, int | None]]:
-        """Of nodes whose work has counted, those that were seen first first: id, name, when, and by which invite."""
+    def counted_names(self) -> list[CountedName]:
+        """Return the names of nodes whose work has counted, in the order in which the nodes were first seen."""
         with open_to_read(self.engine) as connection:
             useful = useful_nodes(connection)
-            every = select(nodes.c.node_id, nodes.c.name, nodes.c.first_seen, nodes.c.invite_id)
+            every = select(nodes.c.node_id, nodes.c.name, nodes.c.invite_id)
             found = connection.execute(every.order_by(nodes.c.first_seen, nodes.c.node_id))
-            return [(row.node_id, row.name, row.first_seen, row.invite_id) for row in found if row.node_id in useful]
+            return [CountedName(*row) for row in found if row.node_id in useful]
 
     def want_pardon(self, node_ids: Collection[str], now: float) -> None:
         """The operator wants these quarantined nodes to begin anew. Other processes than the hub's may say so, as
