@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -66,3 +67,11 @@ def test_what_cannot_be_used_is_said(content: bytes, what: str) -> None:
     assert str(caught.value).startswith("it ")
     assert len(str(caught.value)) < 200
     str(caught.value).encode()
+
+
+def test_a_repetition_among_many_keys_is_found_at_once() -> None:
+    keys = ", ".join(f'"{number}": 0' for number in range(100_000))
+    began_at = time.perf_counter()
+    with pytest.raises(ValueError, match="the key '99999' more than once"):
+        read_json(f'{{{keys}, "99999": 1}}'.encode())
+    assert time.perf_counter() - began_at < 2.0
