@@ -10,51 +10,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from echo_hub.tasks.math_settings import GREEK
 from echo_hub.tasks.math_tokens import COUNTER, FUNCTIONS, Call, Group, Kind, Node, NotUnderstood, Token, key
 
 if TYPE_CHECKING:
     from sympy import Basic
 
-_GREEK: Final = frozenset(
-    "\\" + name
-    for name in [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "pi",
-        "rho",
-        "sigma",
-        "tau",
-        "upsilon",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Pi",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-        "ell",
-        "hbar",
-    ]
-)
+_GREEK: Final = frozenset("\\" + name for name in [*GREEK.values(), "ell", "hbar"])
 _MARKS: Final = frozenset([r"\vec", r"\hat", r"\tilde", r"\dot", r"\ddot", r"\overline", r"\mathbf"])
 _FACES: Final = frozenset([r"\mathcal", r"\mathfrak", r"\mathscr"])
 _NAMES: Final = frozenset("\\" + name for name in FUNCTIONS)

@@ -17,49 +17,13 @@ _LOWERED: Final = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 _ROOT: Final = re.compile(r"([√∛∜])\s*(?:(\d+(?:\.\d+)?)|([A-Za-z])|(?=[({\\]))")
 _ROOTS: Final = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
 
-_GREEK: Final = dict(
-    zip(
-        "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ",
-        [
-            "alpha",
-            "beta",
-            "gamma",
-            "delta",
-            "epsilon",
-            "zeta",
-            "eta",
-            "theta",
-            "iota",
-            "kappa",
-            "lambda",
-            "mu",
-            "nu",
-            "xi",
-            "pi",
-            "rho",
-            "sigma",
-            "tau",
-            "upsilon",
-            "phi",
-            "chi",
-            "psi",
-            "omega",
-            "Gamma",
-            "Delta",
-            "Theta",
-            "Lambda",
-            "Xi",
-            "Pi",
-            "Sigma",
-            "Phi",
-            "Psi",
-            "Omega",
-            "phi",
-            "epsilon",
-        ],
-        strict=True,
-    )
+_GREEK_LETTERS: Final = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩϕϵ"
+_GREEK_NAMES: Final = (
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
+    "omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega phi epsilon"
 )
+GREEK: Final = dict(zip(_GREEK_LETTERS, _GREEK_NAMES.split(), strict=True))
+"""Names of Greek letters in LaTeX."""
 _SIGNS: Final = {
     **{
         "−": "-",
@@ -123,7 +87,7 @@ _SIGNS: Final = {
     **{"⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "∠": r"\angle ", "△": r"\triangle "},
     **{"∣": "|", "∥": r"\parallel ", "⊥": r"\perp ", "º": "°", "。": ".", "，": ",", "、": ",", "℃": "°C", "℉": "°F"},
     **{"\u2009": r"\,", "\u202f": r"\,", "\u2061": "", "\u2062": "", "\u200b": "", "\ufeff": "", "\u2060": ""},
-    **{letter: f"\\{name} " for letter, name in _GREEK.items()},
+    **{letter: f"\\{name} " for letter, name in GREEK.items()},
 }
 """LaTeX for Unicode signs. `µ` stands for micro, so it is not in the table."""
 _UNICODE: Final = str.maketrans(_SIGNS)
