@@ -93,14 +93,7 @@ async def open_hub(
         secrets_of_run = (*secrets_of(config), *keys)
         stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
-        base_dir = await abandonable(resolve_base, config.model.base)
-        codec = await abandonable(PromptCodec.of_run, config, base_dir)
-        problems = await abandonable(Problems.of_run, config, codec)
-        await abandonable(problems.prepare)
-        if warning := warning_of(config.task.name):
-            log.warning("%s", warning)
-        for note in await asyncio.to_thread(problems.notes):
-            log.warning("%s", note)
+        base_dir, codec, problems = await abandonable(_opened_task, config)
         room = Room(full=_say_full, over=_say_room)
         server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
         store = AsyncStore(await _opened_store(config, directory), room, server)
@@ -164,6 +157,18 @@ async def open_hub(
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
+
+
+def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
+    """The base model's directory, and the task's problems in its tokens, all of them tried. Raises ConfigError."""
+    base_dir = resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base_dir)
+    problems = Problems.of_run(config, codec)
+    problems.prepare()
+    for note in (warning_of(config.task.name), *problems.notes()):
+        if note:
+            log.warning("%s", note)
+    return base_dir, codec, problems
 
 
 def _coordinator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,22 @@ async def test_all_that_is_known_of_a_node_is_on_its_page(open_hub: Any, make_so
     ):
         assert said in text, said
     assert "<b>c" not in text and f'id="unban-{node.node_id}"' not in text
+
+
+async def test_a_quarantined_node_that_stands_by_for_that_is_told_the_reason_once(
+    open_hub: Any, make_source: Any
+) -> None:
+    source = make_source(names=("a", "b", "c"), step=37)
+    node = (await source.nodes())[2]
+    reason = node.totals.standing_reason
+
+    async def nodes() -> Any:
+        return (replace(node, standby=f"quarantined. {reason}"),)
+
+    source.nodes = nodes
+    text = await page(await open_hub(source), f"/fleet/{node.totals.node_id}")
+    head = text[text.index('id="now"') : text.index('id="actions"')]
+    assert head.count(escape(reason)) == 1
 
 
 async def test_what_the_log_has_of_it_is_its_history(open_hub: Any, source: Any) -> None:

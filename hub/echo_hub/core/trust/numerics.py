@@ -50,9 +50,9 @@ AGREEMENT: Final = 2
 COARSEST: Final = at_least(1.0)
 """No class is taken for coarser, whatever its nodes show."""
 TELLING: Final = 100
-"""Claims of a node that lie beyond an edge, if it rounds like its class, before it is said to round less."""
+"""Claims beyond an edge that a node must have been expected to show before it can be judged as finer than its class."""
 FINER: Final = 32
-"""It rounds less if no more than one in so many of them do."""
+"""A node is finer than its class if it shows at most one claim beyond an edge for each `FINER` that are expected."""
 MOST_CLASSES: Final = 256
 """Names are the nodes' own: nodes with further ones share the last class."""
 
