@@ -7,8 +7,9 @@ of them alone in its class, which is the hardest case:
 
 - honest ones are given the batches' groups in random orders, until each class has `HONEST_ROLLOUTS`: all that are
   quarantined are `false_quarantines_real`.
-- forgers are given what an attack makes of the short answers: `to_detection` of a row is the number of checked rollouts
-  until the node is quarantined, the worst of `HOSTILE_NODES` nodes, each of which begins with other groups.
+- forgers are given what an attack makes of the short answers, for a verifier in float32: `to_detection` of a row is the
+  number of checked rollouts until the node is quarantined, the worst of `HOSTILE_NODES` nodes, each of which begins
+  with other groups.
 
 A row of kind "scale" has the scales of rounding, in nats, of draws and claims: as the verifier measured them, as it
 uses them, and as the engine's own tokens fit best.
@@ -63,6 +64,8 @@ ENGINES: Final[Mapping[str, Engine]] = {
 }
 TEMPERATURES: Final = (1.0, 0.6)
 VERIFIERS: Final = ("float32", "bfloat16")
+FORGERS_VERIFIER: Final = "float32"
+"""The precision of the verifier that looks for forgers: what `trust.verifier_precision` chooses by itself."""
 SHORT: Final = 10
 LONG: Final = 200
 GROUPS: Final = {SHORT: 16, LONG: 1}
@@ -267,14 +270,13 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
                     yield from judge.of_honest({**about, "verifier": precision}, drawn, version, seed)
         remembering = _Remembering(sampler.run, sampler.engine, ATTACKED)
         asked = sampler.run.asked(f"attack {name} {bench.temperature}", ATTACKED_GROUPS)
-        for precision in VERIFIERS:
-            judge = _Judge.of(bench, precision, SHORT, engine)
-            about = {"engine": name, "temperature": bench.temperature, "tokens": SHORT, "verifier": precision}
-            for attack, falsify in ATTACKS.items():
-                yield judge.of_attack({**about, "attack": attack}, remembering, falsify, asked)
-            if engine.precision in COARSE:
-                other = _Judge.of(bench, precision, SHORT, replace(engine, precision="f32"))
-                yield other.of_attack({**about, "attack": AS_FLOAT32}, remembering, honest_ones, asked)
+        judge = _Judge.of(bench, FORGERS_VERIFIER, SHORT, engine)
+        about = {"engine": name, "temperature": bench.temperature, "tokens": SHORT, "verifier": FORGERS_VERIFIER}
+        for attack, falsify in ATTACKS.items():
+            yield judge.of_attack({**about, "attack": attack}, remembering, falsify, asked)
+        if engine.precision in COARSE:
+            other = _Judge.of(bench, FORGERS_VERIFIER, SHORT, replace(engine, precision="f32"))
+            yield other.of_attack({**about, "attack": AS_FLOAT32}, remembering, honest_ones, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

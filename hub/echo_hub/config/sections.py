@@ -91,9 +91,10 @@ class TrustConfig(Section):
     """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice.
     With trust.verifier = "ray" it is one of those that the actor sees: see ray.verifier_gpus."""
     verifier_precision: Precision = "auto"
-    """What it computes in: auto, float32 or bfloat16; auto is float32 on a CPU, and on a GPU whose memory holds the
-    base in float32 four times, else bfloat16. Its rounding is measured and taken into account; in float32 it finds
-    forged tokens sooner."""
+    """Precision of the verifier's computation: auto, float32 or bfloat16. auto computes in float32; if float32 weights
+    would take more than a quarter of the GPU's memory, the weights stay in the 16 bits of the base's files. In bfloat16
+    a GPU checks faster, but the verifier then rounds as much as some engines do, and does not find some forgers. Choose
+    it only if checks wait for the verifier."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03

@@ -77,14 +77,15 @@ class Policy:
         """The adapter that the policy is held to, in place of the base alone."""
 
     @classmethod
-    def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE) -> Policy:
-        """The base with a fresh adapter, which changes nothing yet: policy version 0. The same seed, the same adapter.
+    def load(cls, settings: LearnerSettings, ranks: Ranks = ALONE, *, dtype: torch.dtype | None = None) -> Policy:
+        """Return the base with a fresh adapter, which changes nothing yet: policy version 0. The same seed gives the
+        same adapter. `dtype`: the type in which the base is held; None: that of `learner.precision`.
 
         Raises LearnerError when the base cannot be loaded or is of a kind that cannot be trained here; at every rank
         when it is so at one.
         """
         device = ranks.agree(lambda: resolve_device(settings.learner.device))
-        dtype = _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
+        dtype = dtype or _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
         if device.type == "cpu" and dtype is torch.bfloat16 and not multiplies(device, dtype):
             log.warning(
                 "This processor does not multiply bfloat16, which learner.precision asks for: a step may take hours. "

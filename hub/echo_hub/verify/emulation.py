@@ -9,7 +9,7 @@ A dispatch mode stands below PyTorch's operators and rounds what an engine of th
                  for such a model computes sums of squares in float32
     q8_0, ...    in products with the model's weights: the weights in blocks as llama.cpp packs them, the other factor
                  to 8 bits in blocks of 32, as llama.cpp does before integer products
-    f32          nothing; a model that is held in bfloat16 is computed in float32
+    f32          nothing; a model that is held in 16 bits is computed in float32
 
 So it needs no second copy of the model and no other library, follows whatever forward pass the model has, and runs on
 the device of the verifier. Formats: ggml's `ggml-quants.c` and the choice of types in `llama-quant.cpp`. Where an
@@ -21,7 +21,7 @@ little as it does there.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
@@ -35,6 +35,7 @@ SUPERBLOCK: Final = 256
 _aten = torch.ops.aten
 _MANTISSA_BITS: Final = {"f16": 10, "bf16": 7}
 _EXACT: Final = "f32"
+_HALVES: Final = (torch.bfloat16, torch.float16)
 _PRODUCTS: Final = {_aten.mm: 0, _aten.addmm: 1, _aten.addmm_: 1}
 """Products of two matrices, and the place of the first factor; the second one is a layer's transposed weight."""
 
@@ -175,9 +176,16 @@ def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
         yield
 
 
+def in_float32() -> AbstractContextManager[None]:
+    """Compute in float32 what the block computes without a graph, with weights that are held in 16 bits: one at a time
+    is in memory in float32, so the model takes half of what it would take there. The result is that of a model that is
+    held in float32."""
+    return emulating(_EXACT, ())
+
+
 def _exact(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype is torch.bfloat16 else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
 
 
 def _exact_dtype(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**kwargs, "dtype": torch.float32} if kwargs.get("dtype") is torch.bfloat16 else kwargs
+    return {**kwargs, "dtype": torch.float32} if kwargs.get("dtype") in _HALVES else kwargs

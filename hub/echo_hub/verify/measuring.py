@@ -7,7 +7,8 @@ node's. What comes out is the evidence of an honest node, the verifier's own rou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import numpy as np
@@ -84,15 +85,16 @@ def measured(
     *,
     adapter: Mapping[str, Tensor],
     seed: int,
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Evidence:
     """Return what an honest engine with this rounding shows, by this adapter, behind `groups`. `rounding`: one of
-    `core.trust.numerics.ROUNDINGS`."""
+    `core.trust.numerics.ROUNDINGS`. `computing`: the context in which the verifier computes what it takes for true."""
     policy.set_adapter(adapter)
     generator = np.random.Generator(np.random.Philox(key=draws.derive_seed("numerics", rounding, seed)))
     found = []
     for batch in build_micro_batches(groups, micro_batch_tokens=settings.learner.tokens_at_once):
         moved = batch.to(policy.device)
-        found += _examined(policy, settings.temperature, rounding, moved, generator)
+        found += _examined(policy, settings.temperature, rounding, moved, generator, computing)
     below_N, logprobs_N, uniforms_N, claims_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Evidence.of(below_N, logprobs_N, uniforms_N, claims_N)
 
@@ -102,16 +104,22 @@ _Drawn = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], ND
 
 
 def _examined(
-    policy: Policy, temperature: float, rounding: str, batch: MicroBatch, generator: np.random.Generator
+    policy: Policy,
+    temperature: float,
+    rounding: str,
+    batch: MicroBatch,
+    generator: np.random.Generator,
+    computing: Callable[[], AbstractContextManager[None]],
 ) -> list[_Drawn]:
     storages = policy.base_storages
-    hidden_NH = policy.states(batch)
+    with computing():
+        hidden_NH = policy.states(batch)
     with emulating(rounding, storages):
         emulated_NH = policy.states(batch)
     true_chunks, drawn_chunks = logits_in_chunks(hidden_NH, policy.head), logits_in_chunks(emulated_NH, policy.head)
     found: list[_Drawn] = []
     while True:
-        with torch.no_grad(), policy.autocast():
+        with torch.no_grad(), policy.autocast(), computing():
             true_logits = next(true_chunks, None)
         if true_logits is None:
             return found

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -27,6 +28,7 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 from torch import Tensor
 
 from echo_hub.core.trust.evidence import Evidence
@@ -36,6 +38,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
+from echo_hub.verify.emulation import in_float32
 from echo_hub.verify.measuring import contexts, measured
 from echo_shared import draws
 from echo_shared.answering import serve
@@ -47,8 +50,10 @@ log = logging.getLogger(__name__)
 NICENESS: Final = 10
 """On POSIX; a tenth of what the learner gets where both want the same processor."""
 FLOAT32_SHARE: Final = 0.25
-"""Of a GPU's memory: a base that takes no more in float32 is computed in that. Any other is computed in the learner's
-precision, whose rounding then is part of what is measured of every class."""
+"""Share of a GPU's memory that the base may take in float32. A larger base is held in the 16 bits of its files."""
+
+_STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""PyTorch's types by the names of safetensors."""
 
 _Found = NDArray[np.float64]
 """[2, N]: of each token, where its interval begins, in cumulative probability, and its true log-probability in nats; of
@@ -84,11 +89,20 @@ _Adapters = dict[int, Mapping[str, Tensor]]
 class Examiner:
     """Made by `open`."""
 
-    def __init__(self, policy: Policy, settings: LearnerSettings, *, kept: int) -> None:
-        """`policy` is version 0; the adapters of so many versions are `kept` on its device."""
+    def __init__(
+        self,
+        policy: Policy,
+        settings: LearnerSettings,
+        *,
+        kept: int,
+        computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`policy` is version 0; the adapters of so many versions are `kept` on its device. `computing`: the context of
+        each forward pass, for one that is not computed in the precision in which the policy is held."""
         self._policy = policy
         self._settings = settings
         self._kept = kept
+        self._computing = computing
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
@@ -97,13 +111,23 @@ class Examiner:
 
     @classmethod
     def open(cls, frame: Frame) -> Examiner:
-        """Loads the base. Raises LearnerError when it cannot."""
+        """Load the base, and compute by it in float32 unless the settings name another precision. Raises LearnerError
+        when the base cannot be loaded."""
         settings = LearnerSettings.model_validate(frame["settings"])
         torch.set_num_threads(max(1, settings.learner.threads))
-        if settings.learner.precision == "auto" and is_float32_affordable(settings):
-            learner = settings.learner.model_copy(update={"precision": "float32"})
-            settings = settings.model_copy(update={"learner": learner})
-        return cls(Policy.load(settings), settings, kept=frame["kept"])
+        held_in: torch.dtype | None = None
+        if settings.learner.precision == "auto":
+            held_in = torch.float32 if is_float32_affordable(settings) else stored_dtype(settings.base_dir)
+        computing = in_float32 if held_in in _STORED.values() else nullcontext
+        try:
+            policy = Policy.load(settings, dtype=held_in)
+        except torch.OutOfMemoryError as error:
+            raise LearnerError(
+                "The verifier's device has not enough memory for the base model.",
+                got=f"trust.verifier_device = {settings.learner.device}: {error}",
+                do='Set trust.verifier_device to another device, such as "cpu".',
+            ) from error
+        return cls(policy, settings, kept=frame["kept"], computing=computing)
 
     def measure(
         self, rounding: str, version: int, place: Callable[[int], Path], prompts: Sequence[NDArray[np.int32]]
@@ -116,7 +140,13 @@ class Examiner:
                 self._policy.set_adapter(adapter)
                 self._contexts = version, contexts(self._policy, self._settings, prompts, seed=version)
             evidence = measured(
-                self._policy, self._settings, rounding, self._contexts[1], adapter=adapter, seed=version
+                self._policy,
+                self._settings,
+                rounding,
+                self._contexts[1],
+                adapter=adapter,
+                seed=version,
+                computing=self._computing,
             )
         except (LearnerError, BackendError, torch.OutOfMemoryError) as error:
             return {"rounding": rounding, "cannot": str(error)}
@@ -210,7 +240,8 @@ class Examiner:
         moved, greedy_N = batch.to(self._policy.device), _greedy(pieces)
         if greedy_N is not None:
             greedy_N = greedy_N.to(self._policy.device)
-        below_N, logprobs_N = self._policy.intervals(moved, greedy_N=greedy_N, adapters=adapters)
+        with self._computing():
+            below_N, logprobs_N = self._policy.intervals(moved, greedy_N=greedy_N, adapters=adapters)
         return np.stack([below_N.numpy(force=True), logprobs_N.numpy(force=True)])
 
 
@@ -222,6 +253,16 @@ def is_float32_affordable(settings: LearnerSettings) -> bool:
     held = sum(path.stat().st_size for path in settings.base_dir.glob("*.safetensors"))
     _, total = torch.cuda.mem_get_info(device)
     return 2 * held <= FLOAT32_SHARE * total  # Files are of 16 bits a weight as a rule, and of 32 at most.
+
+
+def stored_dtype(base_dir: Path) -> torch.dtype:
+    """Return the type of 16 bits that holds all of the base's weights exactly, or float32 if there is none."""
+    stored: set[str] = set()
+    for path in base_dir.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            names = weights.keys()
+            stored.update(weights.get_slice(name).get_dtype() for name in names)
+    return _STORED.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
 
 
 def _pieces(drawn: DrawnRollout) -> list[_Piece]:

@@ -359,7 +359,7 @@ def test_on_a_cpu_auto_is_float32(versions: Versions) -> None:
     learner = versions.settings.learner.model_copy(update={"precision": "auto"})
     settings = versions.settings.model_copy(update={"learner": learner})
     examiner = Examiner.open({"settings": settings.model_dump(mode="json"), "kept": 1})
-    assert examiner._settings.learner.precision == "float32"
+    assert examiner._policy.head.weight.dtype is torch.float32
     chosen = settings.model_copy(update={"learner": learner.model_copy(update={"precision": "bfloat16"})})
     examiner = Examiner.open({"settings": chosen.model_dump(mode="json"), "kept": 1})
     assert examiner._policy.head.weight.dtype is torch.bfloat16
