@@ -60,6 +60,8 @@ class Lag:
     """What such a node would have now."""
     since: int
     """The step with which it began to grow."""
+    policy_version: int
+    """The version that the node named then. It draws with this one or an older one."""
     is_alone: bool
     """No other node shows that it is not the run itself."""
 
@@ -68,9 +70,10 @@ class Lag:
             f"Since step {self.since} its rollouts fit the learner's policy less and less: {self.mismatch:.2g} nats a "
             f"token, where {self.usual:.2g} would be usual."
         )
+        stale = f"draws with version {self.policy_version} or an older one, not with the versions that it names"
         if self.is_alone:
-            return f"{found} It draws with an older version than it names, or the run itself has changed."
-        return f"{found} Others' do not: it likely draws with an older version than it names."
+            return f"{found} It {stale}, or the run itself has changed."
+        return f"{found} The rollouts of other nodes do not: it likely {stale}."
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +95,8 @@ class _Node:
     """Its first ratios."""
     streak: int = 0
     since: int = 0
+    policy_version: int = 0
+    """The one named at `since`, which is the step that makes the next version out of the newest one."""
 
     def add_point(self, step: int) -> None:
         """Make a point of what is pending."""
@@ -175,12 +180,20 @@ class Lagging:
             self._lags.pop(node_id, None)
             return None
         if not node.streak:
-            node.since = node.points[0][2]
+            _, staleness, node.since = node.points[0]
+            node.policy_version = max(0, node.since - 1 - int(staleness))
         node.streak += 1
         if node.streak < LASTING:
             return None
         known = self._lags.get(node_id)
-        lag = Lag(node_id=node_id, mismatch=node.mismatch, usual=usual, since=node.since, is_alone=is_alone)
+        lag = Lag(
+            node_id=node_id,
+            mismatch=node.mismatch,
+            usual=usual,
+            since=node.since,
+            policy_version=node.policy_version,
+            is_alone=is_alone,
+        )
         self._lags[node_id] = lag
         return lag if known is None or (known.is_alone and not is_alone) else None
 

@@ -58,6 +58,7 @@ def test_a_node_whose_mismatch_grows_alone_is_found(usual: float) -> None:
     assert found[0] == "a" and found[1] <= 30
     (lag,) = lagging.lags
     assert 14 <= lag.since <= 25 and not lag.is_alone and lag.mismatch > 8 * lag.usual
+    assert lag.policy_version == lag.since - 2, "all rollouts of step n are drawn with version n - 2 here"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -136,8 +137,9 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 def test_the_words() -> None:
-    lag = Lag(node_id="a", mismatch=0.0125, usual=1e-3, since=9, is_alone=False)
+    lag = Lag(node_id="a", mismatch=0.0125, usual=1e-3, since=9, policy_version=7, is_alone=False)
     assert str(lag) == (
         "Since step 9 its rollouts fit the learner's policy less and less: 0.013 nats a token, where 0.001 would "
-        "be usual. Others' do not: it likely draws with an older version than it names."
+        "be usual. The rollouts of other nodes do not: it likely draws with version 7 or an older one, not with the "
+        "versions that it names."
     )
