@@ -1,7 +1,7 @@
-"""Checks by nodes on their way: what a node is sent of others' rollouts, and what its answer shows of who drew them.
+"""Send rollouts to nodes for checking, and turn the answers into evidence about the nodes that drew them.
 
-Of a rollout the node is told its tokens and versions alone. What was claimed and where each u lies is read from the
-store again once it has answered: here only names are kept, `MOST_OUT` a node, until it answers or leaves.
+The checking node gets tokens and policy versions alone. Claims and uniforms are read from the store after it has
+answered. Until then only rollout ids are in memory, at most `MOST_OUT` a node.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from echo_shared.messages.fields import MAX_TOKENS
 from echo_shared.version_spans import Spans, grown
 
 MOST_OUT: Final = 64
-"""Rollouts of which a node's answer is waited for, at most; of more, the oldest ones' answers are not heard."""
+"""Maximum number of unanswered checks of a node. If there are more, answers to the oldest are ignored."""
 
 Report = Callable[[CheckReturned | CheckAbandoned], Awaitable[None]]
 
 
 class NodeChecks:
-    """`load`: committed rollouts as they were claimed; `send` gives a node a message, and drops it where there is no
-    such node; `temperature`: of all leases."""
+    """Checks that nodes make. `load` returns committed rollouts as they were claimed. `send` sends a node a message,
+    and drops it if the node is not connected. `temperature`: that of all leases."""
 
     def __init__(
         self, *, load: Load, send: Callable[[str, FromHub], object], report: Report, temperature: float
@@ -45,11 +45,11 @@ class NodeChecks:
         self._out: dict[str, OrderedDict[str, None]] = {}
 
     def submit(self, action: SendCheck) -> None:
-        """Never waits. The queue holds no more than the coordinator asks of nodes at once."""
+        """Queue a check. Never waits: the coordinator bounds the number of queued checks."""
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Sends for ever."""
+        """Send queued checks forever."""
         while True:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():
@@ -68,7 +68,7 @@ class NodeChecks:
                 self._send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
-        """None for what cannot have been drawn, or is more than a message holds."""
+        """Return the message, or None for a rollout that cannot have been drawn or that a message cannot hold."""
         count = len(drawn.completion_ids)
         versions: Spans = ()
         for span in drawn.spans:
@@ -88,7 +88,7 @@ class NodeChecks:
         )
 
     async def answered(self, node_id: str, result: CheckResult) -> None:
-        """Reports what a node's answer shows; one that nobody has asked for is let be."""
+        """Report the evidence of a node's answer. Answers that were not asked for are ignored."""
         out = self._out.get(node_id, OrderedDict())
         if result.rollout_id not in out:
             return
@@ -106,7 +106,7 @@ class NodeChecks:
 
 
 def finding_of(drawn: DrawnRollout, result: CheckResult) -> Finding:
-    """What a node's answer shows of each that drew a part of the rollout."""
+    """Return the evidence of a node's answer about each node that drew a part of the rollout."""
     u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
     below, logprobs = result.below.astype(np.float64).clip(0.0, 1.0), result.logprobs.astype(np.float64).clip(max=0.0)
     counts = [span.num_tokens for span in drawn.spans]

@@ -1,4 +1,4 @@
-"""A committed rollout as the verifier takes it, and its frames. Loads no torch."""
+"""Committed rollouts as the verifier needs them, and their frames for its process. Loads no torch."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_shared.child import Frame
 
 NodeEvidence = tuple[str, Evidence]
-"""Who drew a span, and what it shows of them."""
+"""The node that drew a span, and the evidence about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRollout:
-    """One completion, and all that its draws follow from."""
+    """One completion, with all inputs of its draws."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]
-    """[P], all that it was drawn after: of a later turn, the whole conversation before it."""
+    """[P] token ids before the completion; of a later turn, the whole conversation before it."""
     completion_ids: NDArray[np.int32]
     """[T]"""
     behavior_logprobs: NDArray[np.float32]
-    """[T] nats, as claimed."""
+    """[T] log-probabilities in nats, as the nodes claim them."""
     spans: tuple[Span, ...]
-    """Who drew how much of it by which version, in order: of all its tokens."""
+    """The nodes that drew its tokens, with version and number of tokens, in order. They cover all tokens."""
     seed: int
-    """Of its group's turn."""
+    """Seed of its group's turn."""
     index: int
     is_greedy: bool = False
-    """Each token is the most likely one; neither seed nor claims mean anything."""
+    """True: each token is the most likely one, and seed and claims are ignored."""
 
 
 def pack(drawn: DrawnRollout) -> Frame:
@@ -66,7 +66,7 @@ def unpack_evidence(frame: Frame) -> Evidence:
 
 
 def unpack_spans(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
-    """Of an answer of the verifier's process."""
+    """Return node and evidence of each span in an answer of the verifier process."""
     return tuple(
         (frame["node_id"], unpack_evidence({name: frame[name] for name in Evidence.__slots__})) for frame in frames
     )

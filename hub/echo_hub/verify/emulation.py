@@ -1,9 +1,9 @@
-"""Emulation of engines of fewer bits on the hub's own model, so that their rounding can be measured without them.
+"""Emulate engines of fewer bits on the hub's own model, to measure their rounding without running them.
 
     with emulating("q8_0", weights):
         states = policy's forward pass        every product of matrices as an engine of 8 bits computes it
 
-A dispatch mode stands below PyTorch's operators and rounds what an engine of the precision rounds:
+A PyTorch dispatch mode sees every operator and rounds what an engine of the precision rounds:
 
     f16, bf16    the mantissa of every result of an operator, as a model in that precision keeps it; never its range,
                  for such a model computes sums of squares in float32
@@ -11,11 +11,11 @@ A dispatch mode stands below PyTorch's operators and rounds what an engine of th
                  to 8 bits in blocks of 32, as llama.cpp does before integer products
     f32          nothing; a model that is held in 16 bits is computed in float32
 
-So it needs no second copy of the model and no other library, follows whatever forward pass the model has, and runs on
-the device of the verifier. Formats: ggml's `ggml-quants.c` and the choice of types in `llama-quant.cpp`. Where an
-engine chooses finer types for some layers, all layers are of the coarser one: the emulated engine is rather coarser
-than the real one. Blocks begin where the engine's do, so a base that was itself unpacked from such a format loses as
-little as it does there.
+So the emulation needs no second copy of the model and no other library, works with any forward pass, and runs on the
+verifier's device. Formats follow ggml's `ggml-quants.c`, and the choice of types `llama-quant.cpp`. If an engine
+chooses finer types for some layers, the emulation uses the coarser type for all: the emulated engine is coarser than
+the real one, if anything. Blocks begin where the engine's do, so a base that was itself unpacked from such a format
+loses as little as in the engine.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from torch.utils._pytree import tree_map
 
 BLOCK: Final = 32
 SUPERBLOCK: Final = 256
-"""Inputs of a layer that K-quants pack together; a layer whose inputs are no multiple gets a simpler format."""
+"""Number of inputs in one block of K-quants. A layer whose number of inputs is no multiple gets a simpler format."""
 _aten = torch.ops.aten
 _MANTISSA_BITS: Final = {"f16": 10, "bf16": 7}
 _EXACT: Final = "f32"
 _HALVES: Final = (torch.bfloat16, torch.float16)
 _PRODUCTS: Final = {_aten.mm: 0, _aten.addmm: 1, _aten.addmm_: 1}
-"""Products of two matrices, and the place of the first factor; the second one is a layer's transposed weight."""
+"""Matrix products, with the argument index of the first factor. The next argument is a layer's transposed weight."""
 
 _IS_WEIGHT: Final = "_echo_is_base_weight"
-"""Attribute of tensors that are one of the base's weights in another shape or precision."""
+"""Attribute of a tensor that is one of the base's weights in another shape or precision."""
 
 Rounding = Callable[[Tensor], Tensor]
 
 
 def symmetric(bits: int) -> Rounding:
-    """Rounding to `bits` bits in blocks, with one scale in float16 each: q8_0, q5_0, q4_0."""
+    """Return a rounding of blocks to `bits` bits, with one float16 scale a block: q8_0, q5_0, q4_0."""
     most = 2 ** (bits - 1) - 1
 
     def rounded(blocks: Tensor) -> Tensor:
@@ -59,7 +59,8 @@ def symmetric(bits: int) -> Rounding:
 
 
 def affine(bits: int) -> Rounding:
-    """Rounding to `bits` bits in blocks, with a scale and a minimum in float16 each: q5_1, and nearly K-quants."""
+    """Return a rounding of blocks to `bits` bits, with a float16 scale and minimum a block: q5_1, and nearly
+    K-quants."""
     most = 2**bits - 1
 
     def rounded(blocks: Tensor) -> Tensor:
@@ -73,13 +74,14 @@ def affine(bits: int) -> Rounding:
 
 
 def _in_float16(values: Tensor) -> Tensor:
-    """float32 `values` rounded to float16, within its range."""
+    """Round float32 `values` to float16, clamped to its range."""
     most = torch.finfo(torch.float16).max
     return values.clamp(-most, most).half().float()
 
 
 def _weight_rounding(precision: str, num_inputs: int) -> Rounding:
-    """What a layer with so many inputs is packed in. Any other precision is the coarsest, 4 bits to nearest."""
+    """Return the rounding of the weights of a layer with `num_inputs` inputs. Unknown precisions get 4 bits to nearest,
+    the coarsest."""
     is_whole = num_inputs % SUPERBLOCK == 0
     if precision.startswith("q8"):
         return symmetric(8)
@@ -93,14 +95,15 @@ def _weight_rounding(precision: str, num_inputs: int) -> Rounding:
 
 
 def with_mantissa(values: Tensor, bits: int) -> Tensor:
-    """float32 `values` rounded to nearest with `bits` bits of mantissa, half away from 0; their range stays."""
+    """Round float32 `values` to `bits` bits of mantissa: to nearest, ties away from 0. The range stays that of
+    float32."""
     spare = 23 - bits
     whole: Tensor = values.contiguous().view(torch.int32).add(1 << (spare - 1)) >> spare << spare
     return whole.view(torch.float32)
 
 
 def in_blocks(values: Tensor, rounding: Rounding) -> Tensor:
-    """`values` [..., I] in float32, rounded in blocks of `BLOCK` along their last dimension."""
+    """Return `values` [..., I] in float32, rounded in blocks of `BLOCK` along the last dimension."""
     size = values.shape[-1]
     padded = torch.nn.functional.pad(values.float(), (0, -size % BLOCK))
     return rounding(padded.unflatten(-1, (-1, BLOCK))).flatten(-2)[..., :size]
@@ -113,14 +116,14 @@ class _Emulation(TorchDispatchMode):
         self._mantissa_bits = _MANTISSA_BITS.get(precision)
         self._weights = weights
         self._last: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] | None = None
-        """The weight that was packed last: the output layer computes chunk after chunk."""
+        """The weight that was packed last, for the output layer, which computes one chunk of rows after the other."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         is_view = _is_view(func)
         if is_view or func.overloadpacket is _aten._to_copy:
             result = func(*args, **_exact_dtype(kwargs))
-            # What is looked at in another way, or copied, is still a weight.
+            # A view or a copy of a weight is still a weight.
             if isinstance(result, Tensor):
                 setattr(result, _IS_WEIGHT, self._is_weight(args[0]))
             return result if is_view or self._mantissa_bits is None else self._rounded(func, result)
@@ -141,7 +144,7 @@ class _Emulation(TorchDispatchMode):
         return bool(getattr(value, _IS_WEIGHT, False)) or value.untyped_storage().data_ptr() in self._weights
 
     def _rounded(self, func: Any, result: Any) -> Any:
-        """In place where it was computed in place."""
+        """Return the result rounded; if the operator works in place, so does the rounding."""
         assert self._mantissa_bits is not None
         if isinstance(result, Tensor) and result.dtype is torch.float32 and result.dim() > 1:
             rounded = with_mantissa(result, self._mantissa_bits)
@@ -149,7 +152,7 @@ class _Emulation(TorchDispatchMode):
         return result
 
     def _packed_weight(self, weight_IO: Tensor) -> Tensor:
-        """`weight_IO`: a layer's transposed weight; float32."""
+        """Return a layer's transposed weight [I, O] in float32, rounded as the engine packs it."""
         is_kept = weight_IO.untyped_storage().data_ptr() in self._weights
         key = (weight_IO.data_ptr(), tuple(weight_IO.shape), tuple(weight_IO.stride()))
         if is_kept and self._last is not None and self._last[0] == key:
@@ -161,25 +164,24 @@ class _Emulation(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    """Whether it returns its first argument in another shape, and writes nothing."""
+    """Return True if the operator returns a view of its first argument and writes nothing."""
     aliases = [one.alias_info for one in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 @contextmanager
 def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
-    """Has what the block computes, without a graph, rounded as an engine of `precision` rounds it.
+    """Round what the block computes as an engine of `precision` does. No autograd graph is recorded.
 
-    `weights`: the addresses of the storages (`untyped_storage().data_ptr()`) of all weights that such an engine packs.
+    `weights`: addresses of the storages (`untyped_storage().data_ptr()`) of all weights that such an engine packs.
     """
     with torch.no_grad(), _Emulation(precision, weights):
         yield
 
 
 def in_float32() -> AbstractContextManager[None]:
-    """Compute in float32 what the block computes without a graph, with weights that are held in 16 bits: one at a time
-    is in memory in float32, so the model takes half of what it would take there. The result is that of a model that is
-    held in float32."""
+    """Compute the block in float32 with weights that are held in 16 bits. Each weight is converted when it is used, so
+    the model takes half of the memory, and the results are those of float32 weights. No autograd graph is recorded."""
     return emulating(_EXACT, ())
 
 

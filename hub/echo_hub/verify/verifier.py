@@ -1,18 +1,18 @@
-"""Keeps the verifier process alive and gives it what is to be checked; loads no torch.
+"""Supervise the verifier process and send it rollouts to check. Loads no torch.
 
-A few rollouts cost about as much as a dozen: a pass through the model costs something in itself. So whatever waits is
-loaded and handed over together, and what nobody waits for is first kept for company: until something urgent comes,
-`ENOUGH` wait, or the oldest has waited for `COMPANY_S`, or for as many published versions as it has `patience` for.
+A forward pass has a fixed cost, so a few rollouts take about as long as a dozen. Waiting rollouts are therefore sent in
+batches. Rollouts that are not urgent wait until an urgent one comes, `ENOUGH` of them wait, the oldest has waited for
+`COMPANY_S`, or `patience` versions were published meanwhile.
 
-Every rollout is answered for exactly once, with what it shows of each node that drew some of it, or with the reason why
-that cannot be told.
+Every rollout gets exactly one answer: the evidence about each node that drew a part of it, or the reason why it cannot
+be checked.
 
-When the process dies, what it had in hand goes to the next one, one by one: a rollout that ends process after process
-is told from those that were with it, and given up. When processes die for whatever else, all that waits is answered
-with that reason, and after a rest it is tried again: no check is waited for for ever.
+If the process dies, the rollouts that it was checking go to the next process one by one. So a rollout that kills
+process after process is identified and given up. If processes die for another reason, all waiting rollouts are answered
+with that reason, and the verifier tries again after a pause: no check waits forever.
 
-In a Ray cluster the process may be lost through no fault of what it had in hand, which then goes to another; and while
-the cluster is away, checks wait.
+In a Ray cluster the process may be lost without any fault of its rollouts; they go to the next process. While the
+cluster is unreachable, checks wait.
 """
 
 from __future__ import annotations
@@ -44,41 +44,46 @@ from echo_shared.errors import EchoError, LearnerError
 log = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 16_384
-"""Rollouts that wait at most; more are answered with `TOO_MANY` at once."""
+"""Maximum number of waiting rollouts; further ones are answered with `TOO_MANY` at once."""
 TOO_MANY: Final = "Too many rollouts wait to be checked."
 NOT_KEPT: Final = "Its tokens are not kept any more."
 TOGETHER: Final = 256
-"""Rollouts that the process has in hand at most."""
+"""Maximum number of rollouts in one batch."""
 TOKENS_TOGETHER: Final = 2**18
-"""Of their completions, at most, if each were as long as it may be; one is always taken."""
+"""Maximum number of completion tokens in one batch, if each completion had its maximum length. A batch has at least one
+rollout."""
 ENOUGH: Final = 64
-"""More of them cost little less each: with the built-in model and three versions among them, one of 4 takes 2.1 ms, one
-of 24 0.7 ms, one of 64 0.5 ms, one of 256 0.4 ms."""
+"""Batch size from which on larger batches save little. Measured per rollout, on the built-in model with three versions
+in a batch: 2.1 ms in a batch of 4, 0.7 ms of 24, 0.5 ms of 64, 0.4 ms of 256."""
 COMPANY_S: Final = 6.0
-"""A node that goes bad is found out so much later, or once too many of its checks wait (`core.trust.rate.patience`)."""
+"""Maximum wait for a fuller batch, in seconds. It delays the discovery of a node that begins to forge, unless too many
+of that node's checks wait (`core.trust.rate.patience`)."""
 DEATHS_OF_ONE: Final = 3
-"""Processes that end with a rollout in hand before it is given up; it is by itself from the second on."""
+"""Give up a rollout after this number of process deaths while it was being checked. From the second try on it is
+checked alone."""
 DEATHS_IN_A_ROW: Final = 5
 LOSSES_OF_ONE: Final = 8
-"""Processes that are lost with a rollout in hand before it is given up: something in it may end machines."""
+"""Give up a rollout after this number of lost processes while it was being checked: it may crash machines."""
 RESTART_S: Final = 1.0
-"""Seconds before the first new start, or up to half less; doubled with every further death, up to half a minute."""
+"""Seconds before the first restart, less up to half by chance; doubled with every further death, up to 30 s."""
 REST_S: Final = 300.0
-"""After so many deaths in a row, or where the process cannot work at all."""
+"""Pause in seconds after `DEATHS_IN_A_ROW`, or if the process cannot work at all."""
 Report = Callable[[str, tuple[NodeEvidence, ...], float], Awaitable[None]]
-"""(rollout id, what each span shows of whoever drew it, processor or device seconds that it took)"""
+"""(rollout id, evidence about the node of each span, processor or device seconds of the check)"""
 Measured = Callable[[str, int, Evidence | None, float], Awaitable[None]]
-"""(rounding, policy version, what an honest engine with it shows, seconds); None where that cannot be told."""
+"""(rounding, policy version, evidence that an honest engine with this rounding shows, seconds); None: it cannot be
+measured."""
 Cannot = Callable[[str, str], Awaitable[None]]
-"""(rollout id, why it cannot be checked)"""
+"""(rollout id, reason why it cannot be checked)"""
 Prompts = Callable[[], list[NDArray[np.int32]]]
-"""Some of the run's prompts as token ids."""
+"""Returns some of the run's prompts as token ids."""
 Load = Callable[[Sequence[str]], Awaitable[Mapping[str, DrawnRollout | str]]]
-"""Committed rollouts by their ids, or why one cannot be checked; those that are not kept any more are left out."""
+"""Returns committed rollouts by id, or the reason why one cannot be checked. Rollouts whose tokens are deleted are
+left out."""
 
 
 def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker") -> Program:
-    """The verifier's process."""
+    """Return the description of the verifier process."""
     return Program(
         kind="verifier",
         name="verifying",
@@ -89,8 +94,8 @@ def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker"
 
 
 def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSettings:
-    """Those of a learner alone in its process, with the verifier's device, threads and precision, and all bits of the
-    base, as the nodes have it."""
+    """Return the learner's settings for a single process with the verifier's device, threads and precision. The base is
+    not quantised, as on the nodes."""
     alone = learner.learner.model_copy(
         update={
             "device": config.trust.verifier_device,
@@ -110,14 +115,15 @@ def verifier_settings(config: HubConfig, learner: LearnerSettings) -> LearnerSet
 class _Job:
     drawn: DrawnRollout
     deaths: int = 0
-    """Of processes that had it in hand."""
+    """Processes that died while they checked it."""
     losses: int = 0
-    """Likewise."""
+    """Processes that were lost while they checked it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patient:
-    """Waits for company, but no longer than until then: by the event loop's clock, and by the count of versions."""
+    """A rollout that waits for a fuller batch, until `due_at` by the event loop's clock or until `due_with` versions
+    are published."""
 
     rollout_id: str
     due_at: float
@@ -125,9 +131,9 @@ class _Patient:
 
 
 class Verifier:
-    """`process`: None = nothing is verified. `directory`: where the adapters are; `kept`: of them the process keeps so
-    many at hand. `patience`: published versions, at least 1, for which the tokens of a rollout are surely kept. Its
-    queue is bounded: `MOST_WAITING`."""
+    """Queue of checks, bounded by `MOST_WAITING`. `process`: None: nothing is verified. `directory`: the run with its
+    adapters; `kept`: number of adapters that the process keeps in memory. `patience`: number of versions, at least 1,
+    that may be published before the tokens of a rollout may be deleted."""
 
     def __init__(
         self,
@@ -149,29 +155,29 @@ class Verifier:
         self._load = load
         self._prompts = prompts
         self._to_measure: dict[str, int] = {}
-        """Roundings, each with the policy version by which it is to be measured."""
+        """Roundings to measure, each with the policy version to measure it with."""
         self._urgent: deque[str] = deque()
         self._patient: deque[_Patient] = deque()
-        self._some = asyncio.Event()  # Something waits,
-        self._now = asyncio.Event()  # and is to be taken at once.
-        self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # Emptied at once, whatever else goes on.
+        self._some = asyncio.Event()  # A rollout or a rounding waits.
+        self._now = asyncio.Event()  # The waiting rollouts are to be sent at once.
+        self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # Emptied at once, even during a check.
         self._again: deque[_Job] = deque()
         self._in_hand: dict[str, _Job] = {}
         self._losses = 0
-        """Processes that were lost in a row."""
+        """Processes lost in a row."""
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none beside the hub."""
+        """Process id; None if no verifier process runs on the hub's machine."""
         return None if self._process is None else self._process.pid
 
     @property
     def absence(self) -> str:
-        """Why checks wait for the cluster; empty = they do not."""
+        """Reason why checks wait for the Ray cluster; empty: they do not."""
         return "" if self._process is None else self._process.absence
 
     def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
-        """Has a committed rollout checked, when its turn comes. One that is not urgent waits for company."""
+        """Queue a committed rollout. One that is not urgent waits for a fuller batch."""
         if self._process is None:
             self._refused.put_nowait((rollout_id, "This hub verifies nothing: trust.verifier is off."))
             return
@@ -189,19 +195,19 @@ class Verifier:
             self._now.set()
 
     def measure(self, rounding: str, policy_version: int) -> None:
-        """Has a rounding measured by this version, before anything that is not in hand yet is checked."""
+        """Queue the measurement of a rounding with this version, before all checks that are not being made yet."""
         self._to_measure[rounding] = policy_version
         self._some.set()
         self._now.set()
 
     def published(self) -> None:
-        """Another version is."""
+        """Count one more published version."""
         self._num_published += 1
         if self._patient and self._patient[0].due_with <= self._num_published:
             self.hasten()
 
     def hasten(self) -> None:
-        """What waits for company goes now."""
+        """Send the waiting rollouts now."""
         if self._num_waiting:
             self._now.set()
 
@@ -214,7 +220,7 @@ class Verifier:
         return max(1, min(TOGETHER, TOKENS_TOGETHER // self._settings.max_tokens))
 
     async def run(self, report: Report, cannot: Cannot, measured: Measured) -> None:
-        """Checks for ever; each rollout is answered by a call of one of the first two, each measurement by the last."""
+        """Check forever. Each rollout is answered by a call of `report` or `cannot`, each measurement by `measured`."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._refuse(cannot))
             if self._process is not None:
@@ -254,7 +260,8 @@ class Verifier:
             await process.stop()
 
     async def _take(self, cannot: Cannot) -> None:
-        """Puts in hand what is next: one that was in hand when a process died, or all that waits, once that is due."""
+        """Fill `_in_hand` with the next batch: one rollout that was being checked when a process died, or all waiting
+        rollouts once they are due."""
         while not self._in_hand and not self._to_measure:
             if self._again:
                 jobs = [self._again.popleft()]
@@ -272,7 +279,7 @@ class Verifier:
             self._in_hand = {job.drawn.rollout_id: job for job in jobs}
 
     def _taken(self, most: int) -> list[str]:
-        """Of what waits: the urgent ones first, then the oldest."""
+        """Remove up to `most` waiting rollouts from the queues, urgent ones first, then the oldest."""
         ids: list[str] = []
         while len(ids) < most and self._num_waiting:
             ids.append(self._urgent.popleft() if self._urgent else self._patient.popleft().rollout_id)
@@ -294,7 +301,7 @@ class Verifier:
         return jobs
 
     async def _measure(self, process: ModelProcess, measured: Measured, restarts: Restarts) -> None:
-        """Measures what is to be measured. Raises as `_ask`; what was not answered is then asked for again."""
+        """Measure all queued roundings. Raises as `_ask` does; unanswered roundings stay queued."""
         while self._to_measure:
             if not process.is_ready:
                 await process.start({"kept": self._kept})
@@ -321,8 +328,8 @@ class Verifier:
             self._now.clear()
 
     async def _ask(self, process: ModelProcess, report: Report, cannot: Cannot, restarts: Restarts) -> None:
-        """Has all that is in hand checked, by a process that is started where there is none. Raises ChildExited and
-        ChildLost, or LearnerError when the process cannot work at all."""
+        """Check all rollouts in `_in_hand`; start a process if none runs. Raises ChildExited and ChildLost, or
+        LearnerError if the process cannot work at all."""
         if not process.is_ready:
             await process.start({"kept": self._kept})
         if not self._in_hand:
@@ -343,7 +350,7 @@ class Verifier:
                 await report(rollout_id, unpack_spans(answer["spans"]), answer["seconds"])
 
     async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, cannot: Cannot) -> None:
-        """What a process had in hand when it died, or was lost, is asked for again."""
+        """Queue again the rollouts that a process was checking when it died or was lost."""
         had_begun = process.is_ready and not isinstance(error, ClusterUnusable)
         await process.stop()
         jobs, self._in_hand = list(self._in_hand.values()), {}
@@ -363,7 +370,7 @@ class Verifier:
             await measured(rounding, version, None, 0.0)
 
     async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot, measured: Measured) -> None:
-        """Answers all that waits, and all that comes for a while."""
+        """Answer all waiting rollouts, and those that come within `REST_S`, with the error."""
         log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
         why = f"No verifier can be kept at work. {error}"
         await process.stop()

@@ -1,4 +1,4 @@
-"""Where the coordinator's checks meet the process that computes rollouts again."""
+"""Connect the coordinator's checks with the verifier: actions in, events out."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ Report = Callable[[Finding], Awaitable[None]]
 
 
 class Verifying:
-    """Every rollout that is submitted is answered for once, by an event for the coordinator."""
+    """Report one event for each submitted rollout or rounding."""
 
     def __init__(self, verifier: Verifier, *, report: Report) -> None:
         self._verifier = verifier
         self._report = report
         self.seconds = 0.0
-        """Of processor or device, that checks have taken since the hub's start."""
+        """Processor or device seconds of all checks since the hub's start."""
         self.num_abandoned = 0
 
     @property
     def absence(self) -> str:
-        """Why checks wait for a Ray cluster; empty = they do not."""
+        """Reason why checks wait for the Ray cluster; empty: they do not."""
         return self._verifier.absence
 
     def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
-        """Never waits."""
+        """Queue a check of a rollout. Never waits."""
         self._verifier.submit(rollout_id, is_urgent=is_urgent)
 
     def measure(self, rounding: str, policy_version: int) -> None:
-        """Has it measured how coarsely engines with this rounding draw, before what is submitted later is checked."""
+        """Queue a measurement of this rounding, before the checks of rollouts that are submitted later."""
         self._verifier.measure(rounding, policy_version)
 
     def published(self) -> None:
-        """A version is: what waits for company does not wait for many."""
+        """Count one more published version: rollouts wait for a fuller batch for a few versions only."""
         self._verifier.published()
 
     def hasten(self) -> None:
-        """What waits for company is checked now."""
+        """Send the waiting rollouts now."""
         self._verifier.hasten()
 
     async def run(self) -> None:
-        """Works for ever; until then, what is submitted waits."""
+        """Check forever; rollouts that are submitted before wait."""
         await self._verifier.run(self._checked, self._abandoned, self._measured)
 
     async def _checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
