@@ -17,6 +17,7 @@ from echo_hub.core.trust.judging import (
     against,
     alarm,
     is_explained,
+    judged,
     proof_added,
     weigh,
 )
@@ -74,14 +75,14 @@ def test_a_forged_end_behind_an_honest_beginning_convicts() -> None:
     assert weighed[0] < 0.0 and max(weighed) > ALARM
 
 
-def test_claims_weigh_an_eighth() -> None:
+def test_claims_weigh_a_quarter() -> None:
     """By hand, scale 1: true less claimed is 2, t(2) = .06804; invented ones are t(1) / 2 = .19245 / 2 likely."""
     honest = Honest(draws=16, claims=16)
     invented = 0.1924501 / 2.0
     likely = (1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented
-    expected = [log(1 - w + w * invented / likely) / 8.0 for w in WEIGHTS]
+    expected = [log(1 - w + w * invented / likely) / 4.0 for w in WEIGHTS]
     assert weigh(evidence(1, error=2.0), honest)[3:6] == pytest.approx(expected, rel=1e-5)
-    assert CLAIMS_DISPERSION == 8.0
+    assert CLAIMS_DISPERSION == 4.0
 
 
 def test_claims_that_are_shifted_weigh_for_their_side() -> None:
@@ -154,12 +155,28 @@ def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
     assert not is_explained(evidence(1_000, forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
 
 
-@pytest.mark.parametrize(
-    "alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.CLAIMS_TOO_HIGH, Alternative.COARSER_THAN_SAID]
-)
-def test_rounding_explains_no_claims_to_one_side(alternative: Alternative) -> None:
-    """Nor an engine of far fewer bits than its class."""
+@pytest.mark.parametrize("alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.COARSER_THAN_SAID])
+def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Alternative) -> None:
     assert not is_explained(engine(3, 0.1, 1_000), measured(0.1), alternative, ALARM)
+
+
+def test_rounding_explains_claims_as_much_too_high_as_its_variance_makes_them() -> None:
+    """Noise of .8 makes claims .32 nats too high. Twice the scale of .4 explains that; no tolerance explains as much
+    of an engine with noise of .1."""
+    assert is_explained(engine(3, 0.8, 2_000), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
+    assert not is_explained(engine(3, 0.1, 2_000, shift=0.32), measured(0.1), Alternative.CLAIMS_TOO_HIGH, ALARM)
+    assert not is_explained(engine(3, 0.4, 2_000, shift=0.8), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
+
+
+def test_a_sum_that_is_explained_leaves_the_others() -> None:
+    """Of a node that rounds twice as coarsely as its class, one sum reaches the alarm."""
+    honest, recent = measured(0.02), engine(3, 0.04)
+    before = tuple(ALARM - 1e-6 if place == Alternative.CLAIMS_INVENTED else ALARM / 2 for place in range(len(NOTHING)))
+    one = evidence(1, error=0.3)
+    expected = list(added(before, weigh(one, honest)))
+    assert expected[Alternative.CLAIMS_INVENTED] > ALARM > max(expected[Alternative.CLAIMS_TOO_LOW :])
+    expected[Alternative.CLAIMS_INVENTED] = 0.0
+    assert judged(before, one, recent, honest, ALARM) == tuple(expected)
 
 
 @pytest.mark.parametrize("alternative", [Alternative.DRAWS_FORGED, Alternative.CLAIMS_INVENTED])
@@ -232,9 +249,16 @@ def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
         assert found is not None and found[1] is Alternative.DRAWS_FORGED
 
 
-@pytest.mark.parametrize(("noise", "bound"), [(0.003, 80), (0.02, 120), (0.1, 1_000), (0.4, 8_000)])
-@pytest.mark.parametrize("shift", [0.3, -0.3])
+@pytest.mark.parametrize(
+    ("noise", "bound", "shift"),
+    [
+        *((noise, bound, sign * 0.3) for noise, bound in ((0.003, 80), (0.02, 120), (0.1, 1_000)) for sign in (1, -1)),
+        (0.4, 4_000, -0.3),
+        (0.4, 4_000, 0.8),
+    ],
+)
 def test_claims_that_are_shifted_are_found(noise: float, bound: int, shift: float) -> None:
+    """Noise of .8, which passes for .4, makes claims up to .64 nats too high."""
     shown = rollouts(1, bound // 20, noise, shift=shift)
     assert tokens_until(ALARM, measured(noise), shown) is not None
 
