@@ -1,5 +1,5 @@
 """What each dataset of reasoning-gym pays for nothing: `python -m scripts.free_rewards` prints the table of
-docs/tasks.md and the figures of `echo_hub.tasks.free_rewards`.
+docs/reasoning_gym.md and the figures of `echo_hub.tasks.free_rewards`.
 
 To `PROBLEMS` problems of each dataset there are an empty answer, the copied prompt, each of its last `LINES` lines, of
 which the best paid counts, and a random text of the reference answer's form (`echo_hub.scoring.trial`); what each earns

@@ -37,63 +37,64 @@ class NodeConfig(BaseSettings):
     )
 
     name: Annotated[str, Field(max_length=64), AfterValidator(lambda name: name and checked_name(name))] = ""
-    """Shown on the hub's pages, and unlike other nodes' names; empty = one made from the node's id."""
+    """Name on the hub's pages, unlike other nodes' names; empty = a name made from the node's id."""
     invite_token: Annotated[SecretText, Field(max_length=256)] = ""
-    """Asked for by hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
+    """Token for hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
     """The sampling engine; auto = the best that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
     """CPU threads of the engine; 0 = the engine's own choice."""
     helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
-    """HOST:PORT#CODE of other machines that hold a part of the model each, as `echo-node lend` prints it there."""
+    """HOST:PORT#CODE of other machines that each hold a part of the model, as printed by `echo-node lend` there."""
     precision: PrecisionName = "auto"
-    """Of the engine's weights; auto = exact for small models, else 16 bits, or 8 where these take too much memory."""
+    """Precision of the engine's weights; auto = float32 for small models, else 16 bits, or 8 if these need too much
+    memory."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
     """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's, half of a GPU's."""
     width: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Rollouts sampled at once; 0 = what suits the device."""
+    """Rollouts sampled at once; 0 = chosen for the device."""
     bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """For measuring the engine before its first work on a base model, unless `width` is set; 0 = do not."""
+    """Seconds of measuring the engine before its first work on a base model, unless `width` is set; 0 = off."""
     memory_limit_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory that the engine may take for itself before it is ended and started narrower; 0 = 80 % of the machine's."""
+    """Most memory of the engine; beyond it the engine restarts with a smaller width. 0 = 80 % of the machine's."""
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
-    """Rollouts that the node asks for, as a multiple of its width: work for the time that a round trip takes."""
+    """Rollouts that the node asks for, as a multiple of its width, to cover the time of a round trip."""
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """Seconds of sampling after which the hub gets what unfinished completions have drawn, so that another node can go
-    on with them where this one is cut off; 0 = never; then none is interrupted for a newer version."""
+    """Seconds of sampling between reports of unfinished completions to the hub, so that another node can continue them
+    after a failure; 0 = never, which also prevents interruption for a newer version."""
     cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
-    """US dollars that the hub's operator is to pay for this machine while it is active; 0 = it is a gift, and comes
-    before all that cost something. The hub keeps the account; how it is settled is between you and the operator."""
+    """US dollars an hour that the hub's operator is to pay while this machine is active; 0 = a gift, which works before
+    paid nodes. The hub keeps the account; you settle it with the operator."""
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
-    """What the machine draws while it works; hubs may count it at their price of electricity. 0 = not stated."""
+    """Power of the machine at work; hubs may charge it at their price of electricity. 0 = not stated."""
     swarm_host: str = "0.0.0.0"
-    """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
+    """Address on which other nodes may connect to fetch from this node; 127.0.0.1 refuses other machines."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port for that; 0 = any free one."""
+    """TCP port for these connections; 0 = any free port."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port, at `swarm_host` too, on which other nodes hand on what the hub sends; 0 = any free one."""
+    """TCP port, also at `swarm_host`, on which other nodes pass on pieces from the hub; 0 = any free port."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload to other nodes: at most half of it for handing on, and half for BitTorrent, which does not count nodes of
-    the local network; 0 = unlimited."""
+    """Upload rate to other nodes: at most half of it for passing on pieces, and half for BitTorrent, which does not
+    count nodes of the local network; 0 = unlimited."""
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Download: at most half of it for what the hub and other nodes push, and half for BitTorrent and the hub's web
-    seed, which do not count nodes of the local network; 0 = unlimited."""
+    """Download rate: at most half of it for pieces from the hub and other nodes, and half for BitTorrent and the hub's
+    web seed, which do not count nodes of the local network; 0 = unlimited."""
     cage: CageMode = "auto"
-    """Whether the engine, which reads what a hub sends, is kept from your files, the network and other programs: auto =
-    as far as the system can; required = it does not start where something of that is missing; off = not at all."""
+    """Cage of the engine, which loads files from a hub: no access to your files, the network and other programs. auto =
+    as far as the system can; required = the engine does not start if a guard is missing; off = no cage."""
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
+    """Pause before the first attempt to reconnect; later pauses grow, up to a minute."""
     stay: bool = False
-    """When a run is finished and its hub stops: wait for the hub, whose operator may extend the run, and go on then.
-    Else the node ends with the run."""
+    """After a finished run, wait for the hub, whose operator may extend the run, and continue then. Otherwise the node
+    ends with the run."""
     manners: MannersConfig = MannersConfig()
     """When the node leaves the machine to its owner."""
     update: UpdateMode = "tell"
-    """Whether to say so when the hub runs a newer release than this node, and how to get it. A node that is too old to
-    be let in says so in any case; by auto, and by nothing else, it then runs the installer that it came with, with the
-    source that it came from, once a day at most. It runs nothing from a hub."""
+    """tell: report a newer release on the hub, with the upgrade command; never: do not. A node that is too old to join
+    reports that in any case. auto: such a node then runs the installer that it came with, with that installer's own
+    source, at most once a day. It runs nothing from a hub."""
     exit_with_stdin: bool = False
     """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
 

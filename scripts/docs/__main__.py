@@ -25,9 +25,8 @@ PAGES = ("SECURITY.md", "CONTRIBUTING.md")
 
 def write_source(folder: Path, *, figures: Path | None = None) -> None:
     """All pages into `folder`, hand-written and made ones. `figures`: what benchmarks have measured."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("zensical.toml"))
-    (folder / "index.md").write_text(readme, encoding="utf-8")
+    shutil.copyfile(ROOT / "README.md", folder / "index.md")
     for name in PAGES:
         shutil.copyfile(ROOT / name, folder / name)
     reference = folder / "docs" / "reference"
@@ -45,7 +44,8 @@ def write_source(folder: Path, *, figures: Path | None = None) -> None:
         (reference / f"{name}.md").write_text(page, encoding="utf-8")
     of_benchmarks = folder / "docs" / "benchmarks"
     of_benchmarks.mkdir()
-    benchmarks.write_pages(of_benchmarks, readme=readme, figures=figures)
+    results = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    benchmarks.write_pages(of_benchmarks, results=results, figures=figures)
 
 
 def prepare(build: Path, *, figures: Path | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A page per benchmark: what it measures by its own docstring, and the figures that the README has of it.
+"""Writes a page per benchmark: its own docstring, and its section of docs/results.md.
 
 With a folder of figures, as `python -m benchmarks NAME --json FOLDER/NAME.json` leaves them, a page has that
 measurement's headline, its conditions and its pictures as well.
@@ -20,29 +20,26 @@ from scripts.docs.markdown import code, paragraphs, table, text
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def write_pages(folder: Path, *, readme: str, figures: Path | None = None) -> None:
-    """index.md and NAME.md of every benchmark into `folder`, with the pictures that they show."""
+def write_pages(folder: Path, *, results: str, figures: Path | None = None) -> None:
+    """Write index.md and NAME.md of every benchmark to `folder`, with the pictures that they show."""
     about = {name: _description(name) for name in names()}
     rows = [(f"[{name}]({name}.md)", text(about[name])) for name in names()]
-    intro = _measured_section(readme).partition("\n**`")[0].strip()
+    intro = results.partition("\n## ")[0].partition("\n")[2].strip()
     (folder / "index.md").write_text(f"# Benchmarks\n\n{intro}\n\n{table(('', 'measures'), rows)}", encoding="utf-8")
     for name in names():
         page = f"# {name}\n\n{about[name]}\n\n```sh\npython -m benchmarks {name}\n```\n\n"
         page += f"## What it measures\n\n{paragraphs(ast.get_docstring(_module(name)))}"
-        page += f"## Figures\n\n{readme_figures(readme, name) or 'The README has no figures of it.'}\n\n"
+        page += f"## Figures\n\n{figures_of(results, name) or 'No figures are published.'}\n\n"
         if figures is not None and (figures / f"{name}.json").is_file():
             page += _measured(figures / f"{name}.json", folder)
         (folder / f"{name}.md").write_text(page, encoding="utf-8")
 
 
-def readme_figures(readme: str, name: str) -> str:
-    """What the README says under the benchmark's command, up to the next one's; empty if it has nothing."""
-    blocks = re.split(r"(?m)^(?=\*\*`python -m benchmarks )", _measured_section(readme))
-    return "\n".join(block.rstrip() for block in blocks if block.startswith(f"**`python -m benchmarks {name}"))
-
-
-def _measured_section(readme: str) -> str:
-    return readme.partition("\n## Measured\n")[2].partition("\n## ")[0]
+def figures_of(results: str, name: str) -> str:
+    """Return the section of docs/results.md with the heading "NAME: question"; "" if there is none."""
+    sections = re.split(r"(?m)^## ", results)
+    body = next((section.partition("\n")[2] for section in sections if section.startswith(f"{name}: ")), "")
+    return re.sub(r"\]\((?!https?:|#)", "](../", body.strip())  # Its page is one folder deeper.
 
 
 def _module(name: str) -> ast.Module:

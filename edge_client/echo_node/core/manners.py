@@ -30,55 +30,56 @@ Celsius = Annotated[float, Field(ge=0, le=150)]
 
 
 class MannersConfig(BaseModel):
-    """When the node leaves the machine to its owner."""
+    """Conditions under which the node leaves the machine to its owner."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     gpu: Literal["idle", "always"] = "idle"
-    """Whether the GPU is used only while its owner is away; a machine without a desktop counts as left alone."""
+    """idle: use the GPU only while its owner is away; a machine without a desktop counts as idle. always: use it at all
+    times."""
     cpu: Literal["idle", "always"] = "always"
-    """The same of the processor, where the engine runs on that."""
+    """The same for the processor, if the engine runs on it."""
     idle_after_s: Annotated[float, Field(ge=0, le=86_400)] = 180.0
     """Seconds without keyboard and mouse after which the owner counts as away."""
     on_battery: bool = False
-    """Whether to work while the machine runs on its battery."""
+    """Work while the machine runs on its battery."""
     schedule: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """When to work, as "mon-fri 22:00-07:00", in local time; empty = at all times."""
+    """Working hours in local time, such as "mon-fri 22:00-07:00"; empty = at all times."""
     exclusive: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Programs beside which the node does not work, by the name of their file, such as "blender"."""
+    """Programs that stop the node while they run, by file name, such as "blender"."""
     full_screen: bool = False
-    """Whether to work while a game or another program fills the screen, where the system tells."""
+    """Work while a game or another program fills the screen, as far as the system tells."""
     others_gpu: Share = 0.25
-    """Share of the GPU that other programs may use before the node leaves it to them; 1 = all of it."""
+    """Share of the GPU that other programs may use before the node yields it; 1 = all of it."""
     others_cpu: Share = 1.0
-    """The same of the processor; what runs at a low priority does not count. 1 = the node's low priority suffices."""
+    """The same for the processor, without programs of low priority. 1 = the node's low priority suffices."""
     priority: Literal["lowest", "low", "normal"] = "lowest"
-    """Of the engine among the programs of this machine, for the processor and the disk."""
+    """Priority of the engine among this machine's programs, for processor and disk."""
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the processor's cores that the engine takes, where `threads` does not say; one at least."""
+    """Share of the processor's cores for the engine, unless `threads` is set; at least one core."""
     max_cpu_celsius: Celsius = 95.0
-    """How warm the processor may be, where the system tells; 0 = no limit."""
+    """Highest temperature of the processor, if the system reports it; 0 = no limit."""
     max_gpu_celsius: Celsius = 87.0
-    """The same of the GPU."""
+    """Highest temperature of the GPU; 0 = no limit."""
     max_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """What the GPU may draw, on average over some seconds; 0 = no limit."""
+    """Highest power of the GPU, averaged over some seconds; 0 = no limit."""
     min_free_memory_bytes: Annotated[int, Field(ge=0)] = 512 * 2**20
-    """Memory that is left for other programs."""
+    """Memory to leave for other programs."""
     min_free_disk_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
-    """Of the disk that holds the node's files."""
+    """Space to leave on the disk with the node's files."""
     metered: bool = False
-    """Whether to work where the network is paid for by use, as NetworkManager tells."""
+    """Work on a network that is paid for by use, as NetworkManager reports it."""
     max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """What the node may send a day, by the local calendar; 0 = no cap. Then it delivers what it has drawn, and leaves
-    the network alone until the day is over."""
+    """Most bytes to send in a day of the local calendar; 0 = no cap. At the cap the node delivers its finished
+    rollouts, and leaves the network alone until the next day."""
     max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """The same a month."""
+    """Most bytes to send in a month; 0 = no cap."""
     max_download_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """The same of what it may receive a day."""
+    """Most bytes to receive in a day; 0 = no cap."""
     max_download_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """The same of what it may receive a month."""
+    """Most bytes to receive in a month; 0 = no cap."""
     keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    """Seconds that an engine which yields keeps its model in memory, to go on at once; a game has it at once."""
+    """Seconds that a yielding engine keeps its model in memory, to resume at once; games get the memory immediately."""
 
     @property
     def caps(self) -> Caps:

@@ -29,16 +29,16 @@ LinkAddress = Annotated[str, Field(max_length=500), AfterValidator(_is_web_addre
 
 
 class AboutConfig(Section):
-    """What volunteers are told before they lend a machine, on the public pages /about and /leaderboard. All of it is
-    shown as plain text; an empty line begins a new paragraph."""
+    """Texts for volunteers on the public pages /about and /leaderboard, shown before they lend a machine. They are
+    plain text; an empty line begins a paragraph."""
 
     description: Annotated[str, Field(max_length=4_000)] = ""
-    """What the model is trained for, by whom, and what becomes of it."""
+    """Purpose of the model, the people behind it, and the use of the results."""
     contact: Annotated[str, Field(max_length=400)] = ""
-    """Whom to write to with questions, an e-mail address or the like."""
+    """Contact for questions, for example an e-mail address."""
     consent: Annotated[str, Field(max_length=4_000)] = ""
-    """What a volunteer agrees to by joining: what their machine computes, what is kept and shown of it."""
+    """Terms that a volunteer accepts by joining: what the machine computes, and which data are kept and shown."""
     links: Annotated[dict[LinkTitle, LinkAddress], Field(max_length=12)] = Field(default_factory=dict)
-    """By title, http and https alone: links = {"Paper" = "https://example.org/paper"}."""
+    """Links by title, http and https only: links = {"Paper" = "https://example.org/paper"}."""
     token_from: Annotated[str, Field(max_length=400)] = ""
-    """With server.join = "invite": whom to ask for a token; empty = contact."""
+    """With server.join = "invite": the contact for tokens; empty = contact."""

@@ -21,32 +21,32 @@ Bound = Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class LlmJudgeConfig(Section):
-    """A language model behind an OpenAI-compatible endpoint, which is asked for a verdict on each completion."""
+    """A language model behind an OpenAI-compatible endpoint, which gives a verdict on each completion."""
 
     kind: Literal["llm"]
     url: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$", max_length=2_000)]
-    """Of the endpoint, with its /v1: http://localhost:8000/v1."""
+    """Address of the endpoint, with its /v1: http://localhost:8000/v1."""
     model: Annotated[str, Field(min_length=1, max_length=200)]
-    """As the endpoint calls it."""
+    """The model's name at the endpoint."""
     api_key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,99})?$")] = ""
-    """Environment variable of the hub that holds the endpoint's key; "" = it asks for none."""
+    """Environment variable of the hub that holds the endpoint's key; "" = the endpoint needs no key."""
     prompt: Annotated[str, Field(max_length=20_000)] = PROMPT
-    """What it is asked. {prompt}, {completion} and {answer}, the reference answer, are put in; each between marks that
-    nobody can foresee. It has to ask for <score>NUMBER</score>, the last of which is the verdict."""
+    """The question for the judge. {prompt}, {completion} and {answer} (the reference answer) are inserted, each between
+    unpredictable marks. It must ask for <score>NUMBER</score>; the last one is the verdict."""
     lowest: Bound = 0.0
     """The verdict that is worth 0."""
     highest: Bound = 10.0
-    """The verdict that is worth 1; what is beyond either is none."""
+    """The verdict that is worth 1. Numbers outside both bounds are no verdict."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """It answers at."""
+    """Sampling temperature of the judge."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1_024
-    """Of its answer, a thought included. One that is cut off has no verdict."""
+    """Longest answer in tokens, thoughts included. A truncated answer has no verdict."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Completions that it judges at once; more wait."""
+    """Completions judged at once; others wait."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """For one answer."""
+    """Longest time for one answer."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Answers without a verdict after which a completion has none, and is dropped."""
+    """Answers without a verdict before the completion is dropped."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> LlmJudgeConfig:
@@ -63,25 +63,25 @@ class LlmJudgeConfig(Section):
 
 
 class RewardModelConfig(Section):
-    """A sequence classifier with one logit, which runs in a process of its own beside the hub."""
+    """A sequence classifier with one logit, in a separate process on the hub's machine."""
 
     kind: Literal["reward_model"]
     model: Annotated[str, Field(min_length=1, max_length=500)]
     """A directory in Hugging Face layout, or an id on a model hub."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if both fit there."""
+    """Device: auto, cpu, cuda, cuda:1, mps. The learner's device works if both models fit there."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads."""
     tokens_at_once: Annotated[int, Field(ge=1, le=2**24)] = 16_384
-    """Of one batch, padding included; a longer completion is one by itself."""
+    """Tokens of one batch, padding included; a longer completion is a batch alone."""
     max_tokens: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Of a prompt and its completion; a longer one has no score. 0 = as many as the model has positions."""
+    """Longest prompt plus completion in tokens; longer ones have no score. 0 = the model's number of positions."""
     sigmoid: bool = True
-    """The component is the logit's sigmoid, 0..1; false: the logit, cut to lowest..highest."""
+    """True: the component is the logit's sigmoid, 0..1. False: the logit, clipped to lowest..highest."""
     lowest: Bound = -10.0
-    """See sigmoid."""
+    """Lower bound of the logit, with sigmoid = false."""
     highest: Bound = 10.0
-    """See sigmoid."""
+    """Upper bound of the logit, with sigmoid = false."""
 
     @model_validator(mode="after")
     def _has_bounds(self) -> RewardModelConfig:

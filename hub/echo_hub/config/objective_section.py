@@ -11,82 +11,83 @@ from echo_hub.config.section import Section
 
 
 class ObjectiveConfig(Section):
-    """What a step minimises (docs/learner.md). Where a number is 0 or a choice is "published", the objective's own
-    paper decides."""
+    """The function that a step minimises (docs/learner.md). A number of 0, or the choice "published", means the value
+    in the objective's own paper."""
 
     name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided", "sapo", "vespo"] = (
         "two_sided"
     )
-    """The loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo a single
-    token may outweigh a whole step, if who drew it claims that it was nearly impossible."""
+    """Loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo, one token may
+    outweigh a whole step if its node claims a tiny probability for it."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The ratio is clipped at 1 - clip_low below. Not for cispo, aipo, sapo and vespo."""
+    """Lower clip of the ratio, 1 - clip_low. Not for cispo, aipo, sapo and vespo."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
-    """The ratio is clipped at 1 + clip_high above. Not for cispo, aipo, sapo and vespo."""
+    """Upper clip of the ratio, 1 + clip_high. Not for cispo, aipo, sapo and vespo."""
     cap: Annotated[float, Field(ge=0)] = 0.0
-    """Largest ratio, at least 1: cispo's and aipo's weight of a token; decoupled_ppo's between the proximal and the
-    behaviour policy, more than 1, beyond which a token is left out; two_sided's delta, more than 1 + clip_high."""
+    """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: the ratio of proximal to behaviour
+    policy, more than 1, beyond which a token is left out. two_sided: delta, more than 1 + clip_high."""
     temperature_positive: Annotated[float, Field(ge=0)] = 0.0
-    """sapo's gate for tokens of positive advantage: the higher, the sooner it closes away from a ratio of 1."""
+    """sapo's gate for tokens of positive advantage: higher values close it sooner away from a ratio of 1."""
     temperature_negative: Annotated[float, Field(ge=0)] = 0.0
-    """The same for tokens of negative advantage."""
+    """Like temperature_positive, for tokens of negative advantage."""
     shape_positive: Annotated[float, Field(ge=0)] = 0.0
     """vespo's weight of a rollout of ratio W with positive advantage, W^shape exp(rate (1 - W))."""
     rate_positive: Annotated[float, Field(ge=0)] = 0.0
-    """The rate in it: the higher, the less a rollout counts that has become likelier."""
+    """The rate in shape_positive's formula: higher values lower the weight of rollouts that became likelier."""
     shape_negative: Annotated[float, Field(ge=0)] = 0.0
-    """As shape_positive, with negative advantage: the higher, the less a rollout counts that has become unlikelier."""
+    """Like shape_positive, for negative advantage: higher values lower the weight of rollouts that became less
+    likely."""
     rate_negative: Annotated[float, Field(ge=0)] = 0.0
-    """As rate_positive, with negative advantage."""
+    """Like rate_positive, for negative advantage."""
     aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
-    """How the losses of a step's tokens become one: mean over all tokens, over rollouts of their means, over groups of
-    their token means, or the sum over a constant (rollouts times sampling.max_tokens)."""
+    """How token losses become the step's loss: mean over all tokens; mean over rollouts of their means; mean over
+    groups of their token means; or the sum over a constant (rollouts times sampling.max_tokens)."""
     advantage: Literal["published", "mean", "mean_std", "batch_std", "leave_one_out"] = "published"
-    """A rollout's reward less its group's mean, as it is, over the group's or the whole step's standard deviation; or
-    less the mean of the group's others."""
+    """A rollout's reward minus its group's mean: unscaled, over the group's or over the step's standard deviation; or
+    minus the mean of the group's other rollouts."""
     old_policy: Literal["behavior", "proximal"] = "behavior"
-    """What the ratio is taken against: the engine's log-probabilities of the version that sampled, or the learner's own
-    at the start of the step. aipo's and decoupled_ppo's formulas say it themselves."""
+    """Denominator of the ratio: the log-probabilities of the engine and version that sampled (behavior), or the
+    learner's own at the start of the step (proximal). aipo and decoupled_ppo fix it in their formulas."""
     correction: Literal["none", "tis", "masked_is"] = "none"
-    """With old_policy = "proximal", what a token's loss is multiplied by: 1, or the ratio between the proximal and the
-    behaviour policy, truncated at correction_high, or 0 instead of it outside correction_low .. correction_high."""
+    """With old_policy = "proximal", factor of a token's loss: 1 (none); the ratio of proximal to behaviour policy, at
+    most correction_high (tis); or that ratio, 0 outside correction_low .. correction_high (masked_is)."""
     correction_low: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """masked_is only."""
+    """Lower bound, for masked_is only."""
     correction_high: Annotated[float, Field(ge=1)] = 2.0
-    """tis and masked_is."""
+    """Upper bound, for tis and masked_is."""
     sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """A rollout with a token whose ratio between the learner at the start of the step and the behaviour policy is below
-    this is left out; 0 = off. 1e-4 is usual."""
+    """Drops a rollout with any token whose ratio of learner (at the start of the step) to behaviour policy is below
+    this value; 0 = off. 1e-4 is usual."""
     sequence_mask: Annotated[float, Field(ge=0)] = 0.0
-    """Tokens of negative advantage have no loss in a rollout that the learner finds less likely than the behaviour
-    policy did by more than this, in nats a token; 0 = off."""
+    """Removes the loss of tokens with negative advantage in a rollout whose probability under the learner is lower than
+    under the behaviour policy by more than this, in nats a token; 0 = off."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the divergence from the reference; costs a second forward pass. A token that the reference finds more
-    than e^3 times likelier pulls no harder than one at that bound."""
+    """Weight of the divergence from the reference; needs a second forward pass. The pull of a token is limited at a
+    ratio of e^3."""
     reference: Literal["base", "start"] = "base"
-    """With kl_coefficient, what the policy is held to: the base model, or what model.start_from named."""
+    """With kl_coefficient, the policy to stay near: the base model, or the adapter of model.start_from."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """What each nat of a token's entropy takes from its loss, always; with entropy_target at first."""
+    """Loss reduction for each nat of a token's entropy. With entropy_target: its initial value."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
-    """Nats per token, as the step figure `entropy` has them: each step that follows one below raises the coefficient by
-    entropy_delta, one above lowers it; it counts only up to the target. 0 = off: the coefficient stays."""
+    """Target of the step figure `entropy`, in nats per token. After a step below the target the coefficient rises by
+    entropy_delta, after a step above it falls; it applies only up to the target. 0 = off: the coefficient is
+    constant."""
     entropy_delta: Annotated[float, Field(gt=0)] = 0.005
-    """With entropy_target."""
+    """Change of the coefficient for each step, with entropy_target."""
     entropy_max: Annotated[float, Field(gt=0)] = 0.1
-    """With entropy_target: the coefficient is never above."""
+    """Largest coefficient, with entropy_target."""
     overlong: Literal["keep", "mask", "penalty"] = "keep"
-    """Completions (with an environment: any turn) that were cut off at sampling.max_tokens: trained on as they are; or
-    left out of the loss and of its denominator; or, like all of nearly that length (of several turns the last one's),
-    with a reward that is the smaller the longer they are, down to one less (DAPO)."""
+    """Treatment of completions (with an environment: any turn) truncated at sampling.max_tokens. keep: trained on.
+    mask: left out of the loss and its denominator. penalty: the reward falls near the limit, by up to 1 (DAPO); with
+    several turns, by the length of the last one."""
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
-    """With overlong = "penalty": how many tokens before the limit the penalty begins."""
+    """With overlong = "penalty": tokens before the limit at which the penalty begins."""
     selection: Literal["all", "shuffle_r1"] = "all"
-    """Which rollouts of a group are trained on: all, or the most unlike pairs by advantage, half of them."""
+    """Rollouts of a group to train on: all, or the most unlike pairs by advantage, half of them."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
-    """With selection = "shuffle_r1": the step's pairs are drawn anew in so many sub-batches, a pair at most once in
-    each, by chances in proportion to its advantages: it counts as often as it is drawn, or not at all. Each of the
-    step's training.updates_per_step, of which this is a multiple, has sub-batches of its own. 0 = every kept pair
-    counts once."""
+    """With selection = "shuffle_r1": number of sub-batches that are drawn from the step's pairs, a pair at most once in
+    each, with chances proportional to its advantages. A pair counts once for each draw. Must be a multiple of
+    training.updates_per_step, which share the sub-batches. 0 = every kept pair counts once."""
 
     @property
     def trains_entropy(self) -> bool:

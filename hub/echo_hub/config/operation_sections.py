@@ -31,17 +31,17 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class LogConfig(Section):
-    """What the hub writes of itself: RUN/logs/hub.log, a JSON object a line, and the events in its store. May be
-    changed between two starts."""
+    """The hub's log RUN/logs/hub.log, one JSON object a line, and the events in its database. May change between two
+    starts."""
 
     level: LogLevel = "info"
-    """The least that goes to hub.log: debug, info, warning or error."""
+    """Lowest level in hub.log: debug, info, warning or error."""
     max_bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """hub.log is set aside at this size, as hub.log.1, and what was there as hub.log.2."""
+    """Size at which hub.log becomes hub.log.1, and hub.log.1 becomes hub.log.2."""
     kept: Annotated[int, Field(ge=1, le=100)] = 4
-    """So many older files stay."""
+    """Number of older files that stay."""
     events_kept: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Newest events of each kind that stay in the store, for the page's log and `echo-hub events`."""
+    """Newest events of each kind that the database keeps, for the page's log and `echo-hub events`."""
 
 
 _SPECIAL: Final = frozenset(' <>,;:"()[]\\')
@@ -86,24 +86,24 @@ class AlertsConfig(Section):
     """What is told of, by its name in docs/operator/operation.md; empty = everything. All problems are on the page
     and among the events, whatever this says."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
-    """The learner has waited for rollouts for so long; 0 = never mind."""
+    """Seconds of waiting for rollouts before an alert; 0 = off."""
     learner_idle_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Or it was idle for this share of the time over its newest steps; 0 = never mind."""
+    """Share of idle time over the newest steps that also triggers this alert; 0 = off."""
     no_nodes_s: Annotated[float, Field(ge=0)] = 300.0
-    """No node was connected for so long, though the run needs some; 0 = never mind."""
+    """Seconds without a connected node, while the run needs some, before an alert; 0 = off."""
     reward_fell: Annotated[float, Field(ge=0, le=10)] = 0.5
-    """The mean reward of 16 steps has lost this share of what the best 16 steps had gained, and more than chance takes;
-    0 = never mind."""
+    """Share of the best 16 steps' gain in mean reward that 16 steps may lose before an alert, beyond chance; 0 =
+    off."""
     disk_free_bytes: Annotated[int, Field(ge=0)] = 2_000_000_000
-    """Less than this is free on the run directory's disk; 0 = never mind."""
+    """Free bytes on the run directory's disk below which an alert is sent; 0 = off."""
     quarantined_in_an_hour: Annotated[int, Field(ge=0)] = 3
-    """An attack: so many nodes went into quarantine within an hour; 0 = never mind."""
+    """Nodes quarantined within an hour that count as an attack; 0 = off."""
     turned_away_per_s: Annotated[float, Field(ge=0)] = 50.0
-    """An attack: over a minute, so many connections, nodes and frames a second were turned away; 0 = never mind."""
+    """Connections, nodes and frames turned away each second, over a minute, that count as an attack; 0 = off."""
     repeat_s: Annotated[float, Field(ge=0)] = 3_600.0
-    """The same is told again no sooner than after this time."""
+    """Shortest time before the same problem is sent again."""
     per_hour: Annotated[int, Field(ge=1, le=1_000)] = 20
-    """More alerts than this in an hour are held back; the next one says how many were."""
+    """Most alerts in an hour. Further alerts are held back, and the next one states their number."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlertsConfig:
@@ -126,22 +126,22 @@ class AlertsConfig(Section):
 
 
 class MetricsConfig(Section):
-    """Where the run's curves go beside the hub's own pages. None of it can stop a run. May be changed between two
-    starts."""
+    """Destinations of the run's curves besides the hub's own pages. Their failures never stop a run. May change between
+    two starts."""
 
     tensorboard: bool = True
-    """Event files in RUN/tensorboard."""
+    """Write event files to RUN/tensorboard."""
     wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases (extra `wandb`): offline writes to RUN/wandb, for `wandb sync`; online sends it to the account
-    that `wandb login` or WANDB_API_KEY names: figures, histograms and the run's settings, but none of the server's."""
+    """Weights & Biases (extra `wandb`). offline: write to RUN/wandb, for `wandb sync`. online: upload to the account of
+    `wandb login` or WANDB_API_KEY: figures, histograms and the run's settings without the section [server]."""
     wandb_project: Annotated[str, Field(min_length=1, max_length=128)] = "echo"
-    """Of W&B."""
+    """Project name at W&B."""
     wandb_entity: Annotated[str, Field(max_length=128)] = ""
-    """The user or team there; empty: the account's own."""
+    """User or team at W&B; empty = the account's own."""
     texts: Annotated[int, Field(ge=0, le=64)] = 0
-    """So many prompts and completions of a step go there too, of the groups that keeping.share chooses; 0 = none. With
+    """Prompts and completions of a step that are sent there too, from groups that keeping.share chooses; 0 = none. With
     wandb = "online" they leave this machine."""
     texts_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between those."""
+    """Steps between such texts."""
     node_series: bool = False
-    """/metrics has a dozen series of each node, and not of all together alone: for fleets of up to some hundreds."""
+    """Add a dozen series of each node to /metrics, for fleets of up to some hundreds."""

@@ -25,35 +25,33 @@ def _compiles(pattern: str) -> str:
 
 
 class RewardConfig(Section):
-    """What a rollout's reward is made of: the sum of all components, each times its weight. The task's own reward is
-    the component `score`. A task of yours may give more, and those below can stand beside any task's. An evaluation's
-    accuracy goes by `score` alone."""
+    """Components of a rollout's reward: a weighted sum. The task's own reward is the component `score`. Your own task
+    may add components, and the settings below add some to any task. An evaluation's accuracy uses `score` alone."""
 
     weights: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], Annotated[float, Field(ge=-1000, le=1000)]] = (
         Field(default_factory=dict)
     )
-    """The weight of each component by its name, such as {score = 1.0, format = 0.2}. What is left out has the task's
-    own weight, if that says any; else 1 for `score`, and 0 for all others: these are computed and shown, and earn
-    nothing."""
+    """Weight of each component by name, such as {score = 1.0, format = 0.2}. Missing weights come from the task;
+    otherwise `score` has 1 and other components 0: they are computed and shown, but earn nothing."""
     format: Annotated[str, Field(max_length=2_000), AfterValidator(_compiles)] = ""
-    """The component `format`: 1 where this regular expression of Python's matches the whole completion without white
-    space around it, a dot being any character; else 0. "" = there is none. task.scorer_timeout_s ends one that takes
-    too long, and that rollout is dropped: beware of patterns like (a+)+."""
+    """Component `format`: 1 if this Python regular expression matches the whole stripped completion (a dot matches any
+    character), else 0. "" = no such component. task.scorer_timeout_s ends a slow match and drops the rollout: avoid
+    patterns like (a+)+."""
     tagged: Annotated[str, Field(pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,31})?$")] = ""
-    """The component `tagged`: 1 where the completion has exactly one <answer>...</answer> with text in it, for
-    "answer"; else 0. "" = there is none."""
+    """Component `tagged`: with "answer", 1 if the completion has exactly one non-empty <answer>...</answer>, else 0. ""
+    = no such component."""
     length_least: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """The component `length`, of a completion's tokens: 1 from so many tokens to length_most; below, it falls to 0 with
-    the length."""
+    """Component `length`: 1 for completions from this number of tokens up to length_most. Below, it falls to 0 with the
+    length."""
     length_most: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """See length_least; 0 = no end. Above, it falls in a straight line to 0 at length_zero."""
+    """See length_least; 0 = no upper end. Above, the component falls linearly to 0 at length_zero."""
     length_zero: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """See length_most; 0 = twice that."""
+    """See length_most; 0 = twice length_most."""
 
     judges: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], JudgeConfig] = Field(default_factory=dict)
-    """Components that models give, each in a table of its own, [reward.judges.NAME]. kind = "llm" asks a language model
-    behind an OpenAI-compatible endpoint (url, model, api_key_env, prompt), kind = "reward_model" a sequence classifier
-    (model, device): docs/tasks.md says which settings they have. Rollouts wait for a judge that does not answer."""
+    """Components from models, each in its own table [reward.judges.NAME]. kind = "llm" asks a language model behind an
+    OpenAI-compatible endpoint (url, model, api_key_env, prompt); kind = "reward_model" runs a sequence classifier
+    (model, device). docs/tasks.md lists their settings. Rollouts wait for a judge that does not answer."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -14,45 +14,44 @@ WorkerKind = Literal["scorer", "verifier", "evaluator"]
 
 
 class ScoringConfig(Section):
-    """Where scorers run."""
+    """Location of scorers."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: in processes beside the hub. ray: in the same processes, each below a Ray actor somewhere in the cluster
-    of [ray]; needs the extra `ray`. Either way there are task.scorer_processes of them, with the limits of [task]."""
+    """local: processes on the hub's machine. ray: the same processes, each under a Ray actor in the cluster of [ray];
+    needs the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
 
 
 class RayConfig(Section):
-    """The Ray cluster, for scoring.engine, trust.verifier and evaluation.by where they are "ray"."""
+    """The Ray cluster, for scoring.engine, trust.verifier and evaluation.by with the value "ray"."""
 
     address: Annotated[str, Field(pattern=r"^(auto|(ray://)?[^\s/:@]+:\d{1,5})$", max_length=300)] = "auto"
-    """auto: the cluster that this machine is part of. HOST:PORT: the same by the address of its head, of whose cluster
-    this machine has to be part. ray://HOST:PORT: any cluster, by the port of its head for clients (10001)."""
+    """auto: the cluster of this machine. HOST:PORT: the same cluster, by its head's address. ray://HOST:PORT: any
+    cluster, by its head's port for clients (10001)."""
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "echo"
-    """Of the actors' names, each of which begins with the run's id."""
+    """Namespace of the actors' names, which begin with the run's id."""
     scorer_cpus: Amount = 1.0
-    """CPUs that Ray sets aside for each scorer."""
+    """CPUs that Ray reserves for each scorer."""
     scorer_gpus: Amount = 0.0
-    """GPUs, or a share of one, for each scorer: it sees no other."""
+    """GPUs, or a share of one, for each scorer, which sees no other GPU."""
     scorer_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of each scorer, such as { sandbox = 1 }: it runs on machines alone that were started with them.
-    """
+    """Custom resources of each scorer, such as { sandbox = 1 }: scorers run only on machines started with them."""
     verifier_cpus: Amount = 1.0
-    """CPUs that Ray sets aside for the verifier; it computes with trust.verifier_threads."""
+    """CPUs that Ray reserves for the verifier; it uses trust.verifier_threads."""
     verifier_gpus: Amount = 0.0
-    """GPUs, or a share of one, for the verifier: with 0 it computes on CPUs."""
+    """GPUs, or a share of one, for the verifier; 0 = it uses CPUs."""
     verifier_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of the verifier, such as { base = 1 } for the machines that have a base model of more than
-    512 MiB, which is not sent: it has to lie there under the same path as on the hub's machine."""
+    """Custom resources of the verifier, such as { base = 1 } for machines with a base model of more than 512 MiB. Such
+    a model is not sent: it must lie under the same path as on the hub's machine."""
     evaluator_cpus: Amount = 1.0
-    """CPUs that Ray sets aside for the process that draws evaluations, which has as many threads."""
+    """CPUs, and threads, that Ray reserves for the process that draws evaluations."""
     evaluator_gpus: Amount = 0.0
-    """GPUs, or a share of one, for that process: with 0 it computes on CPUs."""
+    """GPUs, or a share of one, for that process; 0 = it uses CPUs."""
     evaluator_resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of that process: see verifier_resources."""
     working_dir: str = ""
-    """A directory that is sent to each scorer, which works in a copy of it: for files that a task of yours reads by
-    relative paths, and modules. What begins with a dot is left out. Sent without it: the module of a task python:..., a
-    jsonl task's files, and the base model's tokenizer."""
+    """Directory sent to each scorer, whose copy is the scorer's working directory: for modules and for files with
+    relative paths. Names with a leading dot are left out. Sent without it: the module of a task python:..., a jsonl
+    task's files, and the base model's tokenizer."""
 
     @field_validator("scorer_resources", "verifier_resources", "evaluator_resources")
     @classmethod

@@ -24,10 +24,10 @@ from echo_shared.messages import MAX_BATCHED
 
 
 class RunConfig(Section):
-    """What this run is."""
+    """Identity and mode of this run."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = "echo"
-    """Shown on the pages and to volunteers."""
+    """Name on the pages and for volunteers."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Every sub-seed is a hash of this one."""
     mode: Literal["colocated", "sequential", "async"] = "async"
@@ -42,54 +42,51 @@ class ModelConfig(Section):
     """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, a GGUF file (which is unpacked once), or an
     id on a model hub."""
     start_from: str = ""
-    """A LoRA adapter that the run starts with, of this base, training.lora_rank and training.lora_targets: a directory
-    in PEFT's layout, or RUN@K, version K of the run in the directory RUN. It is taken over at the first start, as
-    version 1: step 2 is the first that is trained. Empty: the run starts with the base. `echo-hub sft` sets it to what
-    it has trained."""
+    """LoRA adapter that the run starts with, for this base, training.lora_rank and training.lora_targets: a directory
+    in PEFT's layout, or RUN@K, version K of the run in the directory RUN. The first start copies it as version 1; step
+    2 is the first trained step. Empty = the run starts with the base. `echo-hub sft` sets it to its result."""
 
 
 class LeaseConfig(Section):
-    """How work is handed out."""
+    """How work is leased."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """A lease older than this is given to another node as well; the first valid result wins. Where it is known how long
-    a node takes, others are asked sooner."""
+    """Age in seconds at which a lease also goes to another node; the first valid result wins. If a node's speed is
+    known, others are asked sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
-    """Rollouts that a node may hold that has returned none yet while no other has; else it may hold one. What it claims
-    beyond that it earns: one more with each that comes back in time, one less with each that does not."""
+    """Rollouts that a node without results may hold while no other node has results; otherwise it may hold one. Each
+    result in time raises the number by one, each missed deadline lowers it by one."""
 
 
 class CostConfig(Section):
-    """What nodes may cost. Each says what it asks for an hour; gifts ask for nothing and always work. Of the others,
-    the cheapest by what a rollout costs work, as many as keep the learner busy; the rest stand by, ready. The hub keeps
-    the account, and pays nobody by itself."""
+    """What nodes may cost. Each node states its price an hour; gifts have none and always work. Among the others, those
+    with the cheapest rollouts work, as many as keep the learner busy; the rest stand by. The hub keeps the account, and
+    makes no payments."""
 
     spend_cap_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """US dollars that all working nodes together may cost in an hour; 0 = gifts alone work. Until the first step is
-    trained nobody knows how many it takes, and all that the cap has room for work."""
+    """US dollars an hour for all working nodes together; 0 = gifts only. Before the first trained step, all nodes that
+    the cap allows work."""
     electricity_per_kwh: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Adds this price, in US dollars, of the power that a node says it draws to what it asks for; 0 = its power costs
-    you nothing."""
+    """Price in US dollars that is added for a node's stated power; 0 = its power costs you nothing."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
-    """Rollouts that working nodes bring back in time, over those that the learner takes."""
+    """Capacity of working nodes, in rollouts that return in time, over what the learner needs."""
     hysteresis: Annotated[float, Field(ge=0, le=0.5)] = 0.05
-    """More nodes set to work when the margin has shrunk by this share; others take their place only if that saves this
-    share of the cost."""
+    """Shrinkage of the margin at which more nodes start, and saving of cost that justifies a replacement, as shares."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """A node that has set to work goes on for this long at least, unless it is lost or fails."""
+    """Shortest working time of a node that has started, unless it is lost or fails."""
 
 
 class TrustConfig(Section):
-    """How the hub finds out who draws as it was asked to."""
+    """How the hub finds nodes that do not draw as asked."""
 
     verifier: Literal["process", "ray", "nodes", "off"] = "process"
-    """Who re-computes rollouts under the version that they name: process is one beside the learner, of low priority and
-    with the base model in memory a second time; ray: the same process, below a Ray actor in the cluster of [ray];
-    nodes: nodes that are proven re-compute those of others, which takes three machines of different owners at least;
-    off: nobody does."""
+    """What re-computes rollouts under their stated version. process: a process next to the learner, with low priority
+    and a second copy of the base model in memory. ray: the same process under a Ray actor in the cluster of [ray].
+    nodes: proven nodes re-compute others' rollouts; this needs three machines of different owners. off: nothing is
+    checked."""
     verifier_device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Where it computes: auto, cpu, cuda, cuda:1, mps. It may be the learner's, if the base model fits there twice.
-    With trust.verifier = "ray" it is one of those that the actor sees: see ray.verifier_gpus."""
+    """Device of the verifier: auto, cpu, cuda, cuda:1, mps. The learner's device works if the base model fits there
+    twice. With trust.verifier = "ray": one of the actor's devices (ray.verifier_gpus)."""
     verifier_precision: Precision = "auto"
     """Precision of the verifier's computation: auto, float32 or bfloat16. auto computes in float32; if float32 weights
     would take more than a quarter of the GPU's memory, the weights stay in the 16 bits of the base's files. In bfloat16
@@ -98,15 +95,15 @@ class TrustConfig(Section):
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03
-    """Of a proven node's rollouts, this share is checked in the long run."""
+    """Share of a proven node's rollouts that is checked in the long run."""
     first_checked: Annotated[int, Field(ge=1, le=4096)] = 64
-    """At least so many of a node's first rollouts are all checked, before anybody trains on them; after that a share
-    that falls as it goes on being honest, to half by the time that twice as many were, down to least_checked. Rollouts
-    of 128 tokens and more count for several, those of 512 and more for eight."""
+    """First rollouts of a node that are all checked before training. Afterwards the checked share falls with each
+    honest rollout, to half when twice this number was checked, down to least_checked. Rollouts of 128 tokens and more
+    count for several, those of 512 and more for eight."""
     false_alarm: Annotated[float, Field(gt=0, le=0.01)] = 1e-6
-    """An honest node is quarantined no oftener than once in the reciprocal of this, counted in its checked rollouts."""
+    """Rate of false verdicts: an honest node is quarantined at most once in 1 / false_alarm of its checked rollouts."""
     miss: Annotated[float, Field(gt=0, le=0.1)] = 1e-3
-    """A node that forges a fifth of its tokens becomes a proven one with at most this probability."""
+    """Largest probability that a node which forges a fifth of its tokens becomes proven."""
 
 
 class HubConfig(BaseSettings):

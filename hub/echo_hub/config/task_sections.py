@@ -30,42 +30,42 @@ class MixtureTask(Section):
     """One of several tasks of a run."""
 
     name: Annotated[str, AfterValidator(check_name)]
-    """As task.name."""
+    """Like task.name."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """As task.options."""
+    """Like task.options."""
     weight: Weight = 1.0
-    """Its share of the groups, over the sum of all weights; 0 = it is not trained on, only evaluated."""
+    """Share of the groups, relative to the sum of all weights; 0 = evaluated, never trained on."""
     system_prompt: str | None = None
-    """As task.system_prompt, which holds where this is left out."""
+    """Like task.system_prompt, which is the default."""
     prompt_suffix: str | None = None
-    """As task.prompt_suffix, which holds where this is left out."""
+    """Like task.prompt_suffix, which is the default."""
 
 
 class TaskConfig(Section):
-    """Where problems and rewards come from."""
+    """Source of problems and rewards."""
 
     name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
-    """arithmetic; worked, with working before the answer; reasoning-gym:DATASET with the name of any of its datasets;
-    jsonl, with options.path; environment:guess, environment:sokoban and environment:calculator, of several turns; or
-    python:MODULE:FUNCTION, a function of yours that is given the options and returns a task or an environment."""
+    """arithmetic; worked (with working before the answer); reasoning-gym:DATASET; jsonl, with options.path;
+    environment:guess, environment:sokoban and environment:calculator (several turns); or python:MODULE:FUNCTION, your
+    function, which receives the options and returns a task or an environment."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task as they are."""
+    """Passed to the task unchanged."""
     system_prompt: str = ""
-    """Put before every problem: as the chat template's system turn, or as text where the base has no chat template."""
+    """Placed before every problem: as the chat template's system turn, or as text for a base without a chat
+    template."""
     prompt_suffix: str = ""
-    """Put behind every problem's text as it is, to say what form an answer should have."""
+    """Appended to every problem's text, for example to request a form of the answer."""
     mixture: dict[Key, MixtureTask] = Field(default_factory=dict)
     """Several tasks in one run, instead of name and options: [task.mixture.KEY], with name, options, weight,
-    system_prompt and prompt_suffix. Of every thousand groups each task has as many as its weight says."""
+    system_prompt and prompt_suffix. Each thousand groups follow the weights."""
     draws: Literal["epochs", "replacement"] = "epochs"
-    """Of problems from files. epochs: every problem once, in a seeded order, then all again in another one.
-    replacement: each is drawn anew from all of them."""
+    """Order of problems from files. epochs: every problem once in a seeded order, then all again in another order.
+    replacement: each draw is independent."""
     template_options: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the base's chat template, such as enable_thinking = false. One that the template does not have is
-    refused."""
+    """Variables of the base's chat template, such as enable_thinking = false. Unknown ones are refused."""
     strip_thinking: bool = False
-    """Of a completion, what it says in <think>...</think> is not scored, and a thought that is not closed leaves
-    nothing to score. It is trained on like all that the model says."""
+    """Score a completion without its <think>...</think>; an unclosed thought leaves nothing to score. Training uses all
+    tokens."""
 
     @field_validator("template_options")
     @classmethod
@@ -75,13 +75,13 @@ class TaskConfig(Section):
         return options
 
     scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes that scorers run in."""
+    """Processes for scorers."""
     scorer_concurrency: Annotated[int, Field(ge=1, le=64)] = 64
-    """Calls of a scorer that is `async def` which run at once in each of the processes; of any other, one does."""
+    """Concurrent calls of an `async def` scorer in each process; other scorers run one call at a time."""
     scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """A scorer that takes longer is ended, and the rollout is dropped."""
+    """Longest time of a scorer call. Beyond it the call is ended and the rollout dropped."""
     scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048
-    """What each of the processes may allocate while it scores; on Linux alone."""
+    """Most memory that each process may allocate while it scores; Linux only."""
 
     @model_validator(mode="after")
     def _is_one_or_several(self) -> TaskConfig:
@@ -131,13 +131,14 @@ class EvaluationSet(Section):
     """One of several sets of held-out problems."""
 
     task: Annotated[str, Field(max_length=40)] = ""
-    """The task of the mixture that its problems are of; left out: that of the set's own name, or the run's only one."""
+    """Key of the mixture's task that supplies the problems. Default: the task with the set's name, or the run's only
+    task."""
     problems: Annotated[int, Field(ge=0, le=MAX_HELDOUT)] = 0
-    """The first so many held-out problems of the task; 0 = evaluation.problems."""
+    """Number of the task's first held-out problems; 0 = evaluation.problems."""
     samples: Annotated[int, Field(ge=-1, le=1024)] = -1
-    """As evaluation.samples, which holds where this is -1."""
+    """Like evaluation.samples, which applies at -1."""
     weight: Weight = 1.0
-    """Of its accuracy in the run's own, the weighted mean of all sets."""
+    """Weight of this set in the run's accuracy, the weighted mean of all sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,21 +162,21 @@ class ChosenSet:
 
 
 class EvaluationConfig(Section):
-    """How well a version does on problems that are never trained on."""
+    """Evaluation on problems that are never trained on."""
 
     problems: Annotated[int, Field(ge=1, le=MAX_HELDOUT)] = 256
-    """Held-out problems, disjoint from all training problems; with a mixture, of each task."""
+    """Held-out problems, disjoint from all training problems; with a mixture, for each task."""
     sets: dict[Key, EvaluationSet] = Field(default_factory=dict)
-    """Several sets, each with figures of its own: [evaluation.sets.NAME], with task (a key of the mixture), problems,
-    samples and weight. Without any, each task of the mixture is one. The run's accuracy is their weighted mean."""
+    """Several sets with separate figures: [evaluation.sets.NAME], with task (a key of the mixture), problems, samples
+    and weight. Default: one set for each task of the mixture. The run's accuracy is their weighted mean."""
     every: Annotated[int, Field(ge=0)] = 0
     """Versions between evaluations; 0 = only the base and the last version."""
     samples: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Completions of each problem at the run's temperature, for mean@k, beside the greedy one; 0 = none."""
+    """Completions of each problem at the run's temperature, for mean@k, in addition to the greedy one; 0 = none."""
     by: Literal["hub", "ray", "nodes"] = "hub"
-    """Who generates: hub is the learner's own device, between two steps; ray: a process of its own, below a Ray actor
-    in the cluster of [ray], beside training; nodes do it as leased work, for at most a quarter of what is leased while
-    training wants it. After the last step the hub takes over from nodes if none works any more."""
+    """What generates evaluations. hub: the learner's own device, between two steps. ray: a separate process under a Ray
+    actor in the cluster of [ray], during training. nodes: leased work, at most a quarter of all leases while training
+    wants them; after the last step the hub takes over if no node works."""
 
     def chosen(self, task: TaskConfig) -> tuple[ChosenSet, ...]:
         """The sets of a run with these tasks. Raises ValueError for one of a task that there is not."""

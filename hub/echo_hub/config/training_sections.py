@@ -27,58 +27,58 @@ class TrainingConfig(Section):
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     """Completions of one prompt, compared with each other."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Async mode: how many steps old a rollout may be when it is trained on."""
+    """Async mode: greatest age in steps of a rollout when it is trained on."""
     publish_every: Annotated[int, Field(ge=1)] = 1
     """Steps between published versions."""
     on_new_version: Literal["finish", "interrupt"] = "finish"
-    """What a node does with the completions that it is drawing when a newer version has reached it. finish: draws them
-    to their end by the version that they began with. interrupt (async mode only): goes on in mid-completion by the
-    newer one, once it has read again what is there; every token keeps its version, and max_staleness holds for the
-    oldest. The node chooses after which token, and a dishonest one by what that earns: keep finish among strangers."""
+    """What a node does with unfinished completions when a newer version arrives. finish: completes them with the
+    version that they began with. interrupt (async mode only): prefills the drawn tokens again and continues with the
+    newer version; every token keeps its version, and max_staleness limits the oldest. The node chooses the token, and a
+    dishonest node chooses by reward: keep finish among strangers."""
     tokens_per_step: Annotated[int, Field(ge=0)] = 0
-    """A step takes complete groups, oldest first, until they have this many sampled tokens, and the loss is divided by
-    this number, so that no step weighs more than another (C3PO). At least one group, at most groups_per_step; 0 = off:
-    always groups_per_step."""
+    """A step takes complete groups, oldest first, until they have this many sampled tokens; the loss is divided by this
+    number, so all steps weigh the same (C3PO). At least one group, at most groups_per_step; 0 = off: always
+    groups_per_step."""
     dynamic_sampling: bool = False
-    """A group whose rewards are all equal teaches nothing: it is dropped, and another one is sampled in its place
-    (DAPO). After four batches of such groups in search of one step's, they are trained on as they are. With credit =
-    "turn", returns from the same turn on take the place of rewards."""
+    """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). After four batches
+    of such groups for one step, they are trained on. With credit = "turn", returns from the same turn on count instead
+    of rewards."""
     curriculum: Literal["off", "skip", "learnability"] = "off"
-    """Passes over problems that are known to teach nothing, before they are sampled (docs/tasks.md). skip: those that
-    were all solved, or not at all, in their newest group. learnability: a problem with pass rate p is taken with the
-    probability 4 p (1 - p). One that was never sampled is always taken."""
+    """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: problems whose last group had
+    all-correct or all-wrong completions. learnability: a problem with pass rate p is taken with probability 4 p (1 -
+    p). New problems are always taken."""
     curriculum_by: Literal["problem", "task"] = "problem"
-    """Whose pass rate it is. problem: the prompt's own, for tasks whose problems come again, such as a file's. task:
-    that of the task's newest 32 groups, in a run of several tasks, or levels, whose problems never end."""
+    """Source of the pass rate. problem: the prompt's own, for tasks whose problems recur, such as a file's. task: the
+    newest 32 groups of the task, for runs with several tasks or levels whose problems never recur."""
     curriculum_floor: Annotated[float, Field(ge=0.01, le=1)] = 0.1
-    """Any problem is taken with this probability at least: a hopeless one may have come within reach."""
+    """Smallest probability of taking a problem, because a hopeless problem may have become solvable."""
     credit: Literal["episode", "turn"] = "episode"
-    """What a turn's tokens are judged by, in tasks of several turns. episode: the whole episode's reward, against the
-    group's. turn: the return from that turn on, against the returns of the group's episodes that came to the same
-    turn (docs/learner.md)."""
+    """Basis of a turn's advantage in tasks of several turns. episode: the episode's reward, against the group's. turn:
+    the return from that turn on, against the returns of the group's episodes that reached the same turn
+    (docs/learner.md)."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """With credit = "turn": what a reward counts one turn earlier."""
+    """With credit = "turn": factor of a reward for each earlier turn."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates in one step, each on its share of the step's groups, or of objective.shuffle_batches."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-4
-    """Adam's, at its highest. For LoRA about ten times that of full fine-tuning."""
+    """Adam's highest learning rate. LoRA needs about ten times that of full fine-tuning."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which the learning rate rises to that, linearly."""
+    """Steps of linear increase to that rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How it goes on over the run's steps: as it is, or down to `final_share` of it, evenly or by half a cosine."""
+    """Course of the learning rate over the run: constant, or a linear or cosine decrease to `final_share` of it."""
     final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """What is left of the learning rate behind the last step, unless it is constant."""
+    """Share of the learning rate after the last step, unless it is constant."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Of the adapter on each linear layer that has one."""
+    """Rank of the adapter on each linear layer in lora_targets."""
     lora_alpha: Annotated[int, Field(ge=1)] = 32
-    """The adapter is scaled by lora_alpha / lora_rank."""
+    """Scale of the adapter: lora_alpha / lora_rank."""
     rslora: bool = False
-    """The adapter is scaled by lora_alpha / sqrt(lora_rank) instead (rsLoRA): a high rank does not learn slower."""
+    """Scale the adapter by lora_alpha / sqrt(lora_rank) instead (rsLoRA), so that high ranks do not learn slower."""
     lora_targets: str = "all"
-    """The linear layers that have an adapter: all, attention, mlp, or names with commas between them, of q_proj,
-    k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj."""
+    """Linear layers with an adapter: all, attention, mlp, or names separated by commas: q_proj, k_proj, v_proj, o_proj,
+    gate_proj, up_proj, down_proj."""
 
     @property
     def lora_scaling(self) -> float:
@@ -112,52 +112,54 @@ class TrainingConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How the learner computes and what it keeps."""
+    """How the learner computes, and which files it keeps."""
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """Where the learner trains: auto, cpu, cuda, cuda:1, mps."""
     precision: Precision = "auto"
-    """Of the base model and computation; the adapter is trained in float32. auto: bfloat16 on a CUDA GPU that
-    multiplies it, else float32."""
+    """Precision of the base model and the computation; the adapter is trained in float32. auto: bfloat16 on a CUDA GPU
+    that multiplies it, else float32."""
     base_bits: Literal[0, 4, 8] = 0
     """Bits of the base's weights in training: 4 or 8 by bitsandbytes (extra `quantized`), 0 = by precision."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the learner; 0 = PyTorch's own choice."""
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that train together on each host, one a GPU; the base model is spread over all of them."""
+    """Processes on each host that train together, one for each GPU; they share the base model."""
     hosts: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Hosts that train together, this one among them. On each of the others: `echo-hub learner`."""
+    """Hosts that train together, including this one. Run `echo-hub learner` on each of the others."""
     address: Annotated[str, Field(pattern=r"^([^:\s]+:\d{1,5})?$")] = ""
-    """HOST:PORT of this host at which learner processes of other hosts meet. They trust whoever comes: it belongs on a
-    network of your own."""
+    """HOST:PORT of this host at which learner processes of other hosts meet. They trust every client: use a private
+    network."""
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts; at least 64. 0 = on a
-    GPU what fits its memory, by a measurement at the start; else 16384. A step that runs out of memory is begun anew
-    with half as many, and so are all that follow it."""
+    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts; at least 64. 0 =
+    measured at the start on a GPU; else 16384. A step that runs out of memory restarts with half as many tokens, and
+    later steps use that size."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Most memory for keys and values while the learner samples: in co-located mode, and in evaluations. 0 = half of
-    what a GPU has free then, a quarter of a host's memory. A batch that runs out of memory goes on half as wide, and so
-    do all that follow it. Of episodes of several turns, half of it keeps what the next turn's prompts begin with."""
+    """Most memory for keys and values while the learner samples, in co-located mode and evaluations. 0 = half of a
+    GPU's free memory, a quarter of a host's memory. A batch that runs out of memory continues with half the width, and
+    later batches use that width. With episodes of several turns, half of it keeps shared beginnings of the next
+    prompts."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Keeps only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
-    that has too little memory without it."""
+    """Keep only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
+    that needs it."""
     offload_optimizer: bool = True
-    """Co-located mode, on a GPU: the optimizer's state is in the host's memory while the learner samples."""
+    """Co-located mode, on a GPU: keep the optimizer's state in the host's memory while the learner samples."""
     deterministic: bool = True
-    """A step that is trained again gives the very same adapter. Off, some of CUDA's kernels are faster."""
+    """A repeated step gives the very same adapter. Without this, some CUDA kernels are faster."""
     hung_s: Annotated[float, Field(ge=0)] = 3_600.0
-    """A learner that has work and has computed no micro-batch and finished no rollout for so long is ended and started
-    again from its checkpoint; 0 = never. One that gives no sign of life at all is ended after two minutes."""
+    """Seconds without a finished micro-batch or rollout after which a busy learner is ended and restarted from its
+    checkpoint; 0 = never. A learner without any sign of life is ended after two minutes."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3
-    """Older checkpoints are removed; published versions stay."""
+    """Newest checkpoints that stay; published versions stay, too."""
     checkpoint_milestones: Annotated[int, Field(ge=0)] = 0
-    """Checkpoints of the steps that this divides are never removed; 0 = none is kept for ever."""
+    """Checkpoints of steps divisible by this number are never removed; 0 = none."""
     adapters_kept: Annotated[int, Field(ge=1)] = 200
     """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
     adapters_max_bytes: Annotated[int, Field(ge=0)] = 300_000_000
-    """What they may take of the disk together. Beyond it older ones go, but the newest three stay; 0 = no bound."""
+    """Most disk space of these adapters together. Beyond it older ones are removed, except the newest three; 0 = no
+    limit."""
 
     @field_validator("micro_batch_tokens")
     @classmethod

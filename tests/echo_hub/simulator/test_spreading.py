@@ -87,7 +87,7 @@ LINK_SETS = [(20, 20), (20, 40), (100, 20), (100, 40)]
 def test_payloads_take_what_was_measured_over_the_bound(
     size: int, measured: tuple[float, float], hub_up: float, node_up: float
 ) -> None:
-    """README: `python -m benchmarks dissemination`, 8 nodes, all link sets; the second version, as there."""
+    """docs/results.md: `python -m benchmarks dissemination`, 8 nodes, all link sets; the second version, as there."""
     swarmed = even(8, hub_up, node_up)
     swarmed.all_have(1, size)
     ratio = swarmed.all_have(2, size) / bound_s(size, 8, hub_up, node_up)
@@ -110,7 +110,7 @@ def test_lines_with_a_delay_take_what_was_measured(hub_up: float, measured_s: fl
 
 
 def test_sixteen_nodes_take_little_more_than_four_where_the_hub_is_slow() -> None:
-    """README: 1.13 times."""
+    """docs/results.md: 1.13 times."""
     few, many = (even(count, 20, 20).all_have(1, MIDDLE) for count in (4, 16))
     assert many / few == pytest.approx(1.13, rel=TOLERANCE)
 

@@ -53,9 +53,7 @@ def test_the_list_has_every_setting_with_its_meaning(file: Path) -> None:
     shown = invoke("list")
     for key in keys_of():
         assert f"\n{key} = " in f"\n{shown}"
-    assert (
-        f"width = 4   ({file}, line 1; default: 0)\n    Rollouts sampled at once; 0 = what suits the device." in shown
-    )
+    assert f"width = 4   ({file}, line 1; default: 0)\n    {NodeConfig.model_fields['width'].description}" in shown
     listed = json.loads(invoke("list", "--json"))
     assert [setting["key"] for setting in listed] == list(keys_of())
     assert listed[0] == {

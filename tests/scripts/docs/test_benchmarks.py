@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from benchmarks.__main__ import names
-from scripts.docs.benchmarks import ROOT, readme_figures, write_pages
+from scripts.docs.benchmarks import ROOT, figures_of, write_pages
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_every_benchmark_has_a_page_and_the_readmes_figures(tmp_path: Path) -> None:
-    write_pages(tmp_path, readme=README)
+def test_every_benchmark_has_a_page_with_its_figures(tmp_path: Path) -> None:
+    write_pages(tmp_path, results=RESULTS)
     assert {path.stem for path in tmp_path.iterdir()} == {"index", *names()}
     index = (tmp_path / "index.md").read_text(encoding="utf-8")
     assert all(f"[{name}]({name}.md)" in index for name in names())
@@ -21,11 +22,16 @@ def test_every_benchmark_has_a_page_and_the_readmes_figures(tmp_path: Path) -> N
     assert "Newest measurement" not in page
 
 
-def test_figures_of_the_readme_end_where_the_next_ones_begin() -> None:
-    told = [name for name in names() if readme_figures(README, name)]
+def test_a_section_of_the_results_ends_where_the_next_one_begins() -> None:
+    told = [name for name in names() if figures_of(RESULTS, name)]
     assert {"backends", "demo", "dissemination", "learner", "learning", "manners", "simulate", "trust"} <= set(told)
-    assert all(readme_figures(README, name).count("**`python -m benchmarks ") == 1 for name in told)
-    assert "## How it works" not in readme_figures(README, "backends")
+    assert all(f"`python -m benchmarks {name}`" in figures_of(RESULTS, name) for name in told)
+    assert all("\n## " not in figures_of(RESULTS, name) for name in told)
+
+
+def test_every_section_of_the_results_is_of_a_benchmark() -> None:
+    assert set(re.findall(r"(?m)^## (\w+): ", RESULTS)) <= set(names())
+    assert len(re.findall(r"(?m)^## ", RESULTS)) == len(re.findall(r"(?m)^## \w+: ", RESULTS))
 
 
 def test_what_was_measured_is_shown_with_its_pictures(tmp_path: Path) -> None:
@@ -36,7 +42,7 @@ def test_what_was_measured_is_shown_with_its_pictures(tmp_path: Path) -> None:
     (figures / "learning.json").write_text(json.dumps(document))
     (figures / "learning.png").write_bytes(PNG)
     (figures / "learning" / "worst.png").write_bytes(PNG)
-    write_pages(pages, readme=README, figures=figures)
+    write_pages(pages, results=RESULTS, figures=figures)
     page = (pages / "learning.md").read_text(encoding="utf-8")
     assert "| `accuracy` | `0.9` |" in page and "| `left_out` | `null` |" in page and "| `cores` | `2` |" in page
     assert "](learning-learning.png)" in page and "](learning-worst.png)" in page
