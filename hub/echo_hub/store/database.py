@@ -1,4 +1,4 @@
-"""The connection: engine, pragmas, migrations, and what a database error means in the project's words.
+"""The connection to the database: engine, pragmas, migrations, and driver errors as errors of this project.
 
 SQLite runs in WAL mode with synchronous=FULL: a commit is on the disk when it returns, so that what was acked survives
 not only a killed process (NORMAL would do for that) but also a power cut, as far as the disk keeps its own promises.
@@ -256,24 +256,21 @@ def shrink(engine: Engine) -> tuple[int, int]:
 
 
 def migrate(engine: Engine) -> None:
-    """Brings the schema up to date, in one transaction. Raises StorageError when it is newer than this software."""
+    """Bring the schema up to date, in one transaction.
+
+    Raises StorageError for a schema of a newer release, or of a release before 0.2.
+    """
     writing, scripts = engine.execution_options(writes=True), _scripts()
     with storage_errors(_CANNOT_OPEN), writing.begin() as connection:
         current = MigrationContext.configure(connection).get_current_revision()
         if current == scripts.get_current_head():
             return
-        known = {script.revision for script in scripts.walk_revisions()}
-        if current is not None and current not in known:
-            raise StorageError(
-                "The hub's database was made by a newer version of this software.",
-                got=f"schema {current}; this software knows {max(known)}",
-                do=f"Upgrade this hub. {how_to_upgrade()}",
-            )
+        _check_known(current, scripts)
 
         def steps(revision: Any, _context: MigrationContext) -> list[Any]:
             return scripts._upgrade_revs("head", revision)
 
-        # What alembic.command.upgrade does, which would read every migration again.
+        # The same as alembic.command.upgrade, which would read every migration file again.
         config = _config()
         config.attributes["connection"] = connection
         with EnvironmentContext(config, scripts, fn=steps, destination_rev="head"):
@@ -281,9 +278,12 @@ def migrate(engine: Engine) -> None:
 
 
 def check_migrated(engine: Engine) -> None:
-    """Raises StorageError unless the schema is this software's, and ConfigError when no hub has made it yet; changes
-    and makes nothing, for a hub may be serving."""
-    expected = _scripts().get_current_head()
+    """Check that the schema is the one of this release. Change nothing, for a hub may be serving.
+
+    Raises StorageError for any other schema, and ConfigError when no hub has made the database yet.
+    """
+    scripts = _scripts()
+    expected = scripts.get_current_head()
     current = None
     if _is_there(engine):
         with storage_errors(_CANNOT_OPEN), engine.connect() as connection:
@@ -294,16 +294,35 @@ def check_migrated(engine: Engine) -> None:
             got=f"no run's database at {engine.url.render_as_string()}",
             do="Serve it first: echo-hub serve RUN",
         )
+    _check_known(current, scripts)
     if current != expected:
         raise StorageError(
-            "The hub's database is not of this version of the software.",
-            got=f"schema {current}; this software has {expected}",
-            do="Serve the run with this version first: echo-hub serve RUN",
+            "The hub's database was made by an older release.",
+            got=f"schema {current}; this release has {expected}",
+            do="Serve the run with this release first: echo-hub serve RUN",
         )
 
 
+def _check_known(current: str | None, scripts: ScriptDirectory) -> None:
+    """Raise StorageError for a schema that no migration of this release starts from. None is an empty database."""
+    known = {script.revision for script in scripts.walk_revisions()}
+    if current is None or current in known:
+        return
+    if current < min(known):
+        raise StorageError(
+            "The hub's database was made by a release before 0.2.",
+            got=f"schema {current}; this release reads schema {min(known)} and newer ones",
+            do="Finish the run with release 0.1, or start a new run with this release: echo-hub init OTHER_DIRECTORY",
+        )
+    raise StorageError(
+        "The hub's database was made by a newer release.",
+        got=f"schema {current}; this release knows schemas up to {max(known)}",
+        do=f"Upgrade this hub. {how_to_upgrade()}",
+    )
+
+
 def _is_there(engine: Engine) -> bool:
-    """False for an SQLite file that is missing or empty: to connect would make one of it."""
+    """Return False for an SQLite file that is missing or empty: to connect would make a database of it."""
     if engine.dialect.name != "sqlite" or engine.url.query.get("uri"):
         return True
     path = Path(engine.url.database or "")
@@ -312,7 +331,7 @@ def _is_there(engine: Engine) -> bool:
 
 @cache
 def _scripts() -> ScriptDirectory:
-    """The migrations, read once in a process: they are Python files, which Alembic compiles at each reading."""
+    """Return the migrations. They are read once a process: Alembic compiles their files at each reading."""
     return ScriptDirectory.from_config(_config())
 
 
