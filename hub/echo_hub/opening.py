@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from sqlalchemy import make_url
 
-from echo_hub.abandonable import abandonable
 from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
@@ -56,6 +55,7 @@ from echo_hub.store.store import Store
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
 from echo_shared import key_file
+from echo_shared.abandonable import abandonable
 from echo_shared.codec import check_codec
 from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
