@@ -31,15 +31,34 @@ MOVED: Final = {
     "training.threads": "learner.threads",
     "training.device": "learner.device",
 }
-"""Where to find settings that a run's file may have under another name."""
+"""New names of settings, by the names that an older run's file may have."""
+_NO_MAIL: Final = (
+    "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
+    "installers/prometheus/echo.rules.yml; remove this setting"
+)
+GONE: Final = dict.fromkeys(
+    (
+        "alerts.email_to",
+        "alerts.email_from",
+        "alerts.smtp_host",
+        "alerts.smtp_port",
+        "alerts.smtp_security",
+        "alerts.smtp_user",
+        "alerts.smtp_password",
+    ),
+    _NO_MAIL,
+)
+"""What to use instead of settings that an older run's file may have."""
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
-    """The settings that hold. `path` None = no file; `overrides` are flags, nested by section, None = not given.
+    """Return the settings that hold. `path` None = no file; `overrides` are flags, nested by section, None = not given.
 
     Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
     """
-    return load_settings(HubConfig, path, overrides, moved=MOVED)
+    return load_settings(
+        HubConfig, path, overrides, instead={**{old: f"it is {new} now" for old, new in MOVED.items()}, **GONE}
+    )
 
 
 def render_config(config: HubConfig) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from echo_hub.config.section import Port, Section
+from echo_hub.config.section import Section
 from echo_shared.settings import SecretText
 
 AlertKind = Literal[
@@ -44,44 +44,15 @@ class LogConfig(Section):
     """Newest events of each kind that stay in the store, for the page's log and `echo-hub events`."""
 
 
-_SPECIAL: Final = frozenset(' <>,;:"()[]\\')
-
-
-def _is_address(text: str) -> str:
-    name, _, host = text.partition("@")
-    is_plain = text.isascii() and text.isprintable() and not set(text) & _SPECIAL
-    if not name or not host or "@" in host or not is_plain:
-        raise ValueError("must be an e-mail address, such as ada@example.org")
-    return text
-
-
-Address = Annotated[str, AfterValidator(_is_address), Field(max_length=254)]
-
-
 class AlertsConfig(Section):
-    """Who is told when something needs an operator, and when it does not any more: by a webhook, by e-mail, or both.
-    `echo-hub alert-test RUN` sends one. With neither set nobody is; the page shows the same."""
+    """When something is a problem that needs an operator, and the webhook that is told when one begins or ends.
+    `echo-hub alert-test RUN` sends a test. The page and `/metrics` show the same problems without a webhook."""
 
     webhook_url: Annotated[SecretText, Field(pattern=r"^(https?://[^\s/]+\S*)?$", max_length=2_000)] = ""
     """Each alert is posted there as JSON (docs/operator/operation.md). The address may hold a secret: it is in no
     log."""
     webhook_secret: Annotated[SecretText, Field(pattern=r"^(.{16,256})?$")] = ""
     """At least 16 characters: what is posted is signed with it, by HMAC-SHA256 in the header Echo-Signature."""
-    email_to: tuple[Address, ...] = ()
-    """Who gets each alert by e-mail."""
-    email_from: str = ""
-    """The sender's address."""
-    smtp_host: str = ""
-    """The server that takes the e-mail."""
-    smtp_port: Port = 587
-    """587 is usual for starttls, 465 for tls, 25 for none."""
-    smtp_security: Literal["starttls", "tls", "none"] = "starttls"
-    """starttls: the connection must turn to TLS before anything is said. tls: it speaks TLS from the start. none: no
-    TLS; with a password on this machine's own address alone."""
-    smtp_user: str = ""
-    """Empty = without logging in."""
-    smtp_password: SecretText = ""
-    """Better in the environment: ECHO_HUB_ALERTS__SMTP_PASSWORD."""
     kinds: tuple[AlertKind, ...] = ()
     """What is told of, by its name in docs/operator/operation.md; empty = everything. All problems are on the page
     and among the events, whatever this says."""
@@ -109,14 +80,6 @@ class AlertsConfig(Section):
     def _fits_together(self) -> AlertsConfig:
         if self.webhook_secret and not self.webhook_url:
             raise ValueError("webhook_secret is of no use without webhook_url: set it, or remove the secret")
-        if self.email_to:
-            if not self.smtp_host or not self.email_from:
-                raise ValueError("email_to needs smtp_host and email_from")
-            _is_address(self.email_from)
-        if bool(self.smtp_user) != bool(self.smtp_password):
-            raise ValueError("smtp_user and smtp_password belong together: set both, or neither")
-        if self.smtp_password and self.smtp_security == "none" and self.smtp_host not in ("localhost", "127.0.0.1"):
-            raise ValueError('smtp_security must be "starttls" or "tls" with a password: it would be sent in the open')
         return self
 
     @property

@@ -3,12 +3,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from email import message_from_bytes, policy
 
-from echo_hub.operation.alert import AboutRun, Alert, AlertGate, alert_of, email, payload, signature
+from echo_hub.operation.alert import AboutRun, AlertGate, alert_of, payload, signature
 from echo_hub.operation.problems import Change, Problem, ProblemKind
 
-ABOUT = AboutRun(run_id="r1", name="spring\r\nBcc: eve@example.org", url="https://hub.example.org")
+ABOUT = AboutRun(run_id="r1", name="spring", url="https://hub.example.org")
 PROBLEM = Problem(kind=ProblemKind.DISK, text="The disk has 1.00 GB left.", since=50.0)
 ALERT = alert_of(Change(problem=PROBLEM, began=True, at=60.0), "a" * 32)
 
@@ -55,17 +54,3 @@ def test_a_signature_is_of_the_time_and_the_body() -> None:
     mac = hmac.new(b"s" * 16, b"1700." + body, hashlib.sha256).hexdigest()
     assert signature(body, "s" * 16, 1700) == f"t=1700,v1={mac}"
     assert signature(body, "s" * 16, 1701) != signature(body, "s" * 16, 1700)
-
-
-def test_an_email_is_whole_and_a_runs_name_adds_no_header() -> None:
-    over = Alert(
-        alert_id="b" * 32, kind="disk", state="ended", text="The disk – full.", at=120.0, since=60.0, held_back=2
-    )
-    sent = email(over, ABOUT, sender="hub@example.org", to=("ada@example.org", "bob@example.org"))
-    read = message_from_bytes(sent.as_bytes(), policy=policy.default)
-    assert read["Bcc"] is None and read["To"] == "ada@example.org, bob@example.org"
-    assert read["Subject"] == "[spring Bcc: eve@example.org] Over: The disk – full."
-    assert read["Message-ID"] == f"<{'b' * 32}@example.org>" and read["Auto-Submitted"] == "auto-generated"
-    text = read.get_content()
-    assert "It began: 1970-01-01 00:01:00 UTC" in text and "2 alerts were held back" in text
-    assert all(byte < 128 for byte in sent.as_bytes())

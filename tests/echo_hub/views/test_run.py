@@ -257,6 +257,7 @@ async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub:
     view = await hub.pages.run_view()
     assert (view.problems, view.alarms, view.broken) == ((disk.text,), (disk.text,), False)
     assert (view.readiness, view.health.state) == (Readiness.READY, HubState.DEGRADED)
+    assert view.problem_kinds == ("disk",)
     hub.said = {"watched": (down, disk), "learner_is_down": True}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((LEARNER_IS_DOWN, disk.text), True), "each once"
