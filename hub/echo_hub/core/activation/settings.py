@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PRICES_UP_TO: float = 10_000.0
-"""US dollars an hour: nobody may cost more, whatever its price and power draw come to."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationSettings:
