@@ -239,7 +239,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "must be made (echo-hub init OTHER_DIRECTORY).",
         )
     keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
-    return Store.open(url, keeping=keeping, events_kept=config.log.events_kept)
+    return Store.open(url, keeping=keeping)
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
@@ -352,7 +352,7 @@ def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
 def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
     if training.curriculum == "off":
         return None
-    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by, floor=training.curriculum_floor)
+    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by)
 
 
 def coordinator_settings(
@@ -388,7 +388,6 @@ def coordinator_settings(
         activation=ActivationSettings(
             spend_cap_per_hour=config.cost.spend_cap_per_hour,
             margin=config.cost.margin,
-            hysteresis=config.cost.hysteresis,
             dwell_s=config.cost.dwell_s,
         ),
         trust=TrustSettings(

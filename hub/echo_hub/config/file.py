@@ -32,22 +32,27 @@ MOVED: Final = {
     "training.device": "learner.device",
 }
 """New names of settings, by the names that an older run's file may have."""
+_FIXED: Final = "the hub has one value for it: remove this setting"
 _NO_MAIL: Final = (
     "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
     "installers/prometheus/echo.rules.yml; remove this setting"
 )
-GONE: Final = dict.fromkeys(
-    (
-        "alerts.email_to",
-        "alerts.email_from",
-        "alerts.smtp_host",
-        "alerts.smtp_port",
-        "alerts.smtp_security",
-        "alerts.smtp_user",
-        "alerts.smtp_password",
-    ),
-    _NO_MAIL,
-)
+GONE: Final = {
+    "alerts.email_to": _NO_MAIL,
+    "alerts.email_from": _NO_MAIL,
+    "alerts.smtp_host": _NO_MAIL,
+    "alerts.smtp_port": _NO_MAIL,
+    "alerts.smtp_security": _NO_MAIL,
+    "alerts.smtp_user": _NO_MAIL,
+    "alerts.smtp_password": _NO_MAIL,
+    "alerts.learner_idle_share": _FIXED,
+    "alerts.per_hour": _FIXED,
+    "alerts.quarantined_in_an_hour": _FIXED,
+    "alerts.repeat_s": _FIXED,
+    "cost.hysteresis": _FIXED,
+    "log.events_kept": _FIXED,
+    "training.curriculum_floor": _FIXED,
+}
 """What to use instead of settings that an older run's file may have."""
 
 

@@ -40,8 +40,6 @@ class LogConfig(Section):
     """hub.log is set aside at this size, as hub.log.1, and what was there as hub.log.2."""
     kept: Annotated[int, Field(ge=1, le=100)] = 4
     """So many older files stay."""
-    events_kept: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Newest events of each kind that stay in the store, for the page's log and `echo-hub events`."""
 
 
 class AlertsConfig(Section):
@@ -57,24 +55,17 @@ class AlertsConfig(Section):
     """What is told of, by its name in docs/operator/operation.md; empty = everything. All problems are on the page
     and among the events, whatever this says."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
-    """The learner has waited for rollouts for so long; 0 = never mind."""
-    learner_idle_share: Annotated[float, Field(ge=0, le=1)] = 0.8
-    """Or it was idle for this share of the time over its newest steps; 0 = never mind."""
+    """The learner has waited for rollouts for this long; 0 = never a problem."""
     no_nodes_s: Annotated[float, Field(ge=0)] = 300.0
-    """No node was connected for so long, though the run needs some; 0 = never mind."""
+    """No node was connected for this long, though the run needs some; 0 = never a problem."""
     reward_fell: Annotated[float, Field(ge=0, le=10)] = 0.5
     """The mean reward of 16 steps has lost this share of what the best 16 steps had gained, and more than chance takes;
-    0 = never mind."""
+    0 = never a problem."""
     disk_free_bytes: Annotated[int, Field(ge=0)] = 2_000_000_000
-    """Less than this is free on the run directory's disk; 0 = never mind."""
-    quarantined_in_an_hour: Annotated[int, Field(ge=0)] = 3
-    """An attack: so many nodes went into quarantine within an hour; 0 = never mind."""
+    """Less than this is free on the run directory's disk; 0 = never a problem."""
     turned_away_per_s: Annotated[float, Field(ge=0)] = 50.0
-    """An attack: over a minute, so many connections, nodes and frames a second were turned away; 0 = never mind."""
-    repeat_s: Annotated[float, Field(ge=0)] = 3_600.0
-    """The same is told again no sooner than after this time."""
-    per_hour: Annotated[int, Field(ge=1, le=1_000)] = 20
-    """More alerts than this in an hour are held back; the next one says how many were."""
+    """An attack: this many connections, nodes and frames a second were turned away over a minute; 0 = never a
+    problem."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlertsConfig:

@@ -72,9 +72,6 @@ class CostConfig(Section):
     you nothing."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
     """Rollouts that working nodes bring back in time, over those that the learner takes."""
-    hysteresis: Annotated[float, Field(ge=0, le=0.5)] = 0.05
-    """More nodes set to work when the margin has shrunk by this share; others take their place only if that saves this
-    share of the cost."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
     """A node that has set to work goes on for this long at least, unless it is lost or fails."""
 

@@ -50,8 +50,6 @@ class TrainingConfig(Section):
     curriculum_by: Literal["problem", "task"] = "problem"
     """Whose pass rate it is. problem: the prompt's own, for tasks whose problems come again, such as a file's. task:
     that of the task's newest 32 groups, in a run of several tasks, or levels, whose problems never end."""
-    curriculum_floor: Annotated[float, Field(ge=0.01, le=1)] = 0.1
-    """Any problem is taken with this probability at least: a hopeless one may have come within reach."""
     credit: Literal["episode", "turn"] = "episode"
     """What a turn's tokens are judged by, in tasks of several turns. episode: the whole episode's reward, against the
     group's. turn: the return from that turn on, against the returns of the group's episodes that came to the same

@@ -13,6 +13,8 @@ from typing import Any, Final, Literal
 from echo_hub.operation.problems import Change
 
 HOUR_S: Final = 3_600.0
+PER_HOUR: Final = 20
+"""Most alerts in an hour: a person acts on no more. The next one says how many were held back."""
 VERSION: Final = 1
 """Version of the JSON. A version may gain fields, and loses none."""
 
@@ -55,15 +57,13 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 
 
 class AlertGate:
-    """Decides which alerts are sent: those of wanted kinds, none twice, and at most `per_hour` in an hour.
+    """Decides which alerts are sent: those of wanted kinds, none twice, and at most `PER_HOUR` in an hour.
 
-    The end of a problem is sent only if its beginning was.
+    The end of a problem is sent only if its beginning was. A problem that comes and goes is sent again after an hour.
     """
 
-    def __init__(self, *, kinds: Collection[str], repeat_s: float, per_hour: int) -> None:
+    def __init__(self, *, kinds: Collection[str]) -> None:
         self._kinds = frozenset(kinds)
-        self._repeat_s = repeat_s
-        self._per_hour = per_hour
         self._began: dict[str, float] = {}
         """Time at which the newest beginning of a kind was sent."""
         self._open: set[str] = set()
@@ -78,7 +78,7 @@ class AlertGate:
             return False
         while self._sent and self._sent[0] <= now - HOUR_S:
             self._sent.popleft()
-        if len(self._sent) >= self._per_hour:
+        if len(self._sent) >= PER_HOUR:
             self.held_back += 1
             return False
         self._sent.append(now)
@@ -93,7 +93,7 @@ class AlertGate:
             return kind in self._open
         if state == "began":
             told = self._began.get(kind)
-            return kind not in self._open and (told is None or now - told >= self._repeat_s)
+            return kind not in self._open and (told is None or now - told >= HOUR_S)
         return True
 
 

@@ -31,7 +31,7 @@ class Alerts:
     def __init__(self, settings: AlertsConfig, about: Callable[[], AboutRun], *, webhook: Webhook | None) -> None:
         self._about = about
         self._webhook = webhook
-        self._gate = AlertGate(kinds=settings.told_of, repeat_s=settings.repeat_s, per_hour=settings.per_hour)
+        self._gate = AlertGate(kinds=settings.told_of)
         self._waiting: deque[Alert] = deque(maxlen=MOST_WAITING)
         self._news = asyncio.Event()
         self._fails = False

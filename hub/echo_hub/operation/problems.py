@@ -17,6 +17,10 @@ from echo_hub.operation.reward_trend import RewardTrend
 END_S: Final = 60.0
 BETTER: Final = 0.8
 """An idle learner, and an attack, are over below this share of the limit; a full disk above the limit over this."""
+IDLE_SHARE: Final = 0.8
+"""A learner that waits for this share of its time is idle: it could train on five times as many rollouts."""
+QUARANTINED: Final = 3
+"""An attack: this many nodes go into quarantine within an hour. Honest nodes hardly ever do, so three are no chance."""
 HOUR_S: Final = 3_600.0
 RATE_S: Final = 60.0
 """Over which what is turned away is counted."""
@@ -53,11 +57,9 @@ class Limits:
     """When something is a problem; 0 = never. `AlertsConfig` has the same fields, and says what they mean."""
 
     learner_idle_s: float
-    learner_idle_share: float
     no_nodes_s: float
     reward_fell: float
     disk_free_bytes: int
-    quarantined_in_an_hour: int
     turned_away_per_s: float
 
 
@@ -200,9 +202,8 @@ class Problems:
                 f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. Look "
                 "at what each node does; `echo-hub plan` says how many more would help."
             )
-        limit, share = self._limits.learner_idle_share, seen.idle_share
-        is_active = ProblemKind.LEARNER_IDLE in self._active
-        if not limit or share is None or share < limit * (BETTER if is_active else 1.0):
+        share, is_active = seen.idle_share, ProblemKind.LEARNER_IDLE in self._active
+        if share is None or share < IDLE_SHARE * (BETTER if is_active else 1.0):
             return None
         if self._fed_since is None or now - seen.idle_window_s < self._fed_since:
             return None  # It was idle, for there was nobody.
@@ -223,8 +224,8 @@ class Problems:
     def _attack(self, seen: Observation, now: float) -> str | None:
         margin = BETTER if ProblemKind.ATTACK in self._active else 1.0
         signs = [seen.forged] if seen.forged else []
-        limit, fresh = self._limits.quarantined_in_an_hour, _risen(self._quarantined)
-        if limit and fresh >= limit * margin:
+        fresh = _risen(self._quarantined)
+        if fresh >= QUARANTINED * margin:
             signs.append(
                 f"{fresh} nodes went into quarantine within an hour. Look at their checks; pardon who is honest."
             )

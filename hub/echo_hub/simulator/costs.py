@@ -44,7 +44,6 @@ def activation_settings(scenario: Scenario) -> ActivationSettings:
     return ActivationSettings(
         spend_cap_per_hour=prices.spend_cap_per_hour,
         margin=prices.margin,
-        hysteresis=prices.hysteresis,
         dwell_s=prices.dwell_s,
     )
 

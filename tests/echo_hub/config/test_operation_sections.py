@@ -25,7 +25,7 @@ def test_by_default_nobody_is_told_and_everything_would_be() -> None:
         ({"webhook_url": "https://x/y", "webhook_secret": "short"}, "webhook_secret"),
         ({"webhook_secret": "s" * 16}, "without webhook_url"),
         ({"kinds": ["disc"]}, "kinds"),
-        ({"learner_idle_share": 2}, "learner_idle_share"),
+        ({"learner_idle_s": -1}, "learner_idle_s"),
     ],
 )
 def test_what_does_not_fit_together_is_named(settings: dict[str, Any], named: str) -> None:
@@ -44,6 +44,6 @@ def test_secrets_are_known_as_such() -> None:
 
 
 def test_a_log_has_a_cap() -> None:
-    for wrong in ({"max_bytes": 0}, {"kept": 0}, {"level": "loud"}, {"events_kept": 1}):
+    for wrong in ({"max_bytes": 0}, {"kept": 0}, {"level": "loud"}):
         with pytest.raises(ValidationError):
             LogConfig.model_validate(wrong)

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import json
 
-from echo_hub.operation.alert import AboutRun, AlertGate, alert_of, payload, signature
+from echo_hub.operation.alert import HOUR_S, PER_HOUR, AboutRun, AlertGate, alert_of, payload, signature
 from echo_hub.operation.problems import Change, Problem, ProblemKind
 
 ABOUT = AboutRun(run_id="r1", name="spring", url="https://hub.example.org")
@@ -12,8 +12,8 @@ PROBLEM = Problem(kind=ProblemKind.DISK, text="The disk has 1.00 GB left.", sinc
 ALERT = alert_of(Change(problem=PROBLEM, began=True, at=60.0), "a" * 32)
 
 
-def gate(**settings: object) -> AlertGate:
-    return AlertGate(**{"kinds": ("disk", "attack"), "repeat_s": 100.0, "per_hour": 3, **settings})  # type: ignore[arg-type]
+def gate() -> AlertGate:
+    return AlertGate(kinds=("disk", "attack"))
 
 
 def test_nothing_is_told_twice() -> None:
@@ -26,8 +26,8 @@ def test_nothing_is_told_twice() -> None:
 def test_what_comes_and_goes_is_told_seldom_and_its_end_only_with_its_beginning() -> None:
     one = gate()
     assert one.admits("disk", "began", 0.0) and one.admits("disk", "ended", 10.0)
-    assert not one.admits("disk", "began", 99.0) and not one.admits("disk", "ended", 99.5)
-    assert one.admits("disk", "began", 100.0)
+    assert not one.admits("disk", "began", HOUR_S - 1) and not one.admits("disk", "ended", HOUR_S - 0.5)
+    assert one.admits("disk", "began", HOUR_S)
 
 
 def test_kinds_that_nobody_wants_are_not_told() -> None:
@@ -35,10 +35,12 @@ def test_kinds_that_nobody_wants_are_not_told() -> None:
 
 
 def test_more_than_so_many_an_hour_are_held_back_and_counted() -> None:
-    one = gate(repeat_s=0.0)
-    assert [one.admits("disk", state, 1.0) for state in ("began", "ended", "began", "ended")] == [True] * 3 + [False]
-    assert one.held_back == 1
-    assert one.admits("disk", "ended", 3_602.0), "its beginning was told, so its end is still news"
+    kinds = [f"kind {number}" for number in range(PER_HOUR)]
+    one = AlertGate(kinds=(*kinds, "disk"))
+    assert all(one.admits(kind, "began", 1.0) for kind in kinds)
+    assert [one.admits("disk", "began", 2.0), one.admits(kinds[0], "ended", 2.0)] == [False, False]
+    assert one.held_back == 2
+    assert one.admits(kinds[0], "ended", HOUR_S + 1.0), "its beginning was told, so its end is still news"
 
 
 def test_a_webhook_is_told_all_and_a_chat_shows_the_text() -> None:

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.operation.alert import AboutRun
+from echo_hub.operation import alert
+from echo_hub.operation.alert import HOUR_S, AboutRun
 from echo_hub.operation.alerting import MOST_WAITING, Alerts, new_id, webhook_of
 from echo_hub.operation.problems import Change, Problem, ProblemKind
 from echo_hub.operation.webhook import Webhook
@@ -32,9 +33,10 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
             await task
 
 
-async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun) -> None:
+async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert, "PER_HOUR", 2)
     async with webhook() as hook:
-        settings = AlertsConfig(webhook_url=hook.url, per_hour=2)
+        settings = AlertsConfig(webhook_url=hook.url)
         alerts = Alerts(settings, lambda: about, webhook=webhook_of(settings))
         async with running(alerts):
             alerts.changed(change(ProblemKind.DISK))
@@ -60,19 +62,21 @@ async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_said_once(
     caplog.set_level(logging.INFO)
     async with webhook() as hook:
         hook.answers = [0, *[410] * MOST_WAITING]
-        settings = AlertsConfig(webhook_url=hook.url, repeat_s=0.0, per_hour=1_000)
+        settings = AlertsConfig(webhook_url=hook.url)
         alerts = Alerts(settings, lambda: about, webhook=Webhook(settings, attempts=1))
         async with running(alerts):
             alerts.changed(change(ProblemKind.DISK, at=0.0))
             await hook.news.wait()
             for number in range(1, 100):
-                alerts.changed(change(ProblemKind.DISK, began=number % 2 == 0, at=float(number)))
+                alerts.changed(change(ProblemKind.DISK, began=number % 2 == 0, at=number * HOUR_S))
             assert len(hook.got) == 1
             hook.end.set()
             while len(hook.got) < 1 + MOST_WAITING:
                 hook.news.clear()
                 await hook.news.wait()
-    assert [json.loads(body)["at"] for body, _ in hook.got[-3:]] == [97.0, 98.0, 99.0], "the oldest were dropped"
+    assert [json.loads(body)["at"] for body, _ in hook.got[-3:]] == [97 * HOUR_S, 98 * HOUR_S, 99 * HOUR_S], (
+        "the oldest were dropped"
+    )
     lines = [record for record in caplog.records if "not delivered" in record.getMessage()]
     assert [record.levelno for record in lines[:3]] == [logging.WARNING, logging.INFO, logging.INFO]
     assert lines[0].event == "alert_failed"  # type: ignore[attr-defined]

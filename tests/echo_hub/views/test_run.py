@@ -150,7 +150,7 @@ async def test_without_a_curriculum_none_is_shown(hub: Any) -> None:
 
 
 async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
-    settings = CurriculumSettings(rule="skip", by="problem", floor=0.1)
+    settings = CurriculumSettings(rule="skip", by="problem")
     choosy = await make_hub(curriculum=settings, tasks=(TrainedTask(key="sums"),))
     await choosy.join("a")
     await choosy.train_to_the_end()
