@@ -1,4 +1,4 @@
-"""Settings of what a hub says of itself: its log, and the alerts that it sends."""
+"""Settings of the hub's log, of its alerts, and of the metrics that other programs get."""
 
 from __future__ import annotations
 
@@ -31,29 +31,28 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class LogConfig(Section):
-    """What the hub writes of itself: RUN/logs/hub.log, a JSON object a line, and the events in its store. May be
-    changed between two starts."""
+    """The hub's log, RUN/logs/hub.log: one JSON object a line. May be changed between two starts."""
 
     level: LogLevel = "info"
-    """The least that goes to hub.log: debug, info, warning or error."""
+    """Lowest level that hub.log has: debug, info, warning or error."""
     max_bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """hub.log is set aside at this size, as hub.log.1, and what was there as hub.log.2."""
+    """Size at which hub.log becomes hub.log.1, and hub.log.1 becomes hub.log.2."""
     kept: Annotated[int, Field(ge=1, le=100)] = 4
-    """So many older files stay."""
+    """Number of older files that stay."""
 
 
 class AlertsConfig(Section):
-    """When something is a problem that needs an operator, and the webhook that is told when one begins or ends.
+    """Thresholds of problems that need an operator, and the webhook that gets an alert when a problem begins or ends.
     `echo-hub alert-test RUN` sends a test. The page and `/metrics` show the same problems without a webhook."""
 
     webhook_url: Annotated[SecretText, Field(pattern=r"^(https?://[^\s/]+\S*)?$", max_length=2_000)] = ""
     """Each alert is posted there as JSON (docs/operator/operation.md). The address may hold a secret: it is in no
     log."""
     webhook_secret: Annotated[SecretText, Field(pattern=r"^(.{16,256})?$")] = ""
-    """At least 16 characters: what is posted is signed with it, by HMAC-SHA256 in the header Echo-Signature."""
+    """Signs each post, by HMAC-SHA256 in the header Echo-Signature. At least 16 characters."""
     kinds: tuple[AlertKind, ...] = ()
-    """What is told of, by its name in docs/operator/operation.md; empty = everything. All problems are on the page
-    and among the events, whatever this says."""
+    """Kinds of problems that the webhook gets, by their names in docs/operator/operation.md; empty = all. The page, the
+    events and /metrics always have all problems."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
     """The learner has waited for rollouts for this long; 0 = never a problem."""
     no_nodes_s: Annotated[float, Field(ge=0)] = 300.0
@@ -75,13 +74,13 @@ class AlertsConfig(Section):
 
     @property
     def told_of(self) -> tuple[AlertKind, ...]:
-        """The kinds that are."""
+        """Return the kinds of alerts that the webhook gets."""
         return self.kinds or get_args(AlertKind)
 
 
 class MetricsConfig(Section):
-    """Where the run's curves go beside the hub's own pages. None of it can stop a run. May be changed between two
-    starts."""
+    """Other programs that get the run's curves, next to the hub's own pages. Their failures never stop a run. May be
+    changed between two starts."""
 
     tensorboard: bool = True
     """Event files in RUN/tensorboard."""
@@ -89,13 +88,13 @@ class MetricsConfig(Section):
     """Weights & Biases (extra `wandb`): offline writes to RUN/wandb, for `wandb sync`; online sends it to the account
     that `wandb login` or WANDB_API_KEY names: figures, histograms and the run's settings, but none of the server's."""
     wandb_project: Annotated[str, Field(min_length=1, max_length=128)] = "echo"
-    """Of W&B."""
+    """Project in W&B."""
     wandb_entity: Annotated[str, Field(max_length=128)] = ""
-    """The user or team there; empty: the account's own."""
+    """User or team in W&B; empty: the account's own."""
     texts: Annotated[int, Field(ge=0, le=64)] = 0
-    """So many prompts and completions of a step go there too, of the groups that keeping.share chooses; 0 = none. With
-    wandb = "online" they leave this machine."""
+    """Number of prompts and completions of a step that TensorBoard and W&B get, out of the groups that keeping.share
+    chooses; 0 = none. With wandb = "online" these texts leave this machine."""
     texts_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between those."""
+    """Steps between two steps with such texts."""
     node_series: bool = False
-    """/metrics has a dozen series of each node, and not of all together alone: for fleets of up to some hundreds."""
+    """/metrics has a dozen series for each node, next to the sums: for fleets of up to some hundreds."""
