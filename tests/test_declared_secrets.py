@@ -41,14 +41,12 @@ SECRETS: Final[dict[str, dict[str, Any]]] = {
     "alerts": {
         "webhook_url": "https://hooks.example/webhook-address",
         "webhook_secret": "webhook-secret-of-ours",
-        "smtp_user": "hub",
-        "smtp_password": "mail-password",
     },
     "task": {"name": "arithmetic", "options": {}},
 }
 SAID: Final = (
     *("invite-token-one", "invite-token-two", "store-password", "broker-password"),
-    *("webhook-address", "webhook-secret-of-ours", "mail-password"),
+    *("webhook-address", "webhook-secret-of-ours"),
 )
 
 
@@ -96,15 +94,15 @@ def test_what_holds_for_a_run_is_shown_without_secrets(tmp_path: Path) -> None:
         program = [sys.executable, "-m", "echo_hub.main", command, str(tmp_path / "run"), "--dry-run"]
         shown = subprocess.run(program, capture_output=True, text=True, check=True).stdout
         assert not [secret for secret in SAID if secret in shown]
-        assert 'smtp_password = "**********"' in shown and 'invite_tokens = ["**********", "**********"]' in shown
-        assert 'smtp_user = "hub"' in shown
+        assert 'webhook_secret = "**********"' in shown and 'invite_tokens = ["**********", "**********"]' in shown
+        assert 'join = "invite"' in shown
     assert not [secret for secret in SAID if secret in repr(config)]
     assert set(SAID) <= {*secrets_of(config), "webhook-address"}, "no log has them, nor the password of a URL"
 
 
 def test_that_secrets_differ_is_all_that_is_told() -> None:
     found = differing([load_config(None, SECRETS), load_config(None, {})])
-    assert found["alerts.smtp_password"] == ("(set, and not shown)", "")
+    assert found["alerts.webhook_secret"] == ("(set, and not shown)", "")
     assert not [secret for secret in SAID if secret in repr(found)]
 
 

@@ -15,7 +15,6 @@ computes elsewhere, by the clock. Each case is a process of its own.
   `turn_ms`: a whole step of them.
 - `bytes_per_rollout`: the tables of rollouts, groups, steps and credit, all indices included; tokens have a cap of
   their own. `bytes_per_version_per_node`: what the books grow by with each version that all nodes fetch.
-- `migrate_s`: a million rollouts of the first release's schema brought up to date, and `migrated`: nothing was lost.
 """
 
 from __future__ import annotations
@@ -30,14 +29,12 @@ from typing import Any, Final
 
 from benchmarks.books import Amount
 from benchmarks.growth.case import measure_run
-from benchmarks.growth.first_release import measure_migration
 from benchmarks.measurement import Measurement
 from benchmarks.postgresql import lacking, postgresql
 from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of nodes: start, pages, queries, bytes"
 ROLLOUTS: Final = 1_000_000
-MIGRATION: Final = "from the first release's schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +67,7 @@ CASES: Final = (
 
 
 def plan() -> list[Planned]:
-    return [
-        *(Planned(name=case.name, seconds=case.seconds, lacks=lacking() if case.server else "") for case in CASES),
-        Planned(name=MIGRATION, seconds=60),
-    ]
+    return [Planned(name=case.name, seconds=case.seconds, lacks=lacking() if case.server else "") for case in CASES]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -92,8 +86,6 @@ def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
     for case in CASES:
         if progress.wants(case.name):
             note(case.name, _in_a_process(_measure_case, case, case.amount(scale), seed))
-    if progress.wants(MIGRATION):
-        note(MIGRATION, _in_a_process(_measure_migration, round(scale * ROLLOUTS), seed))
     return Measurement(headline=headline(rows), rows=rows)
 
 
@@ -111,11 +103,6 @@ def _measure_case(case: Case, amount: Amount, seed: int) -> dict[str, Any]:
             return measure_run(Path(scratch), server.url, amount, seed=seed)
 
 
-def _measure_migration(rollouts: int, seed: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="echo-growth-") as scratch:
-        return measure_migration(Path(scratch) / "echo.db", rollouts=rollouts, seed=seed)
-
-
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By case what has a goal, "_N" of SQLite with N nodes; None was not measured."""
     by_case = {row["case"]: row for row in rows}
@@ -126,5 +113,4 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "start_s", "worst_query_ms", "bytes_per_rollout"):
             found[f"{name}_{ending}"] = row.get(name)
         found[f"bytes_per_version_per_node_{ending}"] = row.get("bytes_per_version_per_node")
-    found["migrate_s"] = by_case.get(MIGRATION, {}).get("migrate_s")
     return found

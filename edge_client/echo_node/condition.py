@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Literal, get_args
+from typing import Literal
 
 from echo_node.panel import NodeSnapshot, fetching
 
 State = Literal[
     "connecting", "not connected", "preparing", "fetching", "sampling", "waiting", "standby", "paused", "finishing"
 ]
-STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 def described(snapshot: NodeSnapshot, *, is_finishing: bool) -> NodeSnapshot:

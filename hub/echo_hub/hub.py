@@ -135,7 +135,13 @@ class Hub:
         self._retention = Retention(self.config.keeping.steps, store=opened.store, status=opened.coordinator.status)
         self._totals = TotalsNews(store=opened.store, nodes=self.nodes.live, send=self._connections.send)
         self._sinks = chosen_sinks(
-            config, directory.root, self.run_id, opened.store, codec=opened.codec, problems=opened.problems
+            config,
+            directory.root,
+            self.run_id,
+            opened.store,
+            self._changes,
+            codec=opened.codec,
+            problems=opened.problems,
         )
         self._siblings = SiblingRuns(
             directory, opened.store, run_id=self.run_id, hub_key=self.key, changed=self._changes.notify
@@ -386,7 +392,7 @@ class Hub:
                     self._totals.run(),
                     self._siblings.run(self.server.shared_url),
                     self.operation.run(),
-                    *(sink.run(self._changes) for sink in self._sinks),
+                    *(sink.run() for sink in self._sinks),
                 ):
                     tasks.create_task(work)
                 if self.config.run.mode == "colocated":

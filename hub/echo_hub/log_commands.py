@@ -128,31 +128,26 @@ def events(
 
 
 def alert_test(run_directory: RunArgument) -> None:
-    """Send a test alert to each receiver that the run's settings name, and say whether it was taken."""
+    """Send a test alert to the run's webhook, and say whether it was taken."""
     from echo_hub.operation.alert import AboutRun, Alert
-    from echo_hub.operation.alerting import new_id, receivers_of
+    from echo_hub.operation.alerting import new_id, webhook_of
 
     directory = RunDirectory(run_directory)
     directory.check()
     config = load_config(directory.config, {})
-    receivers = receivers_of(config.alerts)
-    if not receivers:
+    webhook = webhook_of(config.alerts)
+    if webhook is None:
         raise ConfigError(
-            "This run tells nobody: it has no receiver of alerts.",
-            got="alerts.webhook_url and alerts.email_to are empty",
-            do=f"Set one of them in {directory.config}",
+            "This run sends no alerts: it has no webhook.",
+            got="alerts.webhook_url is empty",
+            do=f"Set it in {directory.config}",
         )
     now, text = time.time(), "This is a test: alerts of this run arrive."
     alert = Alert(alert_id=new_id(), kind="test", state="test", text=text, at=now, since=now)
     about = AboutRun(run_id="", name=_shown(config.run.name), url=config.server.public_url)
-    failed = False
-    for receiver in receivers:
-        try:
-            asyncio.run(receiver.send(alert, about))
-        except EchoError as error:
-            failed = True
-            typer.echo(f"{receiver.name}: {error}", err=True)
-        else:
-            typer.echo(f"{receiver.name}: taken")
-    if failed:
-        raise typer.Exit(1)
+    try:
+        asyncio.run(webhook.send(alert, about))
+    except EchoError as error:
+        typer.echo(f"webhook: {error}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo("webhook: taken")

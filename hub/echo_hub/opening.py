@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from sqlalchemy import make_url
 
-from echo_hub.abandonable import abandonable
 from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
@@ -56,6 +55,7 @@ from echo_hub.store.store import Store
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
 from echo_shared import key_file
+from echo_shared.abandonable import abandonable
 from echo_shared.codec import check_codec
 from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
 from echo_shared.identity import Identity, fingerprint
@@ -239,7 +239,7 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "must be made (echo-hub init OTHER_DIRECTORY).",
         )
     keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
-    return Store.open(url, keeping=keeping, events_kept=config.log.events_kept)
+    return Store.open(url, keeping=keeping)
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
@@ -352,7 +352,7 @@ def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
 def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
     if training.curriculum == "off":
         return None
-    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by, floor=training.curriculum_floor)
+    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by)
 
 
 def coordinator_settings(
@@ -388,7 +388,6 @@ def coordinator_settings(
         activation=ActivationSettings(
             spend_cap_per_hour=config.cost.spend_cap_per_hour,
             margin=config.cost.margin,
-            hysteresis=config.cost.hysteresis,
             dwell_s=config.cost.dwell_s,
         ),
         trust=TrustSettings(

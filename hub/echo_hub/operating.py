@@ -13,7 +13,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.model import RunView
 from echo_hub.driver import Driver
 from echo_hub.operation.alert import AboutRun
-from echo_hub.operation.alerting import Alerts
+from echo_hub.operation.alerting import Alerts, webhook_of
 from echo_hub.operation.event_log import EventLog
 from echo_hub.operation.problems import Observation, ProblemKind
 from echo_hub.operation.watching import Watching, free_bytes
@@ -62,7 +62,9 @@ class Operation:
         self._url = url
         self._end_is_told = False
         name = printable_line(config.run.name)
-        self._alerts = Alerts(config.alerts, lambda: AboutRun(run_id=run_id, name=name, url=url()))
+        self._alerts = Alerts(
+            config.alerts, lambda: AboutRun(run_id=run_id, name=name, url=url()), webhook=webhook_of(config.alerts)
+        )
         self.watching = Watching(
             config.alerts, observe=self._observe, steps=self._steps, told=self._alerts, clock=time.time, notify=notify
         )

@@ -200,8 +200,6 @@ class Partials:
         self._leases: dict[int, _Lease] = {}
         """The longest untouched first."""
         self.num_bytes = 0
-        self.num_let_go = 0
-        """Leases that made room for others."""
         self.refused: Counter[PartRefusal] = Counter()
         self.num_gone_on = 0
         """Rollouts that came in finished and that had begun elsewhere, or before their node's restart."""
@@ -440,7 +438,6 @@ class Partials:
     def _make_room(self) -> None:
         while self.num_bytes > self._budget_bytes:
             self._drop(next(iter(self._leases)))
-            self.num_let_go += 1
 
     def _drop(self, lease_id: int) -> None:
         lease = self._leases.pop(lease_id, None)

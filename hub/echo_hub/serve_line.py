@@ -6,7 +6,6 @@ Nobody has to read it: what cannot be written is left out, and the hub goes on.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, TextIO
@@ -19,8 +18,6 @@ from echo_hub.dashboard.model import RunView
 from echo_hub.operating import summary
 from echo_shared.errors import StorageError
 from echo_shared.health import HubState
-
-log = logging.getLogger(__name__)
 
 REFRESH_S: Final = 2.0
 PLAIN_S: Final = 300.0

@@ -88,10 +88,6 @@ class Standing:
         """Over all runs that this hub knows of."""
         return self.rollouts + self.elsewhere_rollouts
 
-    @property
-    def all_tokens(self) -> int:
-        return self.tokens + self.elsewhere_tokens
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:

@@ -2,8 +2,8 @@
 
 Token t of rollout `index` under `seed` is the first id whose cumulative probability, in id order under the full softmax
 at the lease's temperature, exceeds u[t]; u[t] is the t-th output of Philox(key=(seed, index)). Every backend draws this
-way, so that anyone who holds the weights can check a rollout afterwards: `distance`. Both are the reference;
-implementations elsewhere are tested against them.
+way, so that anyone who holds the weights can check a rollout afterwards: `interval` gives the place of a token, and
+`nats_outside` how far u lies from it. These are the reference; implementations elsewhere are tested against them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_SEED = 2**64 - 1
 LEAST_TAIL: Final = 1e-3
 """Where less probability than this is left to either side of a place in the cumulative distribution, it counts as so
 much: what is left there is rounding."""
@@ -74,31 +73,6 @@ def draw(
     return tokens, scaled[rows, tokens] - np.log(totals)
 
 
-def distance(
-    logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], u_R: NDArray[np.float64], temperature: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """How far each row's u lies from the interval in which `tokens_R` would have been drawn, and what is true of them.
-
-    Token k is drawn where below <= u < below + p: `below` is the probability of all ids before it, p its own. Rounding
-    moves logits, and so each edge by about as many nats of its log-odds ln(x / (1 - x)) wherever it lies; in cumulative
-    probability it moves those by little behind which hardly anything is left, where yet most forged draws miss.
-    Args: as of `draw`, and `tokens_R` [rows], claimed ids within the vocabulary.
-    Returns: distances [rows] in nats of log-odds (see `LEAST_TAIL`), 0 inside, on either edge, and for whatever `draw`
-    draws; and the tokens' log-probabilities [rows] in nats, -inf for one without probability, whose interval is the
-    point `below`. NaN where logits are not finite.
-    """
-    scaled = logits_RV.astype(np.float64) / temperature
-    scaled -= scaled.max(axis=-1, keepdims=True)
-    cumulative = np.cumsum(np.exp(scaled), axis=-1)
-    rows = np.arange(len(tokens_R))
-    totals, above = cumulative[:, -1], cumulative[rows, tokens_R]
-    below = np.where(tokens_R > 0, cumulative[rows, tokens_R - 1], 0.0)
-    target = u_R * totals
-    is_inside = (below <= target) & (target <= above)
-    apart = np.where(is_inside, 0.0, _nats_apart(below / totals, above / totals, u_R))
-    return apart, scaled[rows, tokens_R] - np.log(totals)
-
-
 def interval(
     logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -113,20 +87,15 @@ def interval(
     return below / totals, scaled[rows, tokens_R] - np.log(totals)
 
 
-def outside(
-    below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """How far, in cumulative probability, each u lies from the interval that begins at `below_R` and is
-    exp(`logprobs_R`) wide; 0 inside."""
-    below = below_R.astype(np.float64)
-    above = below + np.exp(logprobs_R.astype(np.float64))
-    return np.maximum(np.maximum(below - u_R, u_R - above), 0.0)
-
-
 def nats_outside(
     below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """As `outside`, in nats of log-odds as `distance` has them."""
+    """Return how far each u lies outside the interval that begins at `below_R` and is exp(`logprobs_R`) wide, [rows].
+
+    The unit is nats of log-odds, ln(x / (1 - x)); 0 inside. Rounding moves logits, and so an edge by about as many nats
+    of its log-odds wherever it lies. In cumulative probability an edge near 0 or 1 would hardly move, although most
+    forged draws miss there.
+    """
     below = below_R.astype(np.float64)
     return _nats_apart(below, below + np.exp(logprobs_R.astype(np.float64)), u_R)
 

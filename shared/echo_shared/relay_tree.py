@@ -16,9 +16,7 @@ from typing import Final
 from echo_shared.errors import CodecError
 
 NODE_BYTES: Final = 3
-MOST_NUMBER: Final = 2**16 - 1
-MOST_CHILDREN: Final = 255
-"""Of one node, the first excepted: it is what the others are below."""
+"""Two bytes for a node's number, one for the count of its children: at most 255. The root itself is not packed."""
 
 
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:

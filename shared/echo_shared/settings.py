@@ -101,12 +101,12 @@ def load_settings(
     path: Path | None,
     overrides: Mapping[str, Any],
     *,
-    moved: Mapping[str, str] = {},
+    instead: Mapping[str, str] = {},
     other_variables: Collection[str] = (),
 ) -> _Settings:
-    """The settings that hold. `path` None = no file; `overrides` are the flags, nested like `cls`, None = not given.
-    `moved`: where settings are found that had another name. `other_variables`: environment variables with the prefix of
-    `cls` that are no settings.
+    """Return the settings that hold. `path` None = no file; `overrides` are the flags, nested like `cls`, None = not
+    given. `instead`: by the name of a setting that does not exist, what to use instead of it. `other_variables`:
+    environment variables with the prefix of `cls` that are no settings.
 
     Raises ConfigError when the file cannot be read or is no TOML, for every setting that is unknown or not valid, and
     for every variable with the prefix of `cls` that names nothing: a misspelt one would go unnoticed for a whole run.
@@ -123,7 +123,7 @@ def load_settings(
         places = [
             _place(item["loc"], text=text, path=path, sources=(flags, from_environment), cls=cls) for item in details
         ]
-        raise _refusal(details, places, cls, moved) from error
+        raise _refusal(details, places, cls, instead) from error
 
 
 def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any], location: tuple[str, ...]) -> str:
@@ -284,13 +284,13 @@ def _place(
 
 
 def _refusal(
-    details: list[ErrorDetails], places: list[str], cls: type[BaseSettings], moved: Mapping[str, str]
+    details: list[ErrorDetails], places: list[str], cls: type[BaseSettings], instead: Mapping[str, str]
 ) -> ConfigError:
     complaints = []
     for item, place in zip(details, places, strict=True):
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
-            hint = f"; it is {moved[name]} now" if name in moved else _suggestion(item["loc"], cls)
+            hint = f"; {instead[name]}" if name in instead else _suggestion(item["loc"], cls)
             complaints.append(f"{place}: there is no setting {name}{hint}")
         elif item["loc"] and not isinstance(item["input"], Mapping | BaseModel):
             got = MASK if _is_secret_at(cls, item["loc"]) else repr(item["input"])

@@ -1,4 +1,4 @@
-"""`draw`, `distance` and `interval` of `echo_shared.draws` in torch: many rows at once, wherever the logits are.
+"""`draw` and `interval` of `echo_shared.draws` in torch: many rows at once, wherever the logits are.
 
 The same float64 arithmetic as the reference. A large vocabulary is summed by blocks, and only the block that holds the
 token is accumulated, which reorders additions: the sums differ by parts in 1e16. Nothing here waits for the device.
@@ -13,8 +13,6 @@ from typing import Final
 
 import torch
 from torch import Tensor
-
-from echo_shared.draws import LEAST_TAIL
 
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = {"cpu": 2**17}
@@ -32,23 +30,19 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
     return _in_chunks(_draw, logits_RV, u_R, temperature_R)
 
 
-def distance(logits_RV: Tensor, tokens_R: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """How far, in nats of log-odds, each row's u lies outside the interval of `tokens_R` (int64), and those tokens'
-    true logprobs.
-
-    Both [R], float64, on the device of `u_R`, where `tokens_R` and `temperature_R` are too; NaN as in `draw`.
-    """
-    return _in_chunks(_distance, logits_RV, tokens_R, u_R, temperature_R)
-
-
 def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each token's interval begins, in cumulative probability, and the tokens' logprobs; as in `distance`."""
+    """Return where each token's interval begins, in cumulative probability, and the logprobs of `tokens_R` (int64).
+
+    Both [R], float64, on the device of `temperature_R`, where `tokens_R` is too; NaN as in `draw`.
+    """
     return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
 
 
 def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
-    """By how many nats each token is less likely than the most likely one [R], 0 for a greedy choice; as in
-    `distance`."""
+    """Return by how many nats each token is less likely than the most likely one [R], 0 for a greedy choice.
+
+    Devices and types are those of `interval`.
+    """
     short_R, _ = _in_chunks(_shortfall, logits_RV, tokens_R, temperature_R)
     return short_R
 
@@ -97,19 +91,8 @@ def _logprobs(logits_RV: Tensor, tokens_R1: Tensor, temperature_R: Tensor, top_R
     return (chosen_R1 / temperature_R[:, None] - top_R1 - totals_R1.log()).squeeze(1)
 
 
-def _distance(logits_RV: Tensor, tokens_R: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    below_R1, above_R1, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
-    target_R1 = u_R[:, None] * totals_R1
-    low_R1, high_R1, drawn_R1 = (
-        (weight_R1 / totals_R1).logit(eps=LEAST_TAIL) for weight_R1 in (below_R1, above_R1, target_R1)
-    )
-    apart_R1 = torch.maximum(low_R1 - drawn_R1, drawn_R1 - high_R1).clamp_(min=0.0)
-    apart_R1.masked_fill_((below_R1 <= target_R1) & (target_R1 <= above_R1), 0.0)
-    return apart_R1.squeeze(1), _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
-
-
 def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    below_R1, _, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
+    below_R1, totals_R1, top_R1 = _edges(logits_RV, tokens_R, temperature_R)
     logprobs_R = _logprobs(logits_RV, tokens_R[:, None], temperature_R, top_R1, totals_R1)
     return (below_R1 / totals_R1).squeeze(1), logprobs_R
 
@@ -122,8 +105,8 @@ def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tu
     return -own_R.clamp(min=_LEAST_WEIGHT).log(), totals_R.reciprocal()
 
 
-def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The weights of all ids before the token, of these and the token, of all, and the largest scaled logit; [R, 1]."""
+def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weight of all ids before the token, the weight of all ids, and the largest scaled logit; [R, 1]."""
     weights_RV, top_R1 = _weights(logits_RV, temperature_R)
     tokens_R1 = tokens_R[:, None]
     if weights_RV.shape[1] <= _BLOCK:
@@ -134,9 +117,8 @@ def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[
         before_R1, inside_RB = _of_block(weights_RV, blocks, tokens_R1 // _BLOCK)
         place_R1, up_to_RB = tokens_R1 % _BLOCK, before_R1 + inside_RB.cumsum(dim=1)
         totals_R1 = blocks[:, -1:]
-    above_R1 = up_to_RB.gather(1, place_R1)
     below_R1 = torch.where(place_R1 > 0, up_to_RB.gather(1, (place_R1 - 1).clamp(min=0)), before_R1)
-    return below_R1, above_R1, totals_R1, top_R1
+    return below_R1, totals_R1, top_R1
 
 
 def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:

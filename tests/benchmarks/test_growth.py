@@ -10,9 +10,9 @@ from benchmarks.progress import Progress
 
 
 def test_headlines_are_by_nodes_and_none_without_their_case() -> None:
-    rows = [{"case": "1,000 nodes", "snapshot_ms": 20.0}, {"case": growth.MIGRATION, "migrate_s": 9.0}]
+    rows = [{"case": "1,000 nodes", "snapshot_ms": 20.0}]
     told = growth.headline(rows)
-    assert (told["snapshot_ms_1000"], told["snapshot_ms_10000"], told["migrate_s"]) == (20.0, None, 9.0)
+    assert (told["snapshot_ms_1000"], told["snapshot_ms_10000"]) == (20.0, None)
     assert {
         "worst_query_ms_1000",
         "bytes_per_rollout_10000",
@@ -29,9 +29,8 @@ def test_postgresql_is_left_out_where_there_is_no_server() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_hub_starts_on_filled_books_and_each_of_its_figures_is_there() -> None:
-    progress = Progress(growth.plan(), ["1,000 nodes", growth.MIGRATION])
-    run, migrated = growth.measure_scaled(0, progress, 0.005).rows
+    progress = Progress(growth.plan(), ["1,000 nodes"])
+    (run,) = growth.measure_scaled(0, progress, 0.005).rows
     assert run["nodes"] == 20 and run["start_s"] > 0 and run["bytes_per_rollout"] > 100
     assert all(run[name] > 0 for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "fleet_ms", "worst_query_ms"))
     assert run["worst_query"] and len(run["slowest_queries"]) > 3
-    assert migrated["migrated"] and migrated["rollouts"] == 5_000

@@ -180,5 +180,5 @@ def test_a_receiver_that_does_not_take_it_is_said(tmp_path: Path, hook: Hook, mo
 
 
 def test_without_a_receiver_there_is_nothing_to_test(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tells nobody"):
+    with pytest.raises(ConfigError, match="sends no alerts"):
         said("alert-test", make(tmp_path / "run"))

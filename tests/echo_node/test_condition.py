@@ -1,9 +1,9 @@
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from echo_node.condition import STATES, described
+from echo_node.condition import State, described
 from tests.echo_node.test_panel import SNAPSHOT
 
 QUIET = replace(SNAPSHOT, fetching={}, problems={})
@@ -27,7 +27,7 @@ QUIET = replace(SNAPSHOT, fetching={}, problems={})
 def test_what_matters_most_is_said(changes: dict[str, Any], state: str, says: str) -> None:
     shown = described(replace(QUIET, **changes), is_finishing=False)
     assert shown.state == state and says in shown.reason
-    assert shown.state in STATES
+    assert shown.state in get_args(State)
 
 
 def test_a_node_that_finishes_says_so_even_if_it_is_paused() -> None:

@@ -1,12 +1,12 @@
 import io
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from echo_node.condition import STATES, described
+from echo_node.condition import State, described
 from echo_node.live_view import COLOURS, GOES_FIRST, LivePanel, View, open_panel, sparkline
 from echo_node.panel import NodeSnapshot, PlainPanel, rows
 from tests.echo_node.test_panel import SNAPSHOT, TOTALS
@@ -97,7 +97,7 @@ def test_long_words_from_outside_leave_room() -> None:
 
 
 def test_every_state_has_a_colour() -> None:
-    assert set(COLOURS) == set(STATES)
+    assert set(COLOURS) == set(get_args(State))
 
 
 def test_what_may_go_is_there() -> None:

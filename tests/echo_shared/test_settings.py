@@ -82,10 +82,10 @@ def test_a_wrong_file_names_key_and_line(tmp_path: Path, text: str, complaints: 
         assert complaint in str(caught.value)
 
 
-def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path) -> None:
+def test_a_setting_that_does_not_exist_is_named_with_what_to_use(tmp_path: Path) -> None:
     file = written(tmp_path, "[engine]\nstep = 3\n")
     with pytest.raises(ConfigError, match=r"line 2: there is no setting engine\.step; it is engine\.steps now"):
-        load_settings(Settings, file, {}, moved={"engine.step": "engine.steps"})
+        load_settings(Settings, file, {}, instead={"engine.step": "it is engine.steps now"})
 
 
 def test_a_wrong_variable_or_flag_is_named_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,15 +31,39 @@ MOVED: Final = {
     "training.threads": "learner.threads",
     "training.device": "learner.device",
 }
-"""Where to find settings that a run's file may have under another name."""
+"""New names of settings, by the names that an older run's file may have."""
+_FIXED: Final = "the hub has one value for it: remove this setting"
+_NO_MAIL: Final = (
+    "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
+    "installers/prometheus/echo.rules.yml; remove this setting"
+)
+GONE: Final = {
+    "alerts.email_to": _NO_MAIL,
+    "alerts.email_from": _NO_MAIL,
+    "alerts.smtp_host": _NO_MAIL,
+    "alerts.smtp_port": _NO_MAIL,
+    "alerts.smtp_security": _NO_MAIL,
+    "alerts.smtp_user": _NO_MAIL,
+    "alerts.smtp_password": _NO_MAIL,
+    "alerts.learner_idle_share": _FIXED,
+    "alerts.per_hour": _FIXED,
+    "alerts.quarantined_in_an_hour": _FIXED,
+    "alerts.repeat_s": _FIXED,
+    "cost.hysteresis": _FIXED,
+    "log.events_kept": _FIXED,
+    "training.curriculum_floor": _FIXED,
+}
+"""What to use instead of settings that an older run's file may have."""
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
-    """The settings that hold. `path` None = no file; `overrides` are flags, nested by section, None = not given.
+    """Return the settings that hold. `path` None = no file; `overrides` are flags, nested by section, None = not given.
 
     Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
     """
-    return load_settings(HubConfig, path, overrides, moved=MOVED)
+    return load_settings(
+        HubConfig, path, overrides, instead={**{old: f"it is {new} now" for old, new in MOVED.items()}, **GONE}
+    )
 
 
 def render_config(config: HubConfig) -> str:

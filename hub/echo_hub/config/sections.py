@@ -70,8 +70,6 @@ class CostConfig(Section):
     """Price in US dollars that is added for a node's stated power; 0 = its power costs you nothing."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
     """Capacity of working nodes, in rollouts that return in time, over what the learner needs."""
-    hysteresis: Annotated[float, Field(ge=0, le=0.5)] = 0.05
-    """Shrinkage of the margin at which more nodes start, and saving of cost that justifies a replacement, as shares."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
     """Shortest working time of a node that has started, unless it is lost or fails."""
 

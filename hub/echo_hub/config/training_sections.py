@@ -50,8 +50,6 @@ class TrainingConfig(Section):
     curriculum_by: Literal["problem", "task"] = "problem"
     """Source of the pass rate. problem: the prompt's own, for tasks whose problems recur, such as a file's. task: the
     newest 32 groups of the task, for runs with several tasks or levels whose problems never recur."""
-    curriculum_floor: Annotated[float, Field(ge=0.01, le=1)] = 0.1
-    """Smallest probability of taking a problem, because a hopeless problem may have become solvable."""
     credit: Literal["episode", "turn"] = "episode"
     """Basis of a turn's advantage in tasks of several turns. episode: the episode's reward, against the group's. turn:
     the return from that turn on, against the returns of the group's episodes that reached the same turn

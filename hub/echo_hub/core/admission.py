@@ -17,11 +17,6 @@ from dataclasses import dataclass
 from echo_hub.core.settings import CoordinatorSettings
 
 
-def staleness(learner_version: int, policy_version: int) -> int:
-    """Optimizer steps from sampling to consumption, queue time included; 0 = on-policy."""
-    return learner_version - policy_version
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """Which groups the steps ahead will take, as far as is known."""

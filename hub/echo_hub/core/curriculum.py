@@ -3,12 +3,12 @@
 A group whose rewards are all equal has no advantage, whatever it cost to sample. Which problem each group id has is
 fixed, so a problem is chosen by passing over ids: one whose pass rate is p is opened with the probability
 
-    skip            1 while 0 < p < 1, else `floor`
-    learnability    4 p (1 - p), at least `floor`    the variance of its reward over the largest that there is, by which
+    skip            1 while 0 < p < 1, else `FLOOR`
+    learnability    4 p (1 - p), at least `FLOOR`    the variance of its reward over the largest that there is, by which
                                                      "Learning to Reason at the Frontier of Learnability" (arXiv
                                                      2502.12272) orders problems
 
-and one whose rate nobody knows always is. `floor` is what brings a hopeless problem back when the model has learned
+and one whose rate nobody knows always is. `FLOOR` is what brings a hopeless problem back when the model has learned
 more, and a solved one when it may have forgotten. The rate is that of the same prompt's newest group, or, by task, of
 the task's newest `TASK_GROUPS` groups.
 
@@ -33,6 +33,9 @@ from echo_shared.draws import derive_seed
 TASK_GROUPS: Final = 32
 REMEMBERED: Final = 2**17
 """Groups: the newest that are counted, in memory as at a restart."""
+FLOOR: Final = 0.1
+"""Least probability with which a problem is opened. At 0 a hopeless problem would never come back, and a run of solved
+problems would open nothing; a tenth of the groups is a small price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +44,6 @@ class CurriculumSettings:
 
     rule: Literal["skip", "learnability"]
     by: Literal["problem", "task"]
-    floor: float
-    """The least probability with which a problem is opened; above 0, or nothing might ever be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +138,7 @@ class Curriculum:
         if rate is None:
             return False
         draw = derive_seed("curriculum", self._run_seed, prepared.group_id) / 2**64
-        is_left_out = draw >= max(self._settings.floor, self._wanted(rate))
+        is_left_out = draw >= max(FLOOR, self._wanted(rate))
         self._num_passed_over += is_left_out
         return is_left_out
 

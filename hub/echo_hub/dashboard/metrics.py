@@ -117,6 +117,8 @@ def _run(run: RunView) -> Iterator[Metric]:
     yield _labelled(words, (([state], float(state is run.health.state)) for state in HubState))
     yield _gauge("echo_healthy", "0 while something is broken; /readyz says what.", float(not run.broken))
     yield _gauge("echo_alarms", "Problems that the hub goes on with by itself; /readyz says which.", len(run.alarms))
+    problems = GaugeMetricFamily("echo_problem", "1 for each kind of problem that there is.", labels=["kind"])
+    yield _labelled(problems, (([kind], 1.0) for kind in run.problem_kinds))
     ready = float(run.readiness is Readiness.READY)
     yield _gauge("echo_ready", "1 once the hub can train; 0 while it starts or something is broken.", ready)
     yield _gauge("echo_run_start_time_seconds", "When the run began, seconds since the epoch.", run.started_at)

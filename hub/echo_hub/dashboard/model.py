@@ -312,6 +312,8 @@ class RunView:
     """What is broken, for the operator, and the alarms."""
     alarms: tuple[str, ...] = ()
     """Those of the problems that the hub goes on after by itself."""
+    problem_kinds: tuple[str, ...] = ()
+    """Kinds of the problems that the hub watches for and has found."""
     starting: bool = False
     """The hub is not up yet: nodes may join, and nothing is trained."""
     started_at: float

@@ -10,7 +10,6 @@ turn, is another, `Judge`. In an evaluation by nodes the coordinator does both, 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +30,6 @@ from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
-
-log = logging.getLogger(__name__)
 
 Ids = NDArray[np.int32]
 Played = tuple[int, Sequence[Ids], int]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -34,8 +33,6 @@ from echo_shared.messages import (
     Rollout,
     Welcome,
 )
-
-log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 15.0
 """The hub has answered by then: a node that joins waits no longer."""

@@ -39,8 +39,6 @@ class Intake:
     ) -> None:
         self.num_rollouts: Counter[str] = Counter()
         """By gateway."""
-        self.num_forged = 0
-        """Messages that no gateway of this hub's has stored."""
         self._seal = seal
         self._subject = subject
         self._inbox = inbox
@@ -56,7 +54,6 @@ class Intake:
         try:
             gateway, number, items = self._seal.open(self._subject, message)
         except CodecError as error:
-            self.num_forged += 1
             log.warning("%s", error.brief)
             gateway, number, items = "", 0, ()
         if number <= self._newest.get(gateway, 0):

@@ -47,10 +47,6 @@ class GatewayProcess:
             tasks.create_task(self._line.run())
             tasks.create_task(self._store())
 
-    async def until_open(self) -> None:
-        """Returns once the hub is there and knows of this gateway."""
-        await self._line.has_begun.wait()
-
     async def _store(self) -> None:
         await self._line.is_known.wait()
         assert self._line.subjects is not None

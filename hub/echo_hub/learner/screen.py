@@ -15,7 +15,7 @@ Ville's inequality its stake then grows by a factor of 1 / α, at any token, wit
                 weight away from it, and are evidence alone.
 
     draws       the distance v of u from the token's interval under π. An honest engine's are outside with a probability
-                of at most `OUTSIDE`, and by more than v with one of OUTSIDE exp(-v / `FAR`), of all tokens before:
+                of at most 0.1, and by more than v with one of 0.1 exp(-v / `FAR`), of all tokens before:
 
                     stake x 0.9 if v = 0, else x 0.95 exp(v / (2 FAR))        mean 0.9 · 0.9 + 0.1 · 2 · 0.95 = 1
 
@@ -42,7 +42,6 @@ from numpy.typing import NDArray
 from echo_hub.core.trust.evidence import CLAIM_EDGES, PROBABILITY_EDGES, log_odds
 
 SLACK: Final = 0.05
-OUTSIDE: Final = 0.1
 FAR: Final = 0.15
 FALSE_EXCLUSION: Final = 1e-7
 MAX_LOG_RATIO: Final = 80.0

@@ -14,7 +14,6 @@ Only one learner works in a run directory: it holds RUN/learner.lock, which the 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -50,8 +49,6 @@ from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import EVAL_S, GAP_S, LEARNING_RATE
 from echo_shared.torch_draws import draw, most_likely
 from echo_shared.torch_sampler import Choose
-
-log = logging.getLogger(__name__)
 
 Answer = Callable[[Frame], None]
 """Called with one answer to a command, from any thread."""

@@ -1,7 +1,7 @@
-"""Which problems there are, when each begins and when it is over. Pure: what was observed in, changes out.
+"""The run's problems: when each begins and when it ends. Pure: observations in, changes out.
 
-A problem ends only once it was not there for `END_S`, and what is measured has to be better by a margin than it had to
-be bad: what hovers at a limit is one problem, not many.
+A problem ends once it was absent for `END_S`. A measured value must also be better than its limit by a margin, so that
+a value that hovers at the limit is one problem, not many.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from echo_hub.operation.reward_trend import RewardTrend
 
 END_S: Final = 60.0
 BETTER: Final = 0.8
-"""An idle learner, and an attack, are over below this share of the limit; a full disk above the limit over this."""
+"""An idle learner and an attack end below this share of their limit; a full disk ends above its limit over this."""
+IDLE_SHARE: Final = 0.8
+"""A learner that waits for this share of its time is idle: it could train on five times as many rollouts."""
+QUARANTINED: Final = 3
+"""An attack: this many nodes go into quarantine within an hour. Honest nodes hardly ever do, so three are no chance."""
 HOUR_S: Final = 3_600.0
 RATE_S: Final = 60.0
-"""Over which what is turned away is counted."""
+"""Span over which refusals are counted."""
 
 
 class ProblemKind(StrEnum):
-    """What may be wrong."""
+    """Kinds of problems."""
 
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
@@ -31,13 +35,13 @@ class ProblemKind(StrEnum):
     DATABASE_AWAY = "database_away"
     """The hub waits for the database server."""
     JUDGE_AWAY = "judge_away"
-    """Rollouts wait for it."""
+    """Rollouts wait for a judge."""
     SCORERS_AWAY = "scorers_away"
-    """Likewise."""
+    """Rollouts wait for a scorer."""
     VERIFIER_AWAY = "verifier_away"
-    """Checks wait for it."""
+    """Checks wait for a verifier."""
     EVALUATOR_AWAY = "evaluator_away"
-    """Evaluations wait for it."""
+    """Evaluations wait for a sampler."""
     VERSION_WITHDRAWN = "version_withdrawn"
     NODE_LAGS = "node_lags"
     COMMON_FAULT = "common_fault"
@@ -50,14 +54,12 @@ class ProblemKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When something is a problem; 0 = never. `AlertsConfig` has the same fields, and says what they mean."""
+    """Thresholds; 0 = never a problem. `AlertsConfig` has the same fields, with their meaning."""
 
     learner_idle_s: float
-    learner_idle_share: float
     no_nodes_s: float
     reward_fell: float
     disk_free_bytes: int
-    quarantined_in_an_hour: int
     turned_away_per_s: float
 
 
@@ -66,7 +68,7 @@ class Observation:
     """A run at one moment."""
 
     broken: Mapping[ProblemKind, str] = field(default_factory=dict)
-    """What the hub itself says is broken, in its own words."""
+    """Texts of what is broken, by the hub's parts."""
     is_over: bool = False
     """Nothing is leased for training any more."""
     lacks_nodes: bool = False
@@ -100,7 +102,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A problem began, or is over: `problem.text` is what it said last."""
+    """A problem began or ended. `problem.text` is its newest text."""
 
     problem: Problem
     began: bool
@@ -108,7 +110,7 @@ class Change:
 
 
 class Problems:
-    """Tell it all that is observed, some seconds apart: `observe` says what has changed, `active` what there is."""
+    """Keeps the problems. `observe` takes an observation, some seconds after the last one, and returns the changes."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -126,11 +128,11 @@ class Problems:
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """In the order in which they began."""
+        """The problems that last, in the order in which they began."""
         return tuple(self._active.values())
 
     def observe(self, seen: Observation, now: float) -> list[Change]:
-        """What begins and what is over with this observation."""
+        """Return the problems that begin or end with this observation."""
         self._note(seen, now)
         found = dict(self._found(seen, now))
         changes = []
@@ -147,7 +149,7 @@ class Problems:
         return changes
 
     def _note(self, seen: Observation, now: float) -> None:
-        """What is only a problem if it lasts."""
+        """Note since when each condition lasts that is a problem only after a while."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)
@@ -200,12 +202,11 @@ class Problems:
                 f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. Look "
                 "at what each node does; `echo-hub plan` says how many more would help."
             )
-        limit, share = self._limits.learner_idle_share, seen.idle_share
-        is_active = ProblemKind.LEARNER_IDLE in self._active
-        if not limit or share is None or share < limit * (BETTER if is_active else 1.0):
+        share, is_active = seen.idle_share, ProblemKind.LEARNER_IDLE in self._active
+        if share is None or share < IDLE_SHARE * (BETTER if is_active else 1.0):
             return None
         if self._fed_since is None or now - seen.idle_window_s < self._fed_since:
-            return None  # It was idle, for there was nobody.
+            return None  # The learner was idle because no node was connected.
         return f"The learner was idle for {share:.0%} of its newest steps' time. `echo-hub plan` says what would help."
 
     def _reward_fell(self) -> str | None:
@@ -223,8 +224,8 @@ class Problems:
     def _attack(self, seen: Observation, now: float) -> str | None:
         margin = BETTER if ProblemKind.ATTACK in self._active else 1.0
         signs = [seen.forged] if seen.forged else []
-        limit, fresh = self._limits.quarantined_in_an_hour, _risen(self._quarantined)
-        if limit and fresh >= limit * margin:
+        fresh = _risen(self._quarantined)
+        if fresh >= QUARANTINED * margin:
             signs.append(
                 f"{fresh} nodes went into quarantine within an hour. Look at their checks; pardon who is honest."
             )
@@ -245,7 +246,7 @@ def _since(known: float | None, lasts: bool, now: float) -> float | None:
 
 
 def _risen(history: deque[tuple[float, int]]) -> int:
-    """By how much since its lowest."""
+    """Return by how much the newest number is above the lowest."""
     return history[-1][1] - min(number for _, number in history)
 
 

@@ -1,4 +1,4 @@
-"""In which state the hub is, from what it knows in memory. Pure."""
+"""The hub's state of health, computed from what is in memory. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NO_NODES: Final = "No node is connected."
 def health_of(
     *, is_finished: bool, is_starting: bool, broken: Sequence[str], lacks_nodes: bool, watched: Sequence[Problem]
 ) -> Health:
-    """`broken`: what keeps the hub from training, in words; `watched`: the problems that there are.
+    """Return the hub's health. `broken` has the texts of what keeps the hub from training; `watched` has the problems.
 
-    That there is no node makes a hub no worse than live, for however long: what it lacks is its volunteers' to give.
+    A hub without nodes is live, not degraded, however long that lasts: only volunteers can change it.
     """
     if is_finished:
         disk = tuple(problem.text for problem in watched if problem.kind is ProblemKind.DISK)

@@ -1,6 +1,6 @@
-"""Looks at the run every few seconds: what begins to be a problem, and what is over, is logged and told.
+"""Looks at the run every few seconds, and logs and tells each problem that begins or ends.
 
-What is looked at comes from where the pages have it, so page, event and alert say the same.
+The observation comes from the source of the pages, so page, event and alert say the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOK_S: Final = 10.0
 
 
 class Told(Protocol):
-    """Who is told: `echo_hub.operation.alerting.Alerts`."""
+    """Receiver of changes: `echo_hub.operation.alerting.Alerts`."""
 
     def changed(self, change: Change) -> None: ...
 
@@ -33,7 +33,7 @@ def limits_of(settings: AlertsConfig) -> Limits:
 
 
 def free_bytes(directory: Path) -> int | None:
-    """What is free on its disk; None: the system does not say. Blocks."""
+    """Return the free bytes on the directory's disk, or None if the system does not say. Blocks."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:
@@ -41,8 +41,11 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class Watching:
-    """`observe` says how the run is, whether its books can be read or not; `steps` are the trained steps after one, in
-    order; none = there are no more yet. `notify` is called when the problems that there are have changed."""
+    """Watches the run.
+
+    `observe` returns the state of the run, also when the database cannot be read. `steps` returns the trained steps
+    after a step, in order; none = no more yet. `notify` is called when the set of problems has changed.
+    """
 
     def __init__(
         self,
@@ -63,17 +66,17 @@ class Watching:
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """The problems that there are."""
+        """The problems that last."""
         return self._problems.active
 
     async def run(self) -> None:
-        """Looks for ever."""
+        """Look until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Once. Books that cannot be read are somebody else's to complain of: steps are read the next time."""
+        """Look once. When the database cannot be read, read the newest steps the next time."""
         try:
             await self._read_steps()
         except StorageError as error:

@@ -1,4 +1,4 @@
-"""Posts an alert to a webhook: within time, some times over, signed, and never where a redirect leads."""
+"""Posts an alert to the webhook: signed, with a time limit and some retries, and without following redirects."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from echo_shared.errors import ConnectError
 
 ATTEMPTS: Final = 5
 FIRST_S: Final = 2.0
-"""Until the second attempt, or half of it; twice as long each time."""
+"""Longest wait before the second attempt. It doubles with each attempt; jitter shortens it by up to half."""
 LIMIT_S: Final = 60.0
 ATTEMPT_S: Final = 10.0
-"""For one attempt, whatever it hangs on."""
+"""Time limit of one attempt."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""And whatever says that it is the receiver's fault."""
+"""Client errors that a retry may cure. All server errors are retried."""
 
 
 class Webhook:
-    """The receiver that the settings name. `wait` sleeps, `attempts` are made at most."""
-
-    name: Final = "webhook"
+    """The receiver in the settings. `attempts` is the most that is made for one alert."""
 
     def __init__(
         self, settings: AlertsConfig, *, attempts: int = ATTEMPTS, jitter: Callable[[], float] = random.random
@@ -40,7 +38,7 @@ class Webhook:
         self._jitter = jitter
 
     async def send(self, alert: Alert, about: AboutRun) -> None:
-        """Returns once it is taken. Raises ConnectError when it is not, after the last attempt."""
+        """Return once the receiver has taken the alert. Raises ConnectError after the last attempt."""
         body, trouble = payload(alert, about), ""
         for attempt in range(self._attempts):
             if attempt:
@@ -51,7 +49,7 @@ class Webhook:
             except TimeoutError:
                 trouble = f"no answer within {ATTEMPT_S:.0f} s"
             except (aiohttp.ClientError, OSError, ValueError) as error:
-                trouble = type(error).__name__  # Its text may hold the address, and that a secret.
+                trouble = type(error).__name__  # The text may hold the address, which may hold a secret.
             else:
                 if 200 <= status < 300:
                     return
@@ -68,7 +66,7 @@ class Webhook:
         headers = {"Content-Type": "application/json", "User-Agent": "echo-hub", "Echo-Alert-Id": alert_id}
         if self._settings.webhook_secret:
             headers["Echo-Signature"] = signature(body, self._settings.webhook_secret, int(time.time()))
-        # A session an alert: they are rare, and a connection that was kept open may have died.
+        # One session an alert: alerts are rare, and a connection that was kept open may have died.
         async with (
             aiohttp.ClientSession(trust_env=not _is_loopback(self._host)) as session,
             session.post(self._settings.webhook_url, data=body, headers=headers, allow_redirects=False) as answer,
@@ -77,7 +75,7 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """All that logs may hold of the address."""
+        """The part of the address that logs may hold."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

@@ -306,10 +306,6 @@ class PromptCodec:
             raise ConfigError("A reply holds a stop token before its end.")
         return self._known(ids)
 
-    def encode_observation(self, text: str, *, after: int) -> NDArray[np.int32]:
-        """`encode_answer` by one user turn."""
-        return self.encode_answer([{"role": "user", "content": text}], after=after)
-
     def encode_answer(self, messages: Sequence[Message], *, after: int) -> NDArray[np.int32]:
         """The ids [T] int32 from a completion, whose last id is `after`, to the next one: what ends the assistant's
         turn, unless `after` is that, then `messages` as the chat template has them, ready for the reply.

@@ -19,8 +19,7 @@ class Costs:
         self.told: Counter[str] = Counter()
         """Nodes told that they stand by, by reason, so often as each was."""
         self._paid_at: dict[str, float] = {}
-        self.activations = 0
-        """Nodes told that they do so no more."""
+        """Time at which each node last cost something."""
 
     def accrue(self, record: CostAccrued, now: float) -> None:
         self.dollars += sum(cost.dollars for cost in record.nodes)
@@ -28,9 +27,7 @@ class Costs:
         self._paid_at.update((cost.node_id, now) for cost in record.nodes)
 
     def tell(self, action: TellStandby) -> None:
-        if action.reason is None:
-            self.activations += 1
-        else:
+        if action.reason is not None:
             self.told[action.reason] += 1
 
     def num_paid(self, since: float) -> int:
@@ -47,7 +44,6 @@ def activation_settings(scenario: Scenario) -> ActivationSettings:
     return ActivationSettings(
         spend_cap_per_hour=prices.spend_cap_per_hour,
         margin=prices.margin,
-        hysteresis=prices.hysteresis,
         dwell_s=prices.dwell_s,
     )
 

@@ -154,8 +154,6 @@ class SimulatedPrices(ScenarioSection):
     """What all active nodes together may cost."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
     """What active nodes bring in time, over what the learner takes."""
-    hysteresis: Annotated[float, Field(ge=0, le=0.5)] = 0.05
-    """By how much that may shrink before more are active."""
     dwell_s: NotNegative = 60.0
     """So long a node is active at least."""
 

@@ -1,4 +1,4 @@
-"""The metric sinks that a run's settings ask for."""
+"""The writers that a run's settings ask for, each with the part that feeds it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.dashboard.source import Changes
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
-from echo_hub.sinks.base import MetricSink
-from echo_hub.sinks.following import Following
+from echo_hub.sinks.following import Following, Writer
 from echo_hub.sinks.reading import Reading
 from echo_hub.sinks.texts import SampleTexts
 from echo_hub.sinks.wandb_sink import WandB
@@ -17,15 +17,22 @@ from echo_hub.store.async_store import AsyncStore
 
 
 def chosen_sinks(
-    config: HubConfig, root: Path, run_id: str, store: AsyncStore, *, codec: PromptCodec, problems: Problems
+    config: HubConfig,
+    root: Path,
+    run_id: str,
+    store: AsyncStore,
+    changes: Changes,
+    *,
+    codec: PromptCodec,
+    problems: Problems,
 ) -> list[Following]:
-    """Each with what follows the store for it; `root` is the run's directory."""
-    sinks: list[MetricSink] = []
+    """Return one `Following` a writer. `root` is the run's directory. Raises ConfigError for a missing package."""
+    writers: list[Writer] = []
     if config.metrics.tensorboard:
-        from echo_hub.sinks.tensorboard import TensorBoard  # It takes a part of a second, of every hub's start.
+        from echo_hub.sinks.tensorboard import TensorBoard  # The import takes a part of a second.
 
-        sinks.append(TensorBoard(root / "tensorboard"))
+        writers.append(TensorBoard(root / "tensorboard"))
     if config.metrics.wandb != "off":
-        sinks.append(WandB(config, directory=root / "wandb", logs=root / "logs", run_id=run_id))
+        writers.append(WandB(config, directory=root / "wandb", run_id=run_id))
     texts = SampleTexts(config.metrics, store=store.store, codec=codec, problems=problems)
-    return [Following(sink, partial(Reading, store.store, texts=texts), store.server) for sink in sinks]
+    return [Following(writer, partial(Reading, store.store, texts=texts), store.server, changes) for writer in writers]

@@ -1,18 +1,60 @@
-"""What the store has for metric sinks, in order, from where a sink has come to."""
+"""What other programs are told of a run, read from the store: one entry a step and one an evaluation, in order.
+
+    train/*         the figures of `echo_shared.step_figures`, and the mean reward
+    reward/*        the mean of each component of the step's rewards, where they have several
+    rollouts/*      what the step was made of: number, tokens, staleness, and rollouts trained on a second
+    drops/*         rollouts dropped since the step before, by reason
+    tasks/*         figures of each task, where the run has several
+    eval/*          held-out problems; the step is the version that was evaluated
+    distribution/*  histograms of the step's rollouts: reward, completion_tokens, staleness
+    samples         texts of a few rollouts of the step, where the operator has turned that on
+
+The step is a policy version everywhere. The wall time is the one in the database.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from echo_hub.sinks.base import DISTRIBUTION, Entry, Position, SampleText
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind, StepRecord
 
+DISTRIBUTION: Final = "distribution/"
+SAMPLES: Final = "samples"
 STEPS_A_READ: Final = 100
 HISTOGRAMS_AT_START: Final = 500
-"""Of the steps before a sink was opened, histograms of so many newest: of each its rollouts are read again."""
+"""Steps before the start that get histograms, the newest ones: each takes a query for its rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleText:
+    """One rollout as people read it. Its texts come from a model or from a stranger: hostile input."""
+
+    rollout_id: str
+    reward: float
+    prompt: str
+    completion: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Figures of one policy version, by tag."""
+
+    policy_version: int
+    at: float
+    scalars: Mapping[str, float]
+    histograms: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    texts: Sequence[SampleText] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Everything up to here has been written."""
+
+    step: int = 0
+    evaluated_at: float = 0.0
 
 
 class Reading:
@@ -21,9 +63,9 @@ class Reading:
     def __init__(
         self, store: Store, position: Position, *, texts: Callable[[int], Sequence[SampleText]] = lambda step: ()
     ) -> None:
-        """`texts`: the sample texts of a step."""
+        """`texts` returns the sample texts of a step."""
         self.position = position
-        """Behind what `read` gave last."""
+        """The end of the last `read`."""
         self._store = store
         self._texts = texts
         self._before = next(iter(store.steps_history(position.step - 1, 1)), None) if position.step else None
@@ -31,7 +73,7 @@ class Reading:
         self._whole_from = (newest.step if newest else 0) - HISTOGRAMS_AT_START
 
     def read(self) -> list[Entry]:
-        """The next entries; none: there are no more yet. When it fails, the next reading gives the same."""
+        """Return the next entries, [] when there are none yet. After an error, the next call returns the same ones."""
         entries = []
         evaluated_at, before = self.position.evaluated_at, self._before
         for record in self._store.steps_history(self.position.step, STEPS_A_READ):
@@ -93,17 +135,17 @@ def _scalars(record: StepRecord, before: StepRecord | None) -> dict[str, float]:
 def _of_evaluation(evaluation: Evaluation) -> Entry:
     sampled = evaluation.kind is EvaluationKind.SAMPLED
     name = "sampled" if sampled else "greedy"
-    room = f"eval/{evaluation.name}" if evaluation.name else "eval"
-    accuracy = f"{room}/mean_at_{evaluation.samples}" if sampled else f"{room}/greedy_accuracy"
+    prefix = f"eval/{evaluation.name}" if evaluation.name else "eval"
+    accuracy = f"{prefix}/mean_at_{evaluation.samples}" if sampled else f"{prefix}/greedy_accuracy"
     scalars = {
         accuracy: evaluation.accuracy,
         f"{accuracy}_error": evaluation.accuracy_error,
-        **{f"{room}/pass_at_{k}": share for k, share in evaluation.pass_at.items()},
-        f"{room}/{name}_reward": evaluation.mean_reward,
-        **{f"{room}/{name}_reward_{component}": mean for component, mean in evaluation.components.items()},
-        f"{room}/{name}_tokens": evaluation.mean_tokens,
-        f"{room}/{name}_truncated": evaluation.share_truncated,
-        f"{room}/{name}_unscored": float(evaluation.num_unscored),
-        f"{room}/{name}_seconds": evaluation.seconds,
+        **{f"{prefix}/pass_at_{k}": share for k, share in evaluation.pass_at.items()},
+        f"{prefix}/{name}_reward": evaluation.mean_reward,
+        **{f"{prefix}/{name}_reward_{component}": mean for component, mean in evaluation.components.items()},
+        f"{prefix}/{name}_tokens": evaluation.mean_tokens,
+        f"{prefix}/{name}_truncated": evaluation.share_truncated,
+        f"{prefix}/{name}_unscored": float(evaluation.num_unscored),
+        f"{prefix}/{name}_seconds": evaluation.seconds,
     }
     return Entry(policy_version=evaluation.policy_version, at=evaluation.evaluated_at, scalars=scalars)

@@ -1,5 +1,8 @@
-"""Texts of a few rollouts of a step, for metric sinks: only of groups that the operator keeps, and only where that is
-turned on, for a sink may be on another machine."""
+"""Texts of a few rollouts of a step, for other programs.
+
+Only groups that the operator keeps have texts, and only where the operator has turned texts on: the other program may
+run on another machine.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from typing import Final
 from echo_hub.config.operation_sections import MetricsConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
-from echo_hub.sinks.base import SampleText
+from echo_hub.sinks.reading import SampleText
 from echo_hub.store.browsing import BatchReward
 from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
 
 MOST_CHARACTERS: Final = 10_000
-"""Of a prompt, and of a completion."""
+"""Length of a prompt, and of a completion."""
 
 
 class SampleTexts:
-    """Called with a step; blocks."""
+    """Called with a step. Blocks."""
 
     def __init__(self, settings: MetricsConfig, *, store: Store, codec: PromptCodec, problems: Problems) -> None:
         self._settings = settings
@@ -27,7 +30,7 @@ class SampleTexts:
         self._problems = problems
 
     def __call__(self, step: int) -> list[SampleText]:
-        """Of every `texts_every`-th step `texts` rollouts: evenly from the least rewarded to the most."""
+        """Return `texts` rollouts of every `texts_every`-th step, spread evenly over the rewards."""
         if not self._settings.texts or step % self._settings.texts_every:
             return []
         kept = [end for end in self._store.batch_rewards(step) if self._store.keeping.chooses(end.group_id)]

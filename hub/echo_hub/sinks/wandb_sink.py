@@ -1,79 +1,125 @@
-"""Weights & Biases as a metric sink (extra `wandb`): what is written there, and that it cannot hold the hub up.
+"""Weights & Biases, by its own client (extra `wandb`), which sends figures through a background service of its own.
 
-The library runs in a process of its own, `echo_hub.sinks.wandb_process`: it has threads, a helper process and handlers
-at exit that may wait for a network, none of which the hub should end with. RUN/wandb holds its files, and how far it
-has come, so a restarted hub goes on in the same run of W&B. What the library has not yet sent when it is killed may be
-missing there; RUN/tensorboard and the pages have it.
+RUN/wandb holds the client's files, and the position that has been written: a hub that starts again resumes the same
+run of W&B there. Figures that the service had not stored when it was killed may be missing in W&B; RUN/tensorboard and
+the hub's pages have them.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from echo_hub.config.sections import HubConfig
-from echo_hub.sinks.base import Entry, Position
+from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
 from echo_shared.errors import ConfigError, EchoError
+from echo_shared.files import write_private
+from echo_shared.installation import how_to_install
 from echo_shared.settings import without_secrets
-from echo_shared.supervised import Command, SupervisedChild
 
 TOLD_SECTIONS: Final = ("run", "model", "task", "sampling", "training", "objective", "evaluation", "leases", "trust")
-"""Sections of the settings that W&B is told: none that may hold a secret, an address or a path of this machine."""
+"""Sections of the settings that W&B is told. None holds a secret, an address or a path of this machine."""
+VERSION: Final = "policy_version"
+"""The figure that W&B draws the others over: its own steps count calls."""
+FINISH_S: Final = 6
+"""Time for the service to send what is left when the hub ends."""
 
 
 class WandB:
-    """The sink."""
+    """The writer. `directory` holds its files alone. Raises ConfigError where the client is not installed."""
 
     name = "Weights & Biases"
 
-    def __init__(self, config: HubConfig, *, directory: Path, logs: Path, run_id: str) -> None:
-        """`directory` is its own."""
+    def __init__(self, config: HubConfig, *, directory: Path, run_id: str) -> None:
+        if importlib.util.find_spec("wandb") is None:
+            raise ConfigError(
+                "Weights & Biases is not installed.",
+                got=f'metrics.wandb = "{config.metrics.wandb}"',
+                do=f'{how_to_install("wandb")}, or set metrics.wandb = "off".',
+            )
         self._config = config
         self._directory = directory
-        self._logs = logs
+        self._place = directory / "position.json"
         self._run_id = run_id
-        self._child: SupervisedChild | None = None
+        self._client: Any = None
+        """The module `wandb`, while it may have something to release."""
+        self._run: Any = None
 
-    async def open(self) -> Position:
-        """Raises ConfigError where the library is missing, or W&B does not take the run."""
-        command = Command(module="echo_hub.sinks.wandb_process", name="wandb", log=self._logs / "wandb.log")
-        self._child = await SupervisedChild.spawn(command)
-        await self._child.open(self._opening())
-        ready = _checked(self._child.ready)
-        return Position(step=ready["step"], evaluated_at=ready["evaluated_at"])
+    def open(self) -> Position:
+        """Begin the run of W&B, or resume the one of this hub's earlier starts."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb  # The import takes seconds.
 
-    async def write(self, entries: Sequence[Entry], position: Position) -> None:
-        assert self._child is not None, "it is open"
-        told = [{**asdict(entry), "texts": [asdict(text) for text in entry.texts]} for entry in entries]
-        await self._child.send({"entries": told, "position": asdict(position)})
-        _checked(await self._child.receive())
+        self._client = wandb
+        metrics, settings = self._config.metrics, without_secrets(self._config).model_dump(mode="json")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=metrics.wandb_project,
+            entity=metrics.wandb_entity or None,
+            id=self._run_id,
+            name=self._config.run.name,
+            mode=metrics.wandb,  # type: ignore[arg-type]  # Open only where it is not "off".
+            resume="allow" if metrics.wandb == "online" else None,
+            dir=str(self._directory),
+            config={section: settings[section] for section in TOLD_SECTIONS},
+            settings=wandb.Settings(  # Figures are sent, and nothing of this machine.
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                finish_timeout=FINISH_S,
+                init_timeout=90,
+                login_timeout=30,
+                save_code=False,
+                silent=True,
+                x_disable_machine_info=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            ),
+        )
+        self._run.define_metric(VERSION, hidden=True)
+        self._run.define_metric("*", step_metric=VERSION)
+        return self._position()
 
-    async def close(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            await child.stop(timeout_s=8.0)
+    def write(self, entries: Sequence[Entry], position: Position) -> None:
+        """Return when the client has taken the entries over."""
+        for entry in entries:
+            self._run.log(_row(self._client, entry))
+        write_private(self._place, json.dumps({"run_id": self._run_id, **asdict(position)}).encode())
 
-    def _opening(self) -> dict[str, Any]:
-        settings, metrics = without_secrets(self._config).model_dump(mode="json"), self._config.metrics
-        return {
-            "directory": str(self._directory),
-            "mode": metrics.wandb,
-            "project": metrics.wandb_project,
-            "entity": metrics.wandb_entity,
-            "run_id": self._run_id,
-            "name": self._config.run.name,
-            "settings": {section: settings[section] for section in TOLD_SECTIONS},
-        }
+    def close(self) -> None:
+        """Finish the run, and end the client's service."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        try:
+            client.teardown()
+        except SystemExit as error:
+            raise EchoError("The service of Weights & Biases failed.", got=f"exit status {error.code}") from error
+
+    def _position(self) -> Position:
+        """Return the position that was written, or the beginning where none is known of this run."""
+        try:
+            known = json.loads(self._place.read_bytes())
+            if known["run_id"] == self._run_id:
+                return Position(step=int(known["step"]), evaluated_at=float(known["evaluated_at"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return Position()
 
 
-def _checked(answer: dict[str, Any]) -> dict[str, Any]:
-    match answer:
-        case {"missing": what}:
-            from echo_shared.installation import how_to_install
-
-            raise ConfigError("The library of Weights & Biases is not installed.", got=what, do=how_to_install("wandb"))
-        case {"failed": what}:
-            raise EchoError("Weights & Biases has failed.", got=what)
-    return answer
+def _row(wandb: Any, entry: Entry) -> dict[str, Any]:
+    """Return the entry as one row of W&B's history. "at" is the hub's clock."""
+    row: dict[str, Any] = {VERSION: entry.policy_version, "at": entry.at, **entry.scalars}
+    for tag, values in entry.histograms.items():
+        row[tag] = wandb.Histogram(np.asarray(values, np.float64))
+    if entry.texts:
+        columns = [field.name for field in fields(SampleText)]
+        row[SAMPLES] = wandb.Table(columns=columns, data=[list(astuple(text)) for text in entry.texts])
+    return row

@@ -1,4 +1,4 @@
-"""The connection: engine, pragmas, migrations, and what a database error means in the project's words.
+"""The connection to the database: engine, pragmas, migrations, and driver errors as errors of this project.
 
 SQLite runs in WAL mode with synchronous=FULL: a commit is on the disk when it returns, so that what was acked survives
 not only a killed process (NORMAL would do for that) but also a power cut, as far as the disk keeps its own promises.
@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_TIMEOUT_MS: Final = 5_000
-"""How long a commit waits for another process (a backup, an export) that holds the file."""
+"""Longest wait of a commit for another process, such as a backup, that holds the file."""
 
 OLDEST_SQLITE: Final = (3, 33)
-"""It updates many rows from a list of values."""
+"""First release that can update many rows from a list of values."""
 STATEMENTS: Final = 512
-"""That SQLite's driver keeps prepared: of many rows at once there is one for each power of two."""
+"""Statements that SQLite's driver keeps prepared. Statements over many rows have one form for each power of two."""
 
 IDLE_TRANSACTION: Final = "60s"
-"""PostgreSQL ends a transaction in which it has heard nothing for so long: its hub may be behind a dead line, and would
-wait for its own locks by its next connection."""
+"""PostgreSQL ends a transaction that is silent for this long. Behind a dead line, the hub's next connection would wait
+for the locks of that transaction."""
 LINE: Final = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -54,10 +54,10 @@ LINE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""libpq's parameters, as far as the URL says nothing else: a server that has gone without a word is noticed in time."""
+"""Defaults for libpq, where the URL sets none: with these the hub notices a server that vanished without a word."""
 
 CHECK_S: Final = 10.0
-"""How long the start may take to look for damage; what it has not come to by then is found when it is read."""
+"""Time limit of the check for damage at the start. Damage in the unchecked rest is found when the hub reads it."""
 
 _CANNOT_OPEN: Final = "The hub's database cannot be opened."
 _RESTORE: Final = (
@@ -76,12 +76,12 @@ _ADVICE: Final = {
     "not a database": "Point store.url at the run's own database, or restore it from a backup.",
     "connection": "Check that the database server runs and that store.url is right.",
 }
-"""What to do, by a word of the driver's text."""
+"""Advice, by a word in the driver's text."""
 
 
 @contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turns what the database driver raises into StorageError."""
+    """Turn errors of the database driver into StorageError."""
     try:
         yield
     except DBAPIError as error:
@@ -96,7 +96,7 @@ _LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", 
 
 @contextmanager
 def open_to_read(engine: Engine) -> Iterator[Connection]:
-    """The state of one commit: that of `one_look`, within it. Raises StorageError."""
+    """Read the state of one commit. Inside `one_look`, that is the commit of the look. Raises StorageError."""
     look = _LOOK.get()
     with storage_errors("The hub's database cannot be read."):
         if look is not None and look[0] is engine:
@@ -110,7 +110,7 @@ def open_to_read(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def one_look(engine: Engine) -> Iterator[None]:
-    """All that this thread reads within is the state of one commit, and costs one transaction. Raises StorageError."""
+    """Let this thread read the state of one commit, in one transaction, until the block ends. Raises StorageError."""
     with open_to_read(engine) as connection:
         token = _LOOK.set((engine, connection))
         try:
@@ -121,7 +121,7 @@ def one_look(engine: Engine) -> Iterator[None]:
 
 @contextmanager
 def open_to_write(engine: Engine) -> Iterator[Connection]:
-    """A transaction that waits for other writers before it begins. Raises StorageError."""
+    """Open a transaction that waits for other writers before it begins. Raises StorageError."""
     waiting = engine.execution_options(writes=True)
     with (
         storage_errors("The hub's database cannot be written."),
@@ -138,7 +138,7 @@ def write_meta(connection: Connection, key: str, value: str) -> None:
 
 
 def connect(url: str) -> Engine:
-    """The engine of an SQLAlchemy URL. Opens nothing yet. Raises ConfigError when the URL makes no sense.
+    """Return the engine of an SQLAlchemy URL. Open nothing yet. Raises ConfigError for a URL that cannot be used.
 
     Transactions with the execution option `writes` wait for other writers before they begin.
     """
@@ -172,7 +172,7 @@ def _engine(url: URL) -> Engine:
     if url.drivername != "postgresql+psycopg":
         return create_engine(url)
     line = {name: value for name, value in LINE.items() if name not in url.query}
-    # Of a server that has started again, no connection is good any more: each is tried before it is given out.
+    # Try each connection before use: after a restart of the server, none of the old ones works.
     engine = create_engine(url, pool_pre_ping=True, connect_args=line)
     event.listen(engine, "connect", _prepare_postgresql)
     return engine
@@ -185,7 +185,7 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # The driver would begin transactions by itself, too late and not for everything: SQLAlchemy does it instead.
+    # SQLAlchemy begins transactions: the driver would begin them too late, and not before every statement.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
@@ -194,13 +194,13 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that has read before another process wrote may not write any more, however long it would wait.
+    # BEGIN IMMEDIATE: SQLite lets no transaction write that has read before another process wrote.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def holds_run(url: str) -> bool:
-    """Whether a hub has served a run with this database; makes no file. Raises as `connect` and `storage_errors` do."""
+    """Return True if a hub has served a run with this database. Make no file. Raises ConfigError, StorageError."""
     engine = connect(url)
     file = engine.url.database if engine.dialect.name == "sqlite" else None
     if file and not file.startswith("file:") and (not Path(file).is_file() or not Path(file).stat().st_size):
@@ -214,7 +214,7 @@ def holds_run(url: str) -> bool:
 
 
 def check_undamaged(engine: Engine) -> None:
-    """Looks for damage in an SQLite file; PostgreSQL does so itself, page by page. Raises StorageError."""
+    """Look for damage in an SQLite file. PostgreSQL checks each page itself. Raises StorageError."""
     if engine.dialect.name != "sqlite":
         return
     with storage_errors(_CANNOT_OPEN), engine.begin() as connection:
@@ -238,8 +238,11 @@ def check_undamaged(engine: Engine) -> None:
 
 
 def shrink(engine: Engine) -> tuple[int, int]:
-    """Makes an SQLite file as small as what is in it; its bytes before and since. Nobody else may have it open, and
-    there has to be room for it twice more. Raises StorageError, ConfigError."""
+    """Shrink an SQLite file to its contents. Return its bytes before and after.
+
+    No other process may have the file open, and the disk needs room for two more copies of it. Raises StorageError,
+    ConfigError.
+    """
     if engine.dialect.name != "sqlite":
         raise ConfigError(
             "A database server looks after its own space.",
@@ -256,24 +259,21 @@ def shrink(engine: Engine) -> tuple[int, int]:
 
 
 def migrate(engine: Engine) -> None:
-    """Brings the schema up to date, in one transaction. Raises StorageError when it is newer than this software."""
+    """Bring the schema up to date, in one transaction.
+
+    Raises StorageError for a schema of a newer release, or of a release before 0.2.
+    """
     writing, scripts = engine.execution_options(writes=True), _scripts()
     with storage_errors(_CANNOT_OPEN), writing.begin() as connection:
         current = MigrationContext.configure(connection).get_current_revision()
         if current == scripts.get_current_head():
             return
-        known = {script.revision for script in scripts.walk_revisions()}
-        if current is not None and current not in known:
-            raise StorageError(
-                "The hub's database was made by a newer version of this software.",
-                got=f"schema {current}; this software knows {max(known)}",
-                do=f"Upgrade this hub. {how_to_upgrade()}",
-            )
+        _check_known(current, scripts)
 
         def steps(revision: Any, _context: MigrationContext) -> list[Any]:
             return scripts._upgrade_revs("head", revision)
 
-        # What alembic.command.upgrade does, which would read every migration again.
+        # The same as alembic.command.upgrade, which would read every migration file again.
         config = _config()
         config.attributes["connection"] = connection
         with EnvironmentContext(config, scripts, fn=steps, destination_rev="head"):
@@ -281,9 +281,12 @@ def migrate(engine: Engine) -> None:
 
 
 def check_migrated(engine: Engine) -> None:
-    """Raises StorageError unless the schema is this software's, and ConfigError when no hub has made it yet; changes
-    and makes nothing, for a hub may be serving."""
-    expected = _scripts().get_current_head()
+    """Check that the schema is the one of this release. Change nothing, for a hub may be serving.
+
+    Raises StorageError for any other schema, and ConfigError when no hub has made the database yet.
+    """
+    scripts = _scripts()
+    expected = scripts.get_current_head()
     current = None
     if _is_there(engine):
         with storage_errors(_CANNOT_OPEN), engine.connect() as connection:
@@ -294,16 +297,35 @@ def check_migrated(engine: Engine) -> None:
             got=f"no run's database at {engine.url.render_as_string()}",
             do="Serve it first: echo-hub serve RUN",
         )
+    _check_known(current, scripts)
     if current != expected:
         raise StorageError(
-            "The hub's database is not of this version of the software.",
-            got=f"schema {current}; this software has {expected}",
-            do="Serve the run with this version first: echo-hub serve RUN",
+            "The hub's database was made by an older release.",
+            got=f"schema {current}; this release has {expected}",
+            do="Serve the run with this release first: echo-hub serve RUN",
         )
 
 
+def _check_known(current: str | None, scripts: ScriptDirectory) -> None:
+    """Raise StorageError for a schema that no migration of this release starts from. None is an empty database."""
+    known = {script.revision for script in scripts.walk_revisions()}
+    if current is None or current in known:
+        return
+    if current < min(known):
+        raise StorageError(
+            "The hub's database was made by a release before 0.2.",
+            got=f"schema {current}; this release reads schema {min(known)} and newer ones",
+            do="Finish the run with release 0.1, or start a new run with this release: echo-hub init OTHER_DIRECTORY",
+        )
+    raise StorageError(
+        "The hub's database was made by a newer release.",
+        got=f"schema {current}; this release knows schemas up to {max(known)}",
+        do=f"Upgrade this hub. {how_to_upgrade()}",
+    )
+
+
 def _is_there(engine: Engine) -> bool:
-    """False for an SQLite file that is missing or empty: to connect would make one of it."""
+    """Return False for an SQLite file that is missing or empty: to connect would make a database of it."""
     if engine.dialect.name != "sqlite" or engine.url.query.get("uri"):
         return True
     path = Path(engine.url.database or "")
@@ -312,7 +334,7 @@ def _is_there(engine: Engine) -> bool:
 
 @cache
 def _scripts() -> ScriptDirectory:
-    """The migrations, read once in a process: they are Python files, which Alembic compiles at each reading."""
+    """Return the migrations. They are read once a process: Alembic compiles their files at each reading."""
     return ScriptDirectory.from_config(_config())
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Final
 
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import Fleet, RunView
@@ -13,11 +15,27 @@ from echo_hub.dashboard.source import Changes, Picture
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
-from echo_hub.views.rate import Rate
 from echo_hub.views.run import Moment, RunViews, health
 from echo_shared.books import EventFilter, RunEvent, StepRecord
 from echo_shared.health import Health
 from echo_shared.node_books import NodeRecord
+
+WINDOW_S: Final = 30.0
+
+
+class Rate:
+    """Rate of a number that only grows, measured from one look to the next."""
+
+    def __init__(self, now: float) -> None:
+        self._seen: deque[tuple[float, int]] = deque([(now, 0)])
+
+    def per_s(self, number: int, now: float) -> float:
+        """Return the rate since the oldest look of the last `WINDOW_S`, or since the previous look if that is older."""
+        self._seen.append((now, number))
+        while len(self._seen) > 2 and self._seen[0][0] < now - WINDOW_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return (number - before) / (now - since) if now > since else 0.0
 
 
 class HubPages:

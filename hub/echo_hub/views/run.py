@@ -203,6 +203,7 @@ class RunViews:
             health=health(moment),
             problems=(*problems(moment), *warnings),
             alarms=warnings,
+            problem_kinds=tuple(problem.kind.value for problem in moment.watched),
             starting=moment.learner_is_starting,
             started_at=self._started_at,
             finished_at=evaluations[-1].greedy.evaluated_at if moment.finished else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from echo_hub.config.file import MOVED, load_config, render_config, set_in_file
+from echo_hub.config.file import GONE, MOVED, load_config, render_config, set_in_file
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.task_sections import TaskConfig
@@ -124,6 +125,16 @@ def test_a_setting_that_has_moved_is_named_with_its_place(tmp_path: Path, name: 
     assert f"line 2: there is no setting {name}; it is {places} now" in message
     known = {known for known, _ in all_fields(HubConfig)}
     assert name not in known and set(places.split(" and ")) <= known
+
+
+@pytest.mark.parametrize(("name", "instead"), GONE.items())
+def test_a_setting_that_is_gone_is_named_with_what_to_use(tmp_path: Path, name: str, instead: str) -> None:
+    section, key = name.split(".")
+    message = str(refusal(tmp_path, f"[{section}]\n{key} = 1\n"))
+    assert f"line 2: there is no setting {name}; {instead}" in message
+    known = {known for known, _ in all_fields(HubConfig)}
+    assert name not in known and set(re.findall(r"\balerts\.\w+", instead)) <= known
+    assert all((Path(__file__).parents[3] / path).exists() for path in re.findall(r"installers/[\w./]+\w", instead))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version, room, staleness
+from echo_hub.core.admission import Outlook, SortedIds, oldest_useful_version, room
 from echo_hub.core.settings import CoordinatorSettings
 
 
@@ -20,11 +20,6 @@ def settings(mode: str, max_staleness: int, steps: int = 100) -> CoordinatorSett
 def room_for_tens(chosen: CoordinatorSettings, next_step: int, version: int, waiting: int) -> int:
     outlook = Outlook(next_step=next_step, next_batch=10, later_batches=10)
     return room(chosen, outlook, lease_version=version, waiting_groups=waiting)
-
-
-def test_staleness_counts_optimizer_steps() -> None:
-    assert staleness(5, 5) == 0
-    assert staleness(5, 3) == 2
 
 
 @pytest.mark.parametrize(

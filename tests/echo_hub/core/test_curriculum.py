@@ -15,8 +15,8 @@ from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_hub.core.snapshot import CoordinatorSnapshot
 
 BenchOf = Callable[..., Any]
-SKIP = CurriculumSettings(rule="skip", by="problem", floor=0.1)
-LEARNABILITY = CurriculumSettings(rule="learnability", by="problem", floor=0.1)
+SKIP = CurriculumSettings(rule="skip", by="problem")
+LEARNABILITY = CurriculumSettings(rule="learnability", by="problem")
 TASKS = (TrainedTask(key="one"),)
 
 
@@ -69,7 +69,7 @@ def test_the_rate_lies_between_the_bounds_of_the_tasks_rewards() -> None:
 
 def test_by_task_a_solved_task_comes_at_the_floor_once_enough_is_known() -> None:
     mixture = Mixture.of(0, [1, 1])
-    settings = CurriculumSettings(rule="learnability", by="task", floor=0.1)
+    settings = CurriculumSettings(rule="learnability", by="task")
     curriculum = of(settings, mixture=mixture, tasks=(TrainedTask(key="easy"), TrainedTask(key="hard")))
     easy, hard = ([number for number in range(4_000) if mixture.place(number).task == task] for task in (0, 1))
     for number, group_id in enumerate(easy[:TASK_GROUPS]):

@@ -182,6 +182,7 @@ class ScriptedSource:
         self.step = step
         self.total = 60
         self.problems: tuple[str, ...] = ()
+        self.problem_kinds: tuple[str, ...] = ()
         self.starting = False
         self.doing: Doing | None = None
         """None: as follows from the rest."""
@@ -223,6 +224,7 @@ class ScriptedSource:
             doing=self.doing or self._doing(),
             health=self.health(),
             problems=self.problems,
+            problem_kinds=self.problem_kinds,
             starting=self.starting,
             started_at=STARTED,
             finished_at=self.now if self.step == self.total else None,

@@ -27,6 +27,7 @@ SCHEMA = {
             "doing",
             "problems",
             "alarms",
+            "problem_kinds",
             "health",
             "starting",
         ),

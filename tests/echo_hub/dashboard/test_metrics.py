@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import ClientSession
 from prometheus_client import parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
@@ -112,6 +115,24 @@ async def test_what_was_gone_on_with_is_counted(hub: ClientSession) -> None:
 async def test_who_was_turned_away_is_counted(hub: ClientSession) -> None:
     labels = (("reason", "head_too_late"), ("what", "connection"))
     assert (await scrape(hub))["echo_turned_away_total", labels] == 7
+
+
+async def test_each_kind_of_problem_has_a_sample(hub: ClientSession, open_hub: Any, source: Any) -> None:
+    assert not [name for name, _ in await scrape(hub) if name == "echo_problem"]
+    source.problem_kinds = ("disk", "attack")
+    samples = await scrape(await open_hub(source))
+    assert {labels: value for (name, labels), value in samples.items() if name == "echo_problem"} == {
+        (("kind", "disk"),): 1.0,
+        (("kind", "attack"),): 1.0,
+    }
+
+
+async def test_the_shipped_alerting_rules_use_metrics_that_are_shown(open_hub: Any, source: Any) -> None:
+    rules = (Path(__file__).parents[3] / "installers/prometheus/echo.rules.yml").read_text(encoding="utf-8")
+    (group,) = yaml.safe_load(rules)["groups"]
+    used = {name for rule in group["rules"] for name in re.findall(r"\becho_\w+", rule["expr"])}
+    source.problem_kinds = ("disk",)
+    assert used and used <= {name for name, _ in await scrape(await open_hub(source))}
 
 
 async def test_what_judges_were_asked_is_counted(hub: ClientSession) -> None:

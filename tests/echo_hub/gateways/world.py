@@ -141,7 +141,7 @@ class RunningGateway:
         self.process = await self._stack.enter_async_context(open_gateway(config, me))
         self._serving = asyncio.create_task(self.process.serve())
         async with asyncio.timeout(DEADLINE_S):
-            await self.process.until_open()
+            await self.process._line.has_begun.wait()
 
     @property
     def url(self) -> str:

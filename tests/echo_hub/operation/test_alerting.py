@@ -9,28 +9,12 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.operation.alert import AboutRun, Alert
-from echo_hub.operation.alerting import MOST_WAITING, Alerts, new_id, receivers_of
+from echo_hub.operation import alert
+from echo_hub.operation.alert import HOUR_S, AboutRun
+from echo_hub.operation.alerting import MOST_WAITING, Alerts, new_id, webhook_of
 from echo_hub.operation.problems import Change, Problem, ProblemKind
-from echo_shared.errors import ConnectError
+from echo_hub.operation.webhook import Webhook
 from tests.echo_hub.operation.receivers import webhook
-
-
-class Dead:
-    """Takes nothing for as long as `answers` is not set, and then refuses."""
-
-    name = "dead"
-
-    def __init__(self) -> None:
-        self.answers = asyncio.Event()
-        self.asked: list[Alert] = []
-        self.refused = asyncio.Semaphore(0)
-
-    async def send(self, alert: Alert, about: AboutRun) -> None:
-        self.asked.append(alert)
-        await self.answers.wait()
-        self.refused.release()
-        raise ConnectError("Nobody is there.")
 
 
 def change(kind: ProblemKind, *, began: bool = True, at: float = 0.0) -> Change:
@@ -49,10 +33,11 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
             await task
 
 
-async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun) -> None:
+async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alert, "PER_HOUR", 2)
     async with webhook() as hook:
-        settings = AlertsConfig(webhook_url=hook.url, per_hour=2)
-        alerts = Alerts(settings, lambda: about)
+        settings = AlertsConfig(webhook_url=hook.url)
+        alerts = Alerts(settings, lambda: about, webhook=webhook_of(settings))
         async with running(alerts):
             alerts.changed(change(ProblemKind.DISK))
             alerts.changed(change(ProblemKind.DISK, at=1.0))
@@ -71,40 +56,39 @@ async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun) -> No
     assert said[2]["message"] == "The run is finished."
 
 
-async def test_a_dead_receiver_holds_up_nobody_and_is_said_once(
+async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_said_once(
     about: AboutRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    dead = Dead()
-    settings = AlertsConfig(repeat_s=0.0, per_hour=1_000)
     async with webhook() as hook:
-        (well,) = receivers_of(AlertsConfig(webhook_url=hook.url))
-        alerts = Alerts(settings, lambda: about, receivers=(dead, well))
+        hook.answers = [0, *[410] * MOST_WAITING]
+        settings = AlertsConfig(webhook_url=hook.url)
+        alerts = Alerts(settings, lambda: about, webhook=Webhook(settings, attempts=1))
         async with running(alerts):
-            for number in range(100):
-                alerts.changed(change(ProblemKind.DISK, began=number % 2 == 0, at=float(number)))
-            while len(hook.got) < MOST_WAITING:
+            alerts.changed(change(ProblemKind.DISK, at=0.0))
+            await hook.news.wait()
+            for number in range(1, 100):
+                alerts.changed(change(ProblemKind.DISK, began=number % 2 == 0, at=number * HOUR_S))
+            assert len(hook.got) == 1
+            hook.end.set()
+            while len(hook.got) < 1 + MOST_WAITING:
                 hook.news.clear()
                 await hook.news.wait()
-            assert len(dead.asked) == 1
-            dead.answers.set()
-            for _ in range(MOST_WAITING):
-                await dead.refused.acquire()
-            await asyncio.sleep(0)
-    assert [alert.at for alert in dead.asked[-3:]] == [97.0, 98.0, 99.0], "the oldest were let go"
+    assert [json.loads(body)["at"] for body, _ in hook.got[-3:]] == [97 * HOUR_S, 98 * HOUR_S, 99 * HOUR_S], (
+        "the oldest were dropped"
+    )
     lines = [record for record in caplog.records if "not delivered" in record.getMessage()]
     assert [record.levelno for record in lines[:3]] == [logging.WARNING, logging.INFO, logging.INFO]
     assert lines[0].event == "alert_failed"  # type: ignore[attr-defined]
 
 
-async def test_without_a_receiver_nothing_is_told(about: AboutRun) -> None:
-    assert receivers_of(AlertsConfig()) == ()
-    Alerts(AlertsConfig(), lambda: about).changed(change(ProblemKind.DISK))
+async def test_without_a_webhook_nothing_is_told(about: AboutRun) -> None:
+    assert webhook_of(AlertsConfig()) is None
+    alerts = Alerts(AlertsConfig(), lambda: about, webhook=None)
+    alerts.changed(change(ProblemKind.DISK))
+    async with asyncio.timeout(60):
+        await alerts.run()
 
 
-def test_the_settings_name_the_receivers() -> None:
-    both = AlertsConfig(
-        webhook_url="https://x.example/hook", email_to=("a@b.example",), email_from="h@b.example", smtp_host="b.example"
-    )
-    assert [receiver.name for receiver in receivers_of(both)] == ["webhook", "e-mail"]
+def test_each_alert_has_an_id_of_its_own() -> None:
     assert new_id() != new_id()

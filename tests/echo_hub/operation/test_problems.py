@@ -8,11 +8,9 @@ from echo_hub.operation.problems import END_S, Limits, Observation, ProblemKind,
 
 LIMITS = Limits(
     learner_idle_s=600.0,
-    learner_idle_share=0.8,
     no_nodes_s=300.0,
     reward_fell=0.5,
     disk_free_bytes=1_000,
-    quarantined_in_an_hour=3,
     turned_away_per_s=50.0,
 )
 FINE = Observation(nodes_connected=3)
@@ -141,8 +139,6 @@ def test_when_the_run_is_over_so_is_all_but_the_disk() -> None:
 
 def test_zero_means_never() -> None:
     problems = Problems(Limits(**dict.fromkeys(Limits.__slots__, 0)))
-    bad = Observation(
-        lacks_nodes=True, learner_waits=True, idle_share=1.0, disk_free_bytes=1, quarantined=99, turned_away=10**9
-    )
+    bad = Observation(lacks_nodes=True, learner_waits=True, disk_free_bytes=1, turned_away=10**9)
     for now in range(0, 100_000, 1_000):
-        assert told(problems, replace(bad, quarantined=now, turned_away=now * 10**6), float(now)) == []
+        assert told(problems, replace(bad, turned_away=now * 10**6), float(now)) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -35,6 +36,11 @@ def model(tmp_path: Path) -> Path:
 def change(path: Path, **values: object) -> None:
     content = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def observation(codec: PromptCodec, text: str, *, after: int) -> NDArray[np.int32]:
+    """One user turn behind a completion that ends with `after`."""
+    return codec.encode_answer([{"role": "user", "content": text}], after=after)
 
 
 def test_the_builtin_model_is_small_and_fit_to_be_published() -> None:
@@ -86,21 +92,21 @@ def test_an_observation_is_what_the_template_puts_between_two_replies(model: Pat
     whole = reference.apply_chat_template([*turns, {"role": "user", "content": "more"}], add_generation_prompt=True)
     reply = reference.encode("42")
     for drawn in ([*reply, eos], reply):  # It ended its turn itself, or it was cut off: the turn ends either way.
-        between = codec.encode_observation("more", after=drawn[-1])
+        between = observation(codec, "more", after=drawn[-1])
         assert [*prompt.tolist(), *drawn, *between.tolist()] == whole["input_ids"]
-    assert codec.encode_observation("more", after=7).tolist()[0] == eos
+    assert observation(codec, "more", after=7).tolist()[0] == eos
 
 
 def test_an_observation_without_a_template_is_its_text() -> None:
     codec = PromptCodec.load(resolve_base("builtin:tiny"))
-    assert codec.decode(codec.encode_observation(">=", after=codec.stop_ids[0])) == ">="
-    assert len(codec.encode_observation(">=", after=codec.stop_ids[0])) == 2
+    assert codec.decode(observation(codec, ">=", after=codec.stop_ids[0])) == ">="
+    assert len(observation(codec, ">=", after=codec.stop_ids[0])) == 2
 
 
 def test_a_template_that_hides_replies_has_no_observations(model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     with pytest.raises(ConfigError, match="leaves out what the assistant said"):
-        PromptCodec.load(model).encode_observation("more", after=1)
+        observation(PromptCodec.load(model), "more", after=1)
 
 
 def test_how_long_a_conversation_may_be(model: Path) -> None:
@@ -182,7 +188,7 @@ def test_a_template_that_shows_the_date_gives_the_same_prompt_on_any_day(
     (chat_model / "chat_template.jinja").write_text(dated + CHATML)
     codec = PromptCodec.load(chat_model)
     assert codec.decode(codec.encode_prompt("1+1=")).startswith(shown)
-    assert codec.decode(codec.encode_observation("1+1=", after=codec.stop_ids[0])).count("1+1=") == 1
+    assert codec.decode(observation(codec, "1+1=", after=codec.stop_ids[0])).count("1+1=") == 1
 
 
 def with_post_processor(model: Path, before: list[str], behind: list[str]) -> Path:
@@ -216,7 +222,7 @@ def test_nothing_stands_behind_a_prompt_without_a_template(
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     expected = [*map(tokenizer.token_to_id, before), *plain]
     assert codec.encode_prompt(text).tolist() == expected
-    assert codec.encode_observation("1+1=", after=-1).tolist() == codec.encode_prompt("1+1=").tolist()[len(before) :]
+    assert observation(codec, "1+1=", after=-1).tolist() == codec.encode_prompt("1+1=").tolist()[len(before) :]
 
 
 def test_a_berts_post_processor_adds_nothing_behind(model: Path) -> None:
@@ -279,7 +285,7 @@ def test_a_text_with_a_token_that_the_model_lacks_is_refused(chat_model: Path, t
     tokenizer.add_tokens(["   "])
     tokenizer.save(str(chat_model / "tokenizer.json"))
     codec = PromptCodec.of_run(HubConfig(), chat_model)
-    for encode in (codec.encode_prompt, lambda said: codec.encode_observation(said, after=-1)):
+    for encode in (codec.encode_prompt, lambda said: observation(codec, said, after=-1)):
         with pytest.raises(ConfigError, match="a token that the model does not have") as caught:
             encode(text)
         assert "id 258 ('   ')" in str(caught.value)

@@ -64,7 +64,7 @@ def is_solved(task: Environment, problem: Problem, sampler: Sampler) -> bool:
         response = task.respond(problem, replies)
         if isinstance(response, Ending):
             return response.reward == 1
-        after = sampler.codec.encode_observation(response.text, after=int(drawn[-1]))
+        after = sampler.codec.encode_answer([{"role": "user", "content": response.text}], after=int(drawn[-1]))
         ids = np.concatenate([ids, drawn, after])
 
 

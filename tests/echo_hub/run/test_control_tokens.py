@@ -142,7 +142,7 @@ def test_a_models_own_pieces_make_no_control_token(kind: str, text: str) -> None
         assert tokenizer.decode(ids, skip_special_tokens=False) == f"<s>user {text}</s>"
     plain = PromptCodec(tokenizer, stop_ids=(end,), chat=None)
     assert {begin, end}.isdisjoint(plain.encode_prompt(text).tolist())
-    assert {begin, end}.isdisjoint(plain.encode_observation(text, after=-1).tolist())
+    assert {begin, end}.isdisjoint(plain.encode_answer([{"role": "user", "content": text}], after=-1).tolist())
 
 
 def test_added_tokens_that_a_template_writes_or_builds_are_control_tokens_and_spaces_are_not() -> None:

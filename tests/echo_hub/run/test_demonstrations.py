@@ -54,7 +54,7 @@ def test_a_conversation_is_an_episode(tmp_path: Path, source: str) -> None:
     stop = SPECIAL[source][1]
     assert codec.text(one.completion_ids[one.loss_mask]) == f"408{stop}Yes.{stop}"
     assert one.prompt_ids.tolist() == codec.encode_prompt("12 * 34?").tolist()
-    between = codec.encode_observation("Sure?", after=int(codec.stop_ids[0])).tolist()
+    between = codec.encode_answer([{"role": "user", "content": "Sure?"}], after=int(codec.stop_ids[0])).tolist()
     assert one.completion_ids[~one.loss_mask].tolist() == between
     assert one.loss_mask[-1]
 

@@ -22,7 +22,7 @@ def test_no_password_or_token_leaves_the_hub() -> None:
     chosen = config(
         server={"invite_tokens": [secret]},
         store={"url": f"postgresql://echo:{secret}@localhost/echo"},
-        alerts={"smtp_user": "hub", "smtp_password": secret},
+        alerts={"webhook_url": f"https://x.example/{secret}", "webhook_secret": secret},
     )
     assert secret in json.dumps(chosen.model_dump(mode="json"))
     _, opening = parcel_of(chosen, BASE)

@@ -1,9 +1,10 @@
-"""Sinks that work, fail and hang, fed from a real store."""
+"""Writers that work, fail and hang, fed from a real store."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,9 +13,8 @@ import pytest
 
 from echo_hub.dashboard.source import Changes
 from echo_hub.sinks import following
-from echo_hub.sinks.base import Entry, Position
 from echo_hub.sinks.following import Following
-from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.reading import Entry, Position, Reading
 from echo_hub.store.store import Store
 from echo_shared.errors import DATABASE_AWAY
 from echo_shared.room import Room
@@ -22,7 +22,7 @@ from tests.echo_hub.written_steps import train
 
 
 class Odd:
-    """Notes what it is told; fails or hangs where it is asked to."""
+    """Notes its calls, each on a thread. Fails, or hangs until it is released, where it is asked to."""
 
     name = "Odd"
 
@@ -30,91 +30,128 @@ class Odd:
         self.odd = {"open": opening, "write": writing, "close": closing}
         self.steps: list[int] = []
         self.calls: list[str] = []
-        self.called = asyncio.Condition()
+        self.called = threading.Condition()
+        self.released = threading.Event()
+        self.busy = threading.Lock()
 
-    async def _do(self, what: str) -> None:
-        async with self.called:
+    def _do(self, what: str) -> None:
+        with self.called:
             self.calls.append(what)
             self.called.notify_all()
         if self.odd[what] == "hangs":
-            await asyncio.Event().wait()
+            self.released.wait(60)
         if self.odd[what] == "fails":
             raise ZeroDivisionError("no\nluck")
 
-    async def open(self) -> Position:
-        await self._do("open")
-        return Position(step=self.steps[-1] if self.steps else 0)
+    def open(self) -> Position:
+        assert self.busy.acquire(blocking=False), "no two calls at once"
+        try:
+            self._do("open")
+            return Position(step=self.steps[-1] if self.steps else 0)
+        finally:
+            self.busy.release()
 
-    async def write(self, entries: Sequence[Entry], position: Position) -> None:
-        await self._do("write")
-        self.steps += [entry.policy_version for entry in entries]
-        assert position.step == self.steps[-1]
+    def write(self, entries: Sequence[Entry], position: Position) -> None:
+        assert self.busy.acquire(blocking=False), "no two calls at once"
+        try:
+            self._do("write")
+            self.steps += [entry.policy_version for entry in entries]
+            assert position.step == self.steps[-1]
+        finally:
+            self.busy.release()
 
-    async def close(self) -> None:
-        await self._do("close")
+    def close(self) -> None:
+        self._do("close")
 
     async def until(self, *calls: str) -> None:
-        async with asyncio.timeout(60), self.called:
-            await self.called.wait_for(lambda: self.calls[-len(calls) :] == list(calls))
+        def wait() -> bool:
+            with self.called:
+                return self.called.wait_for(lambda: self.calls[-len(calls) :] == list(calls), 60)
+
+        assert await asyncio.to_thread(wait)
 
 
 @asynccontextmanager
-async def followed(sink: Odd, store: Store, changes: Changes) -> AsyncIterator[Following]:
-    one = Following(sink, partial(Reading, store), Room(code=DATABASE_AWAY))
-    task = asyncio.create_task(one.run(changes))
+async def followed(writer: Odd, store: Store, changes: Changes) -> AsyncIterator[Following]:
+    one = Following(writer, partial(Reading, store), Room(code=DATABASE_AWAY), changes)
+    task = asyncio.create_task(one.run())
     yield one
     task.cancel()
     async with asyncio.timeout(60):
         await asyncio.wait([task])
+    writer.released.set()
     assert task.cancelled()
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"WRITE_EVERY_S": 0.0, "AGAIN_S": 0.01, "OPEN_S": 0.2, "WRITE_S": 0.2, "CLOSE_S": 0.2}.items():
+    for name, seconds in {"WRITE_EVERY_S": 0.0, "AGAIN_S": 0.01, "SLOW_S": 0.2, "CLOSE_S": 0.2}.items():
         monkeypatch.setattr(following, name, seconds)
 
 
-async def test_a_sink_follows_the_run(store: Store) -> None:
+async def test_a_writer_follows_the_run(store: Store) -> None:
     train(store, 1)
-    sink, changes = Odd(), Changes()
-    async with followed(sink, store, changes) as one:
-        await sink.until("open", "write")
+    writer, changes = Odd(), Changes()
+    async with followed(writer, store, changes) as one:
+        await writer.until("open", "write")
         train(store, 2)
         changes.notify()
-        await sink.until("write", "write")
+        await writer.until("write", "write")
         assert one.problem is None
-    assert sink.steps == [1, 2] and sink.calls[-1] == "close"
+    assert writer.steps == [1, 2] and writer.calls[-1] == "close"
+
+
+async def until_cured(one: Following, changes: Changes) -> None:
+    async with asyncio.timeout(60):
+        while one.problem is not None:
+            await changes.wait(changes.number)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage().partition(" the run")[0] for record in caplog.records]
 
 
 @pytest.mark.parametrize("where", ["opening", "writing"])
-@pytest.mark.parametrize("how", ["fails", "hangs"])
-async def test_what_fails_or_hangs_is_said_once_and_tried_again(
-    store: Store, caplog: pytest.LogCaptureFixture, where: str, how: str
+async def test_a_failure_is_said_once_and_tried_again(
+    store: Store, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="echo_hub")
     train(store, 1)
-    sink, changes = Odd(**{where: how}), Changes()
-    async with followed(sink, store, changes) as one:
+    writer, changes = Odd(**{where: "fails"}), Changes()
+    async with followed(writer, store, changes) as one:
         tried = ["open"] if where == "opening" else ["open", "write"]
-        await sink.until(*tried, "close", *tried, "close", *tried, "close")
+        await writer.until(*tried, "close", *tried, "close", *tried, "close")
         assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run goes on without it")
-        assert "Look at its settings: " in one.problem, "and what to do"
-        assert one.problem.endswith("no luck" if how == "fails" else "it takes too long")
-        assert changes.number >= 2, "the pages hear of it"
-        sink.odd = dict.fromkeys(sink.odd, "")
+        assert one.problem.endswith("Look at its settings: no luck"), "and what to do"
+        assert changes.number >= 1, "the pages hear of it"
+        writer.odd = dict.fromkeys(writer.odd, "")
+        await until_cured(one, changes)
+    assert writer.steps == [1]
+    assert said(caplog) == ["Odd gets no figures;", "Odd gets"]
+
+
+@pytest.mark.parametrize("where", ["opening", "writing"])
+async def test_a_call_that_hangs_is_said_and_waited_for(
+    store: Store, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    caplog.set_level(logging.INFO, logger="echo_hub")
+    train(store, 1)
+    writer, changes = Odd(**{where: "hangs"}), Changes()
+    async with followed(writer, store, changes) as one:
         async with asyncio.timeout(60):
-            while one.problem is not None:
-                await changes.wait(changes.number)
-    assert sink.steps == [1]
-    said = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" the run")[0] for text in said] == ["Odd gets no figures;", "Odd gets"]
+            await changes.wait(0)
+        assert one.problem is not None and one.problem.endswith("Look at its settings: it takes too long")
+        writer.released.set()
+        await until_cured(one, changes)
+        assert writer.calls == ["open", "write"], "nothing was called again"
+    assert writer.steps == [1]
+    assert said(caplog) == ["Odd gets no figures;", "Odd gets"]
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
-async def test_a_sink_that_cannot_be_closed_does_not_hold_up_the_end(store: Store, how: str) -> None:
+async def test_a_writer_that_cannot_be_closed_does_not_hold_up_the_end(store: Store, how: str) -> None:
     train(store, 1)
-    sink = Odd(closing=how)
-    async with followed(sink, store, Changes()):
-        await sink.until("open", "write")
-    assert sink.steps == [1] and sink.calls[-1] == "close"
+    writer = Odd(closing=how)
+    async with followed(writer, store, Changes()):
+        await writer.until("open", "write")
+    assert writer.steps == [1] and writer.calls[-1] == "close"

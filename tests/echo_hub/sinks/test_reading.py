@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from echo_hub.sinks import reading as module
-from echo_hub.sinks.base import Position, SampleText
-from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.reading import Position, Reading, SampleText
 from echo_hub.store.store import Store
 from echo_shared.books import TaskFigures
 from tests.echo_hub.written_steps import evaluated, train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -13,8 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from echo_hub.sinks.base import SAMPLES, Position, SampleText
-from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.reading import SAMPLES, Position, Reading, SampleText
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.store import Store
 from tests.echo_hub.written_steps import evaluated, train
@@ -23,7 +21,7 @@ TEXT = SampleText(rollout_id="1-0", reward=0.5, prompt="1+1=", completion="<scri
 
 
 def loaded(directory: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(directory), size_guidance={"histograms": 0})
+    accumulator = EventAccumulator(str(directory), size_guidance={"tensors": 0})
     accumulator.Reload()
     return accumulator
 
@@ -37,39 +35,40 @@ def read(directory: Path) -> dict[str, list[tuple[int, float, float]]]:
     }
 
 
-async def test_tensorboard_reads_what_the_store_has(store: Store, tmp_path: Path) -> None:
+def test_tensorboard_reads_what_the_store_has(store: Store, tmp_path: Path) -> None:
     for step in (1, 2):
         train(store, step)
     store.record_evaluations(evaluated(0, 0.25))
     sink = TensorBoard(tmp_path / "tensorboard")
-    reading = Reading(store, await sink.open())
-    await sink.write(reading.read(), reading.position)
+    reading = Reading(store, sink.open())
+    sink.write(reading.read(), reading.position)
     found = read(tmp_path / "tensorboard")
     assert found["train/loss"] == [(1, 0.25, 1_004.0), (2, 0.5, 1_008.0)]
     assert found["train/mean_reward"] == [(1, 1.0, 1_004.0), (2, 2.0, 1_008.0)]
     assert found["rollouts/per_second"] == [(2, 0.5, 1_008.0)]
     assert found["eval/greedy_accuracy"] == [(0, 0.25, 2_000.0)]
     train(store, 3)
-    await sink.write(reading.read(), reading.position)
+    sink.write(reading.read(), reading.position)
     found = read(tmp_path / "tensorboard")  # The writer is still open: what is written can be seen.
     assert [step for step, _, _ in found["train/loss"]] == [1, 2, 3]
-    await sink.close()
+    sink.close()
 
 
-async def test_distributions_are_histograms_and_samples_are_texts(store: Store, tmp_path: Path) -> None:
+def test_distributions_are_histograms_and_samples_are_texts(store: Store, tmp_path: Path) -> None:
     for step in (1, 2):
         train(store, step)
     sink = TensorBoard(tmp_path)
-    reading = Reading(store, await sink.open(), texts=lambda step: [TEXT] if step == 2 else [])
-    await sink.write(reading.read(), reading.position)
-    await sink.close()
+    reading = Reading(store, sink.open(), texts=lambda step: [TEXT] if step == 2 else [])
+    sink.write(reading.read(), reading.position)
+    sink.close()
     files = loaded(tmp_path)
-    rewards = files.Histograms("distribution/reward")
+    rewards = files.Tensors("distribution/reward")
     assert [event.step for event in rewards] == [1, 2]
-    of_two = rewards[1].histogram_value
-    assert (of_two.min, of_two.max, of_two.num, sum(of_two.bucket)) == (2.0, 2.0, 2, 2)
-    lengths = files.Histograms("distribution/completion_tokens")[0].histogram_value
-    assert (lengths.sum, lengths.sum_squares) == (6.0, 18.0)
+    (left, right, count) = make_ndarray(rewards[1].tensor_proto)[-1]
+    assert (left, right, count) == (2.0, 2.0, 2.0)
+    lengths = make_ndarray(files.Tensors("distribution/completion_tokens")[0].tensor_proto)
+    assert lengths[:, 2].sum() == 2.0
+    assert files.SummaryMetadata("distribution/reward").plugin_data.plugin_name == "histograms"
     (event,) = files.Tensors(SAMPLES)
     (shown,) = make_ndarray(event.tensor_proto)
     assert event.step == 2
@@ -78,29 +77,26 @@ async def test_distributions_are_histograms_and_samples_are_texts(store: Store, 
 
 
 KILLED = """
-import asyncio, sys
+import sys
 from pathlib import Path
 from echo_hub.sinks.reading import Reading
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.store import Store
 
-async def main():
-    sink = TensorBoard(Path(sys.argv[2]))
-    reading = Reading(Store.open(sys.argv[1]), await sink.open())
-    await sink.write(reading.read(), reading.position)
-    print("written", flush=True)
-    sys.stdin.read()
-
-asyncio.run(main())
+sink = TensorBoard(Path(sys.argv[2]))
+reading = Reading(Store.open(sys.argv[1]), sink.open())
+sink.write(reading.read(), reading.position)
+print("written", flush=True)
+sys.stdin.read()
 """
 
 
-async def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_path: Path) -> None:
+def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         train(store, step)
     directory = tmp_path / "tensorboard"
     command = [sys.executable, "-c", KILLED, f"sqlite:///{tmp_path / 'echo.db'}", str(directory)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hub:  # noqa: ASYNC220
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as hub:
         assert hub.stdout is not None and hub.stdout.readline() == "written\n"
         os.kill(hub.pid, signal.SIGKILL)
     assert [step for step, _, _ in read(directory)["train/loss"]] == [1, 2, 3]
@@ -108,36 +104,23 @@ async def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_
     torn.write_bytes(torn.read_bytes()[:-7])
     train(store, 4)
     again = TensorBoard(directory)
-    assert await again.open() == Position(), "all is written anew"
+    assert again.open() == Position(), "all is written anew"
     reading = Reading(store, Position())
-    await again.write(reading.read(), reading.position)
-    await again.close()
+    again.write(reading.read(), reading.position)
+    again.close()
     assert [step for step, _, _ in read(directory)["train/loss"]] == [1, 2, 3, 4]
     assert len(list(directory.iterdir())) == 1
 
 
-async def test_what_the_disk_refuses_is_raised_and_cured_by_opening_it_again(store: Store, tmp_path: Path) -> None:
+def test_what_the_disk_refuses_is_raised_and_cured_by_opening_it_again(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     sink = TensorBoard(tmp_path / "file" / "tensorboard")
     with pytest.raises(OSError):
-        await sink.open()
-    await sink.close()
+        sink.open()
+    sink.close()
     (tmp_path / "file").unlink()
-    assert await sink.open() == Position()
-    await sink.close()
-
-
-async def test_a_call_that_hangs_is_left_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = TensorBoard(tmp_path / "tensorboard")
-    os.mkfifo(tmp_path / "pipe")  # Opened for reading it waits for a writer, as a dead file server's file does.
-    monkeypatch.setattr(sink, "_open", lambda: (tmp_path / "pipe").read_bytes())
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await sink.open()
-    monkeypatch.undo()
-    assert await sink.open() == Position()
-    await sink.close()
-    (tmp_path / "pipe").write_bytes(b"")  # The thread ends; its answer is nobody's.
+    assert sink.open() == Position()
+    sink.close()
 
 
 def test_it_loads_no_torch() -> None:

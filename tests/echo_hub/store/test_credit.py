@@ -5,31 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
 from echo_hub.core.payload import Span
 from echo_hub.store.credit import RUN, kind_of, team_holder
-from echo_hub.store.database import migrate
 from echo_hub.store.recent_average import average
 from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, credit_days, credit_steps, rollouts
 from echo_shared.messages import DropReason
 
 DAY = 86_400.0
-NEWER_COLUMNS = (
-    "rollouts.components",
-    "steps.components",
-    "evaluations.components",
-    "rollouts.turn_reward",
-    "steps.by_task",
-    "groups.prompt",
-    "groups.pass_rate",
-    "versions.arrived_p50_s",
-    "versions.arrived_p95_s",
-    "versions.arrived_max_s",
-)
-"""Than the first books with credit."""
 
 
 def rows(store: Store, table: Any, *order: str) -> list[dict[str, Any]]:
@@ -121,31 +107,3 @@ def test_an_update_reads_no_history(store: Store, records: Any) -> None:
 
 def test_a_holder_says_what_it_is() -> None:
     assert [kind_of(holder) for holder in (RUN, team_holder(3), "ab12")] == ["run", "team", "node"]
-
-
-def test_what_counted_before_there_was_credit_is_counted_once(store: Store, records: Any) -> None:
-    for step, (node_id, day) in enumerate([("a", 3), ("b", 3), ("a", 4), ("a", 9)], start=1):
-        store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=node_id), now=day * DAY)
-    tables = (credit, credit_days, credit_steps)
-    before = [rows(store, table, *table.primary_key.columns.keys()) for table in tables]
-    with store.engine.execution_options(writes=True).begin() as connection:
-        for name in ("credit", "credit_days", "credit_steps", "runs_elsewhere", "credit_elsewhere"):
-            connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("teams", "team_members", "events", "actions", "live_settings", "api_tokens"):
-            connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("outcome_tallies", "version_tallies", "set_evaluations", "old_receipts", "uncounted"):
-            connection.execute(text(f"DROP TABLE {name}"))
-        for name in ("ix_groups_rated", "ix_groups_open", "ix_rollouts_unfinished", "ix_fetches_version"):
-            connection.execute(text(f"DROP INDEX {name}"))
-        connection.execute(text("CREATE INDEX ix_rollouts_state ON rollouts (state, node_id)"))
-        connection.execute(text("CREATE INDEX ix_fetches_policy_version ON fetches (policy_version)"))
-        for column in NEWER_COLUMNS:
-            table, _, name = column.partition(".")
-            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
-        connection.execute(text("DROP INDEX ix_tallies_outcome"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0016'"))
-    migrate(store.engine)
-    after = [rows(store, table, *table.primary_key.columns.keys()) for table in tables]
-    for found, expected in zip(after[0], before[0], strict=True):
-        assert found.pop("recent") == pytest.approx(expected.pop("recent"))
-    assert after == before

@@ -1,29 +1,23 @@
 from __future__ import annotations
 
-import json
 import random
+import shutil
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import func, select, text
+from sqlalchemy import func, inspect, select, text
 
-from echo_hub.core.trust.evidence import NO_EVIDENCE
-from echo_hub.core.trust.judging import NOTHING
-from echo_hub.core.trust.standing import StandingState
 from echo_hub.store import database
 from echo_hub.store.database import connect, holds_run, migrate, open_to_read
-from echo_hub.store.standings import read_standings
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata, nodes
 from echo_shared.errors import ConfigError, StorageError
-from echo_shared.messages import ReceiptState
 
 
 def file_url(path: Path) -> str:
@@ -34,7 +28,7 @@ def file_url(path: Path) -> str:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return file_url(tmp_path / "echo.db")
-    return str(request.getfixturevalue("postgresql_url"))
+    return str(request.getfixturevalue("empty_postgresql"))
 
 
 def test_migrations_make_exactly_the_tables(url: str) -> None:
@@ -46,53 +40,34 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
     engine.dispose()
 
 
-def test_what_an_older_hub_called_verified_is_scored(tmp_path: Path) -> None:
-    engine = connect(file_url(tmp_path / "echo.db"))
-    config = Config(attributes={})
-    config.set_main_option("script_location", str(database.MIGRATIONS))
-    with engine.execution_options(writes=True).begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0007")
-        connection.execute(
-            text(
-                'INSERT INTO rollouts (lease_id, "index", node_id, group_id, turn, policy_version, '
-                "leased_at, deadline, state) VALUES (1, 0, 'a', 0, 0, 0, 0, 0, 'verified')"
-            )
-        )
-    migrate(engine)
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT state FROM rollouts")) == ReceiptState.SCORED
-    engine.dispose()
+@pytest.fixture
+def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The migrations of this release and one more, which adds a column."""
+    directory = tmp_path / "migrations"
+    shutil.copytree(database.MIGRATIONS, directory)
+    (directory / "versions" / "0031_next.py").write_text(
+        "import sqlalchemy as sa\nfrom alembic import op\n"
+        'revision, down_revision, branch_labels, depends_on = "0031", "0030", None, None\n'
+        'def upgrade() -> None:\n    op.add_column("nodes", sa.Column("colour", sa.Text))\n'
+    )
+    monkeypatch.setattr(database, "MIGRATIONS", directory)
+    database._scripts.cache_clear()
+    yield
+    database._scripts.cache_clear()
 
 
-def test_what_nodes_have_shown_in_other_classes_of_evidence_is_forgotten_and_they_are_not(tmp_path: Path) -> None:
-    engine = connect(file_url(tmp_path / "echo.db"))
-    config = Config(attributes={})
-    config.set_main_option("script_location", str(database.MIGRATIONS))
-    shown = {
-        "draws": [9, 0, 0, 0, 0, 1],
-        "claims": [10, 0, 0, 0, 0, 0],
-        "mismatch_kl": 0.0,
-        "bias": 0.0,
-        "squares": 0.0,
-    }
-    with engine.execution_options(writes=True).begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0015")
-        connection.execute(
-            text(
-                "INSERT INTO trust (node_id, state, numerics, num_verified, sums, proof, shown, num_checked, "
-                "num_failed, reason, since) VALUES ('a', 'proven', '[\"torch\", \"f32\", \"cpu\"]', 70, :sums, "
-                "-9, :shown, 80, 0, '', 0)"
-            ),
-            {"sums": json.dumps([3.0] * len(NOTHING)), "shown": json.dumps(shown)},
-        )
-    migrate(engine)
-    with engine.connect() as connection:
-        (row,) = read_standings(connection)
-    engine.dispose()
-    assert (row.shown, row.sums) == (NO_EVIDENCE, NOTHING)
-    assert (row.state, row.num_verified, row.proof) == (StandingState.PROVEN, 70, -9.0)
+def test_the_next_release_migrates_a_run_of_this_one(store: Store, next_release: None) -> None:
+    store.set_run_meta("run_id", "r")
+    url = store.engine.url.render_as_string(hide_password=False)
+    with pytest.raises(StorageError, match=r"(?s)an older release.*schema 0030.*has 0031.*echo-hub serve RUN"):
+        Store.open(url, beside_hub=True)
+    migrate(store.engine)
+    with store.engine.connect() as connection:
+        assert "colour" in {column["name"] for column in inspect(connection).get_columns("nodes")}
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "0031"
+    beside = Store.open(url, beside_hub=True)
+    assert beside.run_meta()["run_id"] == "r"
+    beside.close()
 
 
 def test_a_commit_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
@@ -103,27 +78,27 @@ def test_a_commit_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "echo.db"
-    Store.open(file_url(path)).close()
-    with sqlite3.connect(path) as raw:
-        raw.execute("UPDATE alembic_version SET version_num = '9999'")
-    raw.close()
-    with pytest.raises(StorageError, match=r"(?s)newer version.*schema 9999.*knows \d{4}.*Upgrade"):
-        Store.open(file_url(path))
-
-
-@pytest.mark.parametrize("revision", ["0001", "9999"])
-def test_beside_a_hub_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str) -> None:
+@pytest.mark.parametrize("beside_hub", [False, True])
+@pytest.mark.parametrize(
+    ("revision", "error"),
+    [
+        ("0001", r"(?s)a release before 0\.2.*schema 0001.*reads schema 0030.*Finish.*0\.1.*echo-hub init"),
+        ("0029", r"(?s)a release before 0\.2.*schema 0029.*reads schema 0030.*Finish.*0\.1.*echo-hub init"),
+        ("9999", r"(?s)a newer release.*schema 9999.*up to \d{4}.*Upgrade"),
+    ],
+)
+def test_another_schema_is_refused_and_left_alone(tmp_path: Path, revision: str, error: str, beside_hub: bool) -> None:
     path = tmp_path / "echo.db"
     Store.open(file_url(path)).close()
     with sqlite3.connect(path) as raw:
         raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        layout = raw.execute("SELECT sql FROM sqlite_master").fetchall()
     raw.close()
-    with pytest.raises(StorageError, match=r"(?s)not of this version.*schema \d{4}.*echo-hub serve"):
-        Store.open(file_url(path), beside_hub=True)
+    with pytest.raises(StorageError, match=error):
+        Store.open(file_url(path), beside_hub=beside_hub)
     with sqlite3.connect(path) as raw:
         assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(revision,)]
+        assert raw.execute("SELECT sql FROM sqlite_master").fetchall() == layout
     raw.close()
 
 

@@ -2,13 +2,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import text
 
 from echo_hub.core.effects import (
@@ -22,7 +19,6 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.core.payload import Span
 from echo_hub.store import tallies
-from echo_hub.store.database import MIGRATIONS, connect
 from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, Source, main_transport
 from echo_shared.books import CostTotals
@@ -171,50 +167,6 @@ def test_costs_add_up_by_node(store: Store, records: Any) -> None:
 )
 def test_the_main_transport(fetched: dict[Source, int], expected: str) -> None:
     assert main_transport(dict.fromkeys(SOURCES, 0) | fetched) == expected
-
-
-def test_a_run_from_before_the_totals_has_them_after_the_migration(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'echo.db'}"
-    engine = connect(url)
-    config = Config(attributes={})
-    config.set_main_option("script_location", str(MIGRATIONS))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0004")
-        rollout = (
-            'INSERT INTO rollouts (lease_id, "index", node_id, group_id, policy_version, leased_at, deadline, state, '
-            "drop_reason, num_tokens) VALUES (:lease, 0, :node, 0, 0, 0, 0, :state, :reason, :tokens)"
-        )
-        for lease, (node, state, reason, tokens) in enumerate(
-            [
-                ("a", "trained", None, 3),
-                ("a", "trained", None, 4),
-                ("b", "dropped", "stale", 5),
-                ("b", "dropped", "expired", None),
-                ("b", "leased", None, None),
-            ]
-        ):
-            values = {"lease": lease, "node": node, "state": state, "reason": reason, "tokens": tokens}
-            connection.execute(text(rollout), values)
-        fetch = (
-            "INSERT INTO fetches (node_id, info_hash, policy_version, seconds, swarm_bytes, web_seed_bytes, "
-            "fetched_at) VALUES ('a', :hash, :version, 1, :swarm, :web_seed, 1)"
-        )
-        for number, (version, swarm, web_seed) in enumerate([(1, 9, 1), (2, 9, 1), (3, 1, 9), (None, 9, 1)]):
-            values = {"hash": str(number), "version": version, "swarm": swarm, "web_seed": web_seed}
-            connection.execute(text(fetch), values)
-        for version in (1, 3):
-            connection.execute(text(f"INSERT INTO versions (policy_version, published_at) VALUES ({version}, 1)"))
-    engine.dispose()
-    store = Store.open(url)
-    assert shown(store) == counted(store)
-    books = store.accounting()
-    assert (books.trained, books.num_dropped, books.in_flight) == (2, 2, 1)
-    assert store.versions_by_transport() == {"swarm": 2, "web_seed": 1, "shared_memory": 0, "inline": 0, "broadcast": 0}
-    first, last = store.versions_history(9)
-    assert (first.fetches_by_transport, last.fetches_by_transport) == ({"swarm": 1}, {"web_seed": 1})
-    assert (first.bytes_by_transport["swarm"], last.bytes_by_transport["web_seed"]) == (9, 9)
-    store.close()
 
 
 def test_what_nodes_have_checked_of_others_adds_up(store: Store) -> None:

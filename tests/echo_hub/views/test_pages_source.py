@@ -14,8 +14,7 @@ from echo_hub.core.effects import SendLease
 from echo_hub.dashboard.pages import routes
 from echo_hub.operation.state import NO_NODES
 from echo_hub.operator_access import guard_of
-from echo_hub.sinks.base import Position
-from echo_hub.sinks.reading import Reading
+from echo_hub.sinks.reading import Position, Reading
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.store import Store
@@ -125,9 +124,9 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     assert (first["surprise"], newest["surprise"], point["surprise"]) == (1.25, 1.25, 1.25)
 
     files, reading = TensorBoard(tmp_path / "tensorboard"), Reading(hub.driven.store, Position())
-    await files.open()
-    await files.write(reading.read(), reading.position)
-    await files.close()
+    files.open()
+    files.write(reading.read(), reading.position)
+    files.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("train/surprise")] == [1.25, 1.25]

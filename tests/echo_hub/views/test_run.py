@@ -150,7 +150,7 @@ async def test_without_a_curriculum_none_is_shown(hub: Any) -> None:
 
 
 async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
-    settings = CurriculumSettings(rule="skip", by="problem", floor=0.1)
+    settings = CurriculumSettings(rule="skip", by="problem")
     choosy = await make_hub(curriculum=settings, tasks=(TrainedTask(key="sums"),))
     await choosy.join("a")
     await choosy.train_to_the_end()
@@ -257,6 +257,7 @@ async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub:
     view = await hub.pages.run_view()
     assert (view.problems, view.alarms, view.broken) == ((disk.text,), (disk.text,), False)
     assert (view.readiness, view.health.state) == (Readiness.READY, HubState.DEGRADED)
+    assert view.problem_kinds == ("disk",)
     hub.said = {"watched": (down, disk), "learner_is_down": True}
     view = await hub.pages.run_view()
     assert (view.problems, view.broken) == ((LEARNER_IS_DOWN, disk.text), True), "each once"

@@ -132,7 +132,8 @@ def on_an_edge(kit: Any, model: Any) -> Parts:
         logits = kit.reference_logits(model, [*request.prompt_ids.tolist(), *one[:place]])[-1:]
         u = draws.uniforms(request.seed, index, place + 1)[-1:]
         for token in (one[place], other[place]):
-            (nats,), _ = draws.distance(logits, np.array([token]), u, request.temperature)
+            interval = draws.interval(logits, np.array([token]), request.temperature)
+            (nats,) = draws.nats_outside(*interval, u)
             assert nats < EDGE_NATS
 
     return check

@@ -1,8 +1,8 @@
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from echo_node.condition import STATES
+from echo_node.condition import State
 from echo_node.core.looks import COLOURS, NOT_RUNNING, START, TOOLTIP, look_of
 
 
@@ -11,7 +11,7 @@ def status(**changes: Any) -> dict[str, Any]:
 
 
 def test_every_state_has_a_colour() -> None:
-    assert set(COLOURS) == {*STATES, NOT_RUNNING}
+    assert set(COLOURS) == {*get_args(State), NOT_RUNNING}
 
 
 def test_what_a_node_says_is_shown() -> None:

@@ -14,7 +14,6 @@ from echo_node.host.sensors.gpu_reading import GpuReading
 from echo_node.host.sensors.sysfs import number_of, text_of
 
 _ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
-_POWER: Final = ("power1_average", "power1_input")
 _NANOSECONDS: Final = 1e9
 SHORTEST_S: Final = 0.5
 """Between two looks, of which the later one counts: what a process took is a figure over time."""

@@ -4,9 +4,9 @@ Gifts are always active: they cost nothing, and wait in the order in which they 
 something, the cheapest by price per rollout are, as many as bring what the learner takes and the gifts do not, with a
 margin (`useful`, `choice`). All others stand by: they are sent versions, finish what they hold, and are leased nothing.
 
-    enter   when the margin has shrunk by `hysteresis`: as many as restore it, at once, whoever was lost
+    enter   when the margin has shrunk by `HYSTERESIS`: as many as restore it, at once, whoever was lost
     leave   when the margin holds without them, after `dwell_s`
-    change  for others that cost less by `hysteresis` or more, likewise: those work beside them until they are settled,
+    change  for others that cost less by `HYSTERESIS` or more, likewise: those work beside them until they are settled,
             as far as the cap has room for both
     cap     all active nodes together cost no more than `spend_cap_per_hour`, at any moment
 
@@ -44,7 +44,7 @@ import numpy as np
 from echo_hub.core.activation.choice import Bools, Floats, cheapest
 from echo_hub.core.activation.meter import Meter
 from echo_hub.core.activation.priced import Priced
-from echo_hub.core.activation.settings import ActivationSettings
+from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import TellStandby
 from echo_hub.core.lengths import Lengths
@@ -377,7 +377,7 @@ class Activation:
         rate = np.where(priced.willing & (priced.silent_s < SILENT_S), priced.rate, 0.0)
         useful = rate if demand is None else demand.useful(rate, priced.late_s)
         full = 0.0 if self._halted else inf if demand is None else demand.need * settings.margin
-        target, floor = full - self._gifts.all, full * (1 - settings.hysteresis) - self._gifts.all
+        target, floor = full - self._gifts.all, full * (1 - HYSTERESIS) - self._gifts.all
         wanted = self._of_measured(useful, target, floor, full - self._gifts.settled, now)
         brought = float(useful[wanted].sum())
         short = brought < floor
@@ -397,14 +397,14 @@ class Activation:
             others = np.where(active, 0.0, useful)
             more = active | cheapest(others, cost, need=target - brought, budget=cap - spent)
             anew = cheapest(useful, cost, need=target, budget=cap)  # Where the cap binds, others may bring more.
-            gain = 1 + self._settings.hysteresis
+            gain = 1 + HYSTERESIS
             return anew if float(useful[anew].sum()) > gain * float(useful[more].sum()) else more
         young = active & (priced.settled_from > now) & (not self._halted)
         fewer = cheapest(np.where(active & ~young, useful, 0.0), cost, need=settled_target, budget=inf) | young
         with np.errstate(divide="ignore", invalid="ignore"):
-            price = cost / useful * np.where(active, 1 - self._settings.hysteresis, 1.0)
+            price = cost / useful * np.where(active, 1 - HYSTERESIS, 1.0)
         anew = cheapest(useful, cost, need=target, budget=cap, price=price)
-        if cost[anew].sum() >= (1 - self._settings.hysteresis) * cost[fewer].sum():
+        if cost[anew].sum() >= (1 - HYSTERESIS) * cost[fewer].sum():
             return fewer
         if cost[fewer | anew].sum() <= cap:
             return fewer | anew

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-PRICES_UP_TO: float = 10_000.0
-"""US dollars an hour: nobody may cost more, whatever its price and power draw come to."""
+HYSTERESIS: Final = 0.05
+"""More nodes become active when the margin has shrunk by this share; fewer stay active only if the whole margin is
+kept; others take their place only if that saves this share of the cost. The margin of 15 % covers it three times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +18,5 @@ class ActivationSettings:
     """What all active nodes together may cost; 0 = gifts alone work."""
     margin: float = 1.15
     """The rollouts that active nodes bring back in time, over those that the learner takes."""
-    hysteresis: float = 0.05
-    """More nodes become active when the margin has shrunk by this share; fewer stay active only if the whole margin is
-    kept; others take their place only if that saves this share of the cost."""
     dwell_s: float = 60.0
     """A node that has become active stays so for this long at least, as long as the cap allows it."""

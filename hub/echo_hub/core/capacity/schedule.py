@@ -170,15 +170,3 @@ def _makespan(workload: Workload, pool: Pool) -> float:
         enough = pool.supply(middle, math.inf, rested=True) >= workload.rollouts_per_step * (1 - SAME)
         early, late = (early, middle) if enough else (middle, late)
     return late
-
-
-def never_waits(workload: Workload, pool: Pool) -> bool:
-    """The condition of `model`, by itself: exact where all latencies are equal, else at most too strict."""
-    every, step_s, spread_s = workload.publish_every, workload.step_s, workload.broadcast_s
-    if every * step_s < spread_s:
-        return False
-    return all(
-        pool.supply((workload.staleness_bound - every + place) * step_s - spread_s, every * step_s, rested=False)
-        >= place * workload.rollouts_per_step * (1 - SAME)
-        for place in range(1, every + 1)
-    )

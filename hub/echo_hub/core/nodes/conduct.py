@@ -38,14 +38,10 @@ class Conduct:
         self._deadline_s = deadline_s
         self._resting: dict[str, Node] = {}
         self._ends: list[tuple[float, str]] = []
-        """A heap of (end, node id); a rest that ended early or was prolonged leaves its entry behind."""
+        """A heap of (end, node id). A rest that ended early, or was prolonged, leaves its entry behind: at most two
+        entries for each node that rests."""
         self._silent: dict[str, Node] = {}
         """Those of the resting that rest for silence alone."""
-
-    @property
-    def num_ends(self) -> int:
-        """Ends of rests that are remembered: at most two for each node that rests."""
-        return len(self._ends)
 
     @property
     def next_end(self) -> float:

@@ -25,7 +25,7 @@ from echo_hub.core.activation.activation import (
     TURN_S,
     Activation,
 )
-from echo_hub.core.activation.settings import ActivationSettings
+from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.activation.useful import Demand
 from echo_hub.core.effects import CostAccrued, TellStandby
 from echo_hub.core.lengths import Lengths
@@ -436,7 +436,7 @@ def test_enough_under_the_cap_and_near_the_optimum(
     brought = sum(rows[int(node_id)][0] for node_id in fleet.active)
     need = NEED.rollouts_per_step * fleet.settings.margin
     if sum(costs) <= cap and gifts + sum(per_step for _, per_step in paid) >= need:
-        assert gifts + brought >= need * (1 - fleet.settings.hysteresis) - 1e-6
+        assert gifts + brought >= need * (1 - HYSTERESIS) - 1e-6
         optimum, missing = 0.0, need - gifts
         for price, per_step in sorted(paid):
             part = max(0.0, min(per_step, missing))

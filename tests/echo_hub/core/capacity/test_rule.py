@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from echo_hub.core.capacity.model import NodeClass, Pool, Workload
 from echo_hub.core.capacity.rule import NodeByNode, needed_staleness, useful_rollouts
-from echo_hub.core.capacity.schedule import never_waits, predict
+from echo_hub.core.capacity.schedule import predict
+from tests.echo_hub.core.capacity.condition import never_waits
 
 
 def pool(*nodes: tuple[float, float, float]) -> NodeByNode:

@@ -14,7 +14,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from echo_hub.core.capacity.model import NodeClass, Pool, Workload
-from echo_hub.core.capacity.schedule import never_waits, period_s, predict, steps
+from echo_hub.core.capacity.schedule import period_s, predict, steps
+from tests.echo_hub.core.capacity.condition import never_waits
 
 EQUAL = Pool.of([NodeClass(name="n", count=16, rollouts_per_s=2.5, latency_s=0.8)])
 

@@ -166,14 +166,14 @@ def test_ends_of_rests_are_forgotten_when_trust_ended_them() -> None:
     for turn in range(100):
         for node in nodes:
             conduct.fail(node, 0.001 * turn)
-        assert conduct.num_ends <= 2 * len(nodes)
+        assert len(conduct._ends) <= 2 * len(nodes)
         for node in nodes[1:]:
             conduct.trust(node)
-        assert conduct.num_ends <= 2, "one of them rests still"
+        assert len(conduct._ends) <= 2, "one of them rests still"
     assert conduct.wake(FIRST_REST_S - 0.001, all_silent=False) == []
     assert conduct.wake(FIRST_REST_S, all_silent=False) == nodes[:1]
     assert nodes[0].rests_until is None
-    assert (conduct.wake(1e9, all_silent=False), conduct.num_ends) == ([], 0)
+    assert (conduct.wake(1e9, all_silent=False), len(conduct._ends)) == ([], 0)
 
 
 def test_a_rest_is_prolonged_but_never_cut_short() -> None:

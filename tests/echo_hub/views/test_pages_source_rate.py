@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from echo_hub.views.rate import WINDOW_S, Rate
+from echo_hub.views.pages_source import WINDOW_S, Rate
 
 
 def test_the_rate_is_that_of_the_last_while() -> None:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from echo_hub.abandonable import abandonable
+from echo_shared.abandonable import abandonable
 from echo_shared.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def test_it_gives_what_the_function_gives() -> None:
 
 STUCK = """
 import sys, time
-from echo_hub.abandonable import abandonable
+from echo_shared.abandonable import abandonable
 from echo_hub.until_stopped import run_until_stopped
 def work():
     print("begun", flush=True)

@@ -1,0 +1,18 @@
+"""The condition in the docstring of `echo_hub.core.capacity.model`, computed directly, to hold predictions against."""
+
+from __future__ import annotations
+
+from echo_hub.core.capacity.model import Pool, Workload
+from echo_hub.core.capacity.schedule import SAME
+
+
+def never_waits(workload: Workload, pool: Pool) -> bool:
+    """Return True if the learner never waits. Exact where all latencies are equal, else at most too strict."""
+    every, step_s, spread_s = workload.publish_every, workload.step_s, workload.broadcast_s
+    if every * step_s < spread_s:
+        return False
+    return all(
+        pool.supply((workload.staleness_bound - every + place) * step_s - spread_s, every * step_s, rested=False)
+        >= place * workload.rollouts_per_step * (1 - SAME)
+        for place in range(1, every + 1)
+    )
