@@ -23,8 +23,8 @@ Two effects of an honest engine's rounding are left, and `TOLERANCE` is for them
 so R counts from the node's own mean rank, weighted like V. And the policy that it rounds to may earn somewhat more than
 the exact one: E R V then grows by as much. A class of which many nodes fail is spared as usual (`common_faults`).
 
-Tokens that are chosen among equals change nothing here. A shopper can only earn less, or make other rollouts of which
-u is near an edge earn less.
+To choose among equals changes nothing here. What the test leaves: gains below `TOLERANCE`; unlikely neighbours, whose
+narrow intervals have m near 1; and policies so unsure that every rollout has several tokens near an edge.
 """
 
 from __future__ import annotations
