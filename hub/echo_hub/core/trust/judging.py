@@ -107,7 +107,8 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
 
     Forged or invented tokens, a share or all of them, are then less than e**`nats` times as likely. Claims that are too
     high are explained if they are not, to that degree, at a coarser scale: an engine's claims are too high by half of
-    the noise's variance. Rounding explains neither claims that are too low, nor an engine of far fewer bits, nor rewards.
+    the noise's variance. Rounding explains neither claims that are too low nor an engine of far fewer bits, nor
+    rewards.
     """
     draws, claims = (
         slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)

@@ -5,11 +5,11 @@ exactly can try both, return the one that earns more, and pass for such an engin
 rollouts of which u was near an edge earn more than the others.
 
 Fix all tokens that an honest node has drawn, and so its rewards. u is then uniform in each token's interval, and
-independent of all else. Let V count the tokens of a rollout of which u lies near an edge of its interval, or outside of
-it, less the number Σ m expected of an exact engine, and let W = Σ m (1 - m) (`likelihood.edge_curves`). An engine that
-rounds moves as many u out of the interval as it keeps out of the rim inside, so V has a mean near 0 for it too. Let R
-be the rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By
-Bennett's inequality (JASA 57, 1962)
+independent of all else. V counts the tokens of a rollout of which u lies near an edge of the interval, or outside. The
+number expected of an exact engine, Σ m, is taken from that. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`).
+An engine that rounds moves as many u out of the interval as it keeps out of the rim inside: its V has a mean near 0 too.
+Let R be the rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`).
+By Bennett's inequality (JASA 57, 1962)
 
     E exp(x sign(R) V) <= exp(W (e**x - 1 - x))
 

@@ -11,7 +11,7 @@ not consumed is dropped; it stays so until the operator pardons it. No node is c
 version or problem (`common_faults`), nor for rounding more than expected where several unlike nodes of its class do
 (`numerics`).
 
-A checked rollout is weighed once more when its reward is known: who rounds must not earn by it (`shopping`).
+A checked rollout is weighed once more when its reward is known: a node must not earn by its rounding (`shopping`).
 
 How coarsely a class of numerics rounds is measured on the run's own base before a rollout of it is checked, and again
 as the policy changes.

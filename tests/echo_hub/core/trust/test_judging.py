@@ -157,7 +157,9 @@ def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
     assert not is_explained(evidence(1_000, forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
 
 
-@pytest.mark.parametrize("alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.COARSER_THAN_SAID, Alternative.SHOPPED])
+@pytest.mark.parametrize(
+    "alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.COARSER_THAN_SAID, Alternative.SHOPPED]
+)
 def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Alternative) -> None:
     assert not is_explained(engine(3, 0.1, 1_000), measured(0.1), alternative, ALARM)
 
