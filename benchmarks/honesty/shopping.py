@@ -3,10 +3,12 @@
 Where a token's u lies near an edge of its interval, an engine that rounds may as well draw the neighbouring token. The
 node tries that for every rollout that has not the best reward: it puts the neighbour in the token's place, goes on from
 there as leased, and returns what earns more. It changes one token of a rollout, and its claims are true of all of them;
-with `claims_round`, they are off as those of the class that it claims.
+with `claims_round`, they are off as those of the class that it claims. `takes` says which chances it takes: all, half
+of them, or all and besides, to hide them, half of those neighbours that earn as much ("and equals").
 
 A row has the mean reward with and without it, and after how many of its checked rollouts the node is convicted, by the
-hub's own test (`core.trust.judging`) with the rounding that a hub has measured: the median of `ORDERS` orders.
+hub's own tests (`core.trust.judging`, `core.trust.shopping`) with the rounding that a hub has measured: the median of
+`ORDERS` sequences of groups that are drawn from all of them, again and again. `UNDETECTED`: it is not by then.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from numpy.typing import NDArray
 from benchmarks.honesty.samplers import VERSION, Rollouts, as_drawn
 from benchmarks.honesty.short_run import Asked, ShortRun
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import NOTHING, alarm, judged
+from echo_hub.core.trust.judging import NOTHING, added, alarm, judged
 from echo_hub.core.trust.likelihood import SCALES, bounded_log_odds
 from echo_hub.core.trust.numerics import Numerics, NumericsClass
 from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.shopping import Ranks, edges, weigh
 from echo_hub.core.trust.standing import Standing
 from echo_hub.learner.policy import Policy
 from echo_hub.verify.drawn import unpack_evidence, unpack_spans
@@ -43,8 +46,11 @@ REACHES: Final = (1.0, 2.0, 4.0)
 """How near an edge is near, in scales of the class's draws."""
 LEAST_PROBABILITY: Final = 1e-6
 """Less likely tokens are no neighbours."""
-ORDERS: Final = 10
+ORDERS: Final = 5
 UNDETECTED: Final = 10_000
+ALL: Final = "all"
+HALF: Final = "half"
+EQUALS: Final = "and equals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """A row for each reach, with true claims and with such as the class has."""
+    """Rows for each reach: with true claims, and with such as the class has."""
     asked = run.asked(case(precision), groups)
     policy = Policy.load(run.settings)
     policy.set_adapter(policy.read_adapter(run.directory.adapter(VERSION)))
@@ -85,16 +91,17 @@ def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> l
     rows = []
     for reach in REACHES:
         near = [candidate for candidate in candidates if candidate.apart < reach * float(SCALES[honest.draws])]
-        shopped = _shopped(run, policy, rollouts, near)
-        for claims_round in (False, True):
+        tried = _tried(policy, rollouts, near)
+        for takes, claims_round in ((ALL, False), (ALL, True), (HALF, True), (EQUALS, True)):
+            shopped = _shopped(run, policy, rollouts, tried, takes)
             said = _rounded(shopped, float(SCALES[honest.claims]) / 2) if claims_round else shopped
-            orders = _orders(examiner, run, said)
-            after = [_to_detection(order, numerics, told) for order in orders]
+            after = [_to_detection(order, numerics, told) for order in _orders(examiner, run, said)]
             rows.append(
                 {
                     "case": case(precision),
                     "reach": reach,
                     "claims_round": claims_round,
+                    "takes": takes,
                     "reward": _reward(run, rollouts),
                     "reward_shopped": _reward(run, shopped),
                     "to_detection": median(after),
@@ -108,11 +115,10 @@ def _reward(run: ShortRun, rollouts: Rollouts) -> float:
     return fmean(run.reward(one, rollout.completion_ids) for one, rollout in rollouts)
 
 
-def _shopped(run: ShortRun, policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> Rollouts:
-    """The rollouts, each as the best of itself and its candidates."""
-    found = list(rollouts)
+def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> dict[int, list[FinishedRollout]]:
+    """What each rollout, by its place, would be with its candidates."""
+    tried: dict[int, list[FinishedRollout]] = {}
     requests: list[GroupRequest] = []
-    ended: list[tuple[int, FinishedRollout]] = []
     for number, candidate in enumerate(candidates):
         one, rollout = rollouts[candidate.place]
         ids = np.append(rollout.completion_ids[: candidate.token], candidate.neighbour).astype(np.int32)
@@ -120,21 +126,31 @@ def _shopped(run: ShortRun, policy: Policy, rollouts: Rollouts, candidates: Sequ
         if candidate.neighbour in one.request.stop_ids or len(ids) == one.request.max_tokens:
             reason = FinishReason.STOP if candidate.neighbour in one.request.stop_ids else FinishReason.LENGTH
             whole = replace(rollout, completion_ids=ids, behavior_logprobs=logprobs, finish_reason=reason)
-            ended.append((candidate.place, whole))
+            tried.setdefault(candidate.place, []).append(whole)
         else:
             prefix = Prefix(index=rollout.index, ids=ids, logprobs=logprobs)
             request = replace(one.request, lease_id=number, indices=(rollout.index,), prefixes=(prefix,))
             requests.append(request)
-    gone_on = list(sample_groups(policy.model, requests)) if requests else []
-    ended += [(candidates[rollout.lease_id].place, rollout) for rollout in gone_on]
-    for place, other in ended:
-        one, best = found[place]
-        if run.reward(one, other.completion_ids) > run.reward(one, best.completion_ids):
-            found[place] = one, other
-    return [
-        (one, rollout if rollout is own else _with_true_claims(policy, one, rollout))
-        for (one, rollout), (_, own) in zip(found, rollouts, strict=True)
-    ]
+    for rollout in sample_groups(policy.model, requests) if requests else ():
+        tried.setdefault(candidates[rollout.lease_id].place, []).append(rollout)
+    return tried
+
+
+def _shopped(
+    run: ShortRun, policy: Policy, rollouts: Rollouts, tried: Mapping[int, Sequence[FinishedRollout]], takes: str
+) -> Rollouts:
+    """The rollouts, each as the best of itself and what was tried in its place, as far as the node takes that."""
+    chance, found = random.Random(0), list(rollouts)
+    for place, others in tried.items():
+        one, own = rollouts[place]
+        rewards = [run.reward(one, other.completion_ids) for other in others]
+        best, earned = others[int(np.argmax(rewards))], run.reward(one, own.completion_ids)
+        is_taken = chance.random() < 0.5
+        if (max(rewards) > earned and (is_taken or takes != HALF)) or (
+            max(rewards) == earned and is_taken and takes == EQUALS
+        ):
+            found[place] = one, _with_true_claims(policy, one, best)
+    return found
 
 
 def _near(policy: Policy, one: Asked, rollout: FinishedRollout, place: int, reach: float) -> list[_Candidate]:
@@ -180,30 +196,33 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
     return found
 
 
-def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[Evidence]]:
-    """What the rollouts show, group after group, the groups in random orders."""
+def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
+    """What the rollouts show and earn, `UNDETECTED` of them, group after group; the groups in random orders."""
     drawn = as_drawn(rollouts)
     shown = {
         answer["rollout_id"]: unpack_spans(answer["spans"])[0][1]
         for answer in examiner.examine(drawn, run.directory.adapter)
     }
-    groups: dict[int, list[Evidence]] = {}
-    for (one, _), rollout in zip(rollouts, drawn, strict=True):
-        groups.setdefault(one.request.group_id, []).append(shown[rollout.rollout_id])
+    groups: dict[int, list[tuple[Evidence, float]]] = {}
+    for (one, rollout), as_checked in zip(rollouts, drawn, strict=True):
+        found = shown[as_checked.rollout_id], run.reward(one, rollout.completion_ids)
+        groups.setdefault(one.request.group_id, []).append(found)
     orders = []
     for number in range(ORDERS):
-        ids = sorted(groups)
-        random.Random(number).shuffle(ids)
-        orders.append([evidence for group_id in ids for evidence in groups[group_id]])
+        chosen = random.Random(number).choices(sorted(groups), k=UNDETECTED)
+        orders.append([found for group_id in chosen for found in groups[group_id]][:UNDETECTED])
     return orders
 
 
-def _to_detection(order: Sequence[Evidence], numerics: Numerics, told: NumericsClass) -> int:
-    standing, enough = Standing("node", numerics=told), alarm(TrustSettings().false_alarm)
+def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, told: NumericsClass) -> int:
+    standing, ranks, enough = Standing("node", numerics=told), Ranks(), alarm(TrustSettings().false_alarm)
     sums = NOTHING
-    for number, evidence in enumerate(order, start=1):
-        sums = judged(sums, evidence, standing.recent, numerics.honest(told, shown=standing.recent), enough)
+    for number, (evidence, reward) in enumerate(order, start=1):
+        honest = numerics.honest(told, shown=standing.recent)
+        sums = judged(sums, evidence, standing.recent, honest, enough)
         standing.show(evidence)
+        found = edges("node", evidence, honest)
+        sums = added(sums, weigh(found, standing.usual_rank.excess(ranks.rank(reward), found)))
         if max(sums) >= enough:
             return number
     return UNDETECTED

@@ -44,8 +44,11 @@ def test_an_exact_node_that_says_four_bits_earns_by_neighbours_and_is_found(monk
     monkeypatch.setattr(honesty, "SHOPPED_GROUPS", 40)
     monkeypatch.setattr(shopping, "REACHES", (2.0,))
     measured = honesty.measure(0, Progress(honesty.plan(), [*map(shopping.case, ("f32", "q4_0"))]))
-    as_exact, _, as_coarse, with_noise = measured.rows
+    as_exact, _, _, _, as_coarse, with_noise, half, diluted = measured.rows
     gain = {row["case"]: row["reward_shopped"] - row["reward"] for row in measured.rows}
     assert gain[as_coarse["case"]] > gain[as_exact["case"]] + 0.03
     assert as_coarse["to_detection"] < shopping.UNDETECTED and not as_coarse["claims_round"]
-    assert with_noise["claims_round"] and measured.headline["most_earned_unfound_with_noise"] >= 0
+    assert with_noise["claims_round"] and with_noise["to_detection"] < shopping.UNDETECTED, "by its rewards"
+    assert diluted["takes"] == shopping.EQUALS and diluted["to_detection"] < shopping.UNDETECTED
+    assert as_coarse["reward"] < half["reward_shopped"] < as_coarse["reward_shopped"] == diluted["reward_shopped"]
+    assert measured.headline["most_earned_unfound_with_noise"] >= 0

@@ -366,7 +366,10 @@ class Coordinator:
         if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
             self._ledger.note_scoring(rollout, now)
             rollout.components = event.components
-            self._ledger.groups[rollout.group_id].owner.end_episode(rollout, event.reward)
+            group = self._ledger.groups[rollout.group_id]
+            turns = [turn.rollout_id for turn in group.slots[rollout.index].received]
+            group.owner.end_episode(rollout, event.reward)
+            self._trust.scored(turns, event.reward, now)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)

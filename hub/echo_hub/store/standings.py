@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from echo_hub.core.effects import TrustDecided
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE, Evidence
-from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.judging import NOTHING, Alternative, Sums
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.bulk import among
@@ -83,8 +83,7 @@ def read_standings(connection: Connection) -> tuple[StandingRow, ...]:
             state=StandingState(row.state),
             numerics=NumericsClass(*row.numerics),
             num_verified=row.num_verified,
-            # A test of other sums than today's begins anew.
-            sums=tuple(row.sums) if _is_todays(row.shown) and len(row.sums) == len(NOTHING) else NOTHING,
+            sums=_sums(row.sums) if _is_todays(row.shown) else NOTHING,
             proof=row.proof,
             shown=_evidence(row.shown),
             num_checked=row.num_checked,
@@ -122,6 +121,13 @@ def _evidence(stored: dict[str, Any]) -> Evidence:
     if not _is_todays(stored):
         return NO_EVIDENCE
     return replace(NO_EVIDENCE, **{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})
+
+
+def _sums(stored: list[float]) -> Sums:
+    """Sums of another test than today's begin at 0. A row may lack those of rewards alone."""
+    if len(stored) == Alternative.SHOPPED:
+        return (*stored, *NOTHING[Alternative.SHOPPED :])
+    return tuple(stored) if len(stored) == len(NOTHING) else NOTHING
 
 
 def _is_todays(stored: dict[str, Any]) -> bool:

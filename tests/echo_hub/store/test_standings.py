@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from echo_hub.core.effects import CheckRecorded, CoarseClassesRecorded, RolloutsDropped, StandingRecorded, TrustDecided
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
-from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.store.store import Store
@@ -31,9 +31,7 @@ ROW = StandingRow(
     reason="why",
     since=3.0,
 )
-STORED_ROW = replace(
-    ROW, shown=replace(ROW.shown, draw_curves=NO_EVIDENCE.draw_curves, claim_curves=NO_EVIDENCE.claim_curves)
-)
+STORED_ROW = replace(ROW, shown=ROW.shown.counts)
 """Curves are not stored."""
 
 
@@ -88,6 +86,13 @@ def test_sums_of_another_test_begin_anew(store: Store) -> None:
     with store.engine.begin() as connection:
         connection.execute(update(trust).values(sums=[0.5] * (len(NOTHING) + 1)))
     assert store.snapshot().standings == (replace(STORED_ROW, sums=NOTHING),)
+
+
+def test_a_row_without_sums_of_rewards_keeps_the_others(store: Store) -> None:
+    store.apply([StandingRecorded(row=ROW)], now=1.0)
+    with store.engine.begin() as connection:
+        connection.execute(update(trust).values(sums=list(ROW.sums[: Alternative.SHOPPED])))
+    assert store.snapshot().standings == (STORED_ROW,)
 
 
 def test_evidence_that_comes_back_adds_up(store: Store) -> None:

@@ -26,9 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 from echo_hub.core.trust.likelihood import (
     CLAIM_CURVES,
     DRAW_CURVES,
+    EDGE_CURVES,
     NUM_SCALES,
     claim_curves,
     draw_curves,
+    edge_curves,
     greedy_curves,
 )
 from echo_shared.draws import nats_outside
@@ -55,6 +57,7 @@ Curves = bytes
 """Sums over tokens of the curves of `likelihood`, row by row, as float64: a hub keeps them of every node."""
 _NO_DRAWS: Final[Curves] = np.zeros(DRAW_CURVES * NUM_SCALES).tobytes()
 _NO_CLAIMS: Final[Curves] = np.zeros(CLAIM_CURVES * NUM_SCALES).tobytes()
+_NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,8 @@ class Evidence:
     """[DRAW_CURVES, NUM_SCALES], nats. All 0 in the learner's comparison."""
     claim_curves: Curves = _NO_CLAIMS
     """[CLAIM_CURVES, NUM_SCALES], nats."""
+    near_edges: Curves = _NO_EDGES
+    """[EDGE_CURVES, NUM_SCALES], tokens. All 0 of greedy choices, and in the learner's comparison."""
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +96,11 @@ class Evidence:
     def claims_CS(self) -> NDArray[np.float64]:
         """`claim_curves` as an array."""
         return np.frombuffer(self.claim_curves).reshape(CLAIM_CURVES, NUM_SCALES)
+
+    @property
+    def edges_CS(self) -> NDArray[np.float64]:
+        """`near_edges` as an array."""
+        return np.frombuffer(self.near_edges).reshape(EDGE_CURVES, NUM_SCALES)
 
     @classmethod
     def of_spans(
@@ -124,16 +134,20 @@ class Evidence:
             claimed_N &= ~greedy_N
         draws_KC = np.zeros((len(ends), DRAW_CURVES * NUM_SCALES))
         claims_KC = np.zeros((len(ends), CLAIM_CURVES * NUM_SCALES))
+        edges_KC = np.zeros((len(ends), EDGE_CURVES * NUM_SCALES))
         for start in range(0, len(below_N), _TOGETHER):
             part = slice(start, start + _TOGETHER)
             draws_CSN = draw_curves(below_N[part], logprobs_N[part], uniforms_N[part])
             claims_CSN = claim_curves(differences_N[part])
             claims_CSN[..., ~claimed_N[part]] = 0.0
+            edges_CSN = edge_curves(below_N[part], logprobs_N[part], uniforms_N[part])
             if drawn_N is not None:
                 is_greedy = ~drawn_N[part]
                 draws_CSN[..., is_greedy] = greedy_curves(below_N[part][is_greedy])
+                edges_CSN[..., is_greedy] = 0.0
             draws_KC += _summed(draws_CSN, starts - start, ends - start)
             claims_KC += _summed(claims_CSN, starts - start, ends - start)
+            edges_KC += _summed(edges_CSN, starts - start, ends - start)
         spans_N = np.repeat(np.arange(len(ends)), num_tokens)
         sums = (np.expm1(ratios_N) - ratios_N, differences_N.clip(-CLAIM_CUT, CLAIM_CUT))
         fields = zip(
@@ -142,6 +156,7 @@ class Evidence:
             *(np.bincount(spans_N, summed, len(ends)).tolist() for summed in sums),
             draws_KC,
             claims_KC,
+            edges_KC,
             strict=True,
         )
         return [
@@ -152,8 +167,9 @@ class Evidence:
                 bias=bias,
                 draw_curves=curves.tobytes(),
                 claim_curves=own.tobytes(),
+                near_edges=edges.tobytes(),
             )
-            for draws, claims, kl, bias, curves, own in fields
+            for draws, claims, kl, bias, curves, own, edges in fields
         ]
 
     @classmethod
@@ -185,18 +201,19 @@ class Evidence:
             claims=tuple(a + sign * b for a, b in zip(self.claims, other.claims, strict=True)),
             mismatch_kl=self.mismatch_kl + sign * other.mismatch_kl,
             bias=self.bias + sign * other.bias,
-            draw_curves=(self.draws_CS + sign * other.draws_CS).tobytes(),
-            claim_curves=(self.claims_CS + sign * other.claims_CS).tobytes(),
+            draw_curves=_combined(self.draw_curves, other.draw_curves, sign),
+            claim_curves=_combined(self.claim_curves, other.claim_curves, sign),
+            near_edges=_combined(self.near_edges, other.near_edges, sign),
         )
 
     @property
     def counts(self) -> Evidence:
         """Without its curves, which take most of its memory."""
-        return replace(self, draw_curves=_NO_DRAWS, claim_curves=_NO_CLAIMS)
+        return replace(self, draw_curves=_NO_DRAWS, claim_curves=_NO_CLAIMS, near_edges=_NO_EDGES)
 
     @property
     def is_finite(self) -> bool:
-        return bool(np.isfinite(self.draws_CS).all() and np.isfinite(self.claims_CS).all())
+        return all(np.isfinite(curves_CS).all() for curves_CS in (self.draws_CS, self.claims_CS, self.edges_CS))
 
     @property
     def halved(self) -> Evidence:
@@ -208,7 +225,15 @@ class Evidence:
             bias=self.bias / 2,
             draw_curves=(self.draws_CS / 2).tobytes(),
             claim_curves=(self.claims_CS / 2).tobytes(),
+            near_edges=(self.edges_CS / 2).tobytes(),
         )
+
+
+def _combined(one: Curves, other: Curves, sign: int) -> Curves:
+    """Return `one` itself where nothing is added: the many counts of a hub then share one object for no curves."""
+    if any(other is nothing for nothing in (_NO_DRAWS, _NO_CLAIMS, _NO_EDGES)):
+        return one
+    return (np.frombuffer(one) + sign * np.frombuffer(other)).tobytes()
 
 
 def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -1,7 +1,8 @@
 """Judgement of a node by what its rollouts have shown so far: a sequential test.
 
 For every *alternative* to honesty - forged draws or invented claims at a share w of `WEIGHTS`, claims that are all too
-low or all too high, rounding far coarser than the node says - a node has a sum
+low or all too high, rounding far coarser than the node says, tokens chosen by their reward (`shopping`) - a node has a
+sum
 
     S = max(0, S + Σ ln(alternative / honest))                       (CUSUM: Page, Biometrika 41, 1954)
 
@@ -42,32 +43,36 @@ DRAWS_DISPERSION: Final = 1.5
 alarm (`python -m benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
 """Steps: claims of a node that rounds eight times as coarsely as its class are looked for as such."""
+TILTS: Final = (0.2, 0.4, 0.8)
+"""Strengths of the dependence between edges and rewards that are looked for (`shopping`)."""
 
 
 class Alternative(IntEnum):
     """What a node may do instead of being honest: the places of its sums. The first three are for the shares of
-    `WEIGHTS`, and so are the next three."""
+    `WEIGHTS`, and so are the next three; the last three are for `TILTS`."""
 
     DRAWS_FORGED = 0
     CLAIMS_INVENTED = 3
     CLAIMS_TOO_LOW = 6
     CLAIMS_TOO_HIGH = 7
     COARSER_THAN_SAID = 8
+    SHOPPED = 9
 
 
 Sums = tuple[float, ...]
 """Nats against a node, by alternative."""
-NOTHING: Final[Sums] = (0.0,) * (len(Alternative) + 2 * (len(WEIGHTS) - 1))
+NOTHING: Final[Sums] = (0.0,) * (len(Alternative) + 2 * (len(WEIGHTS) - 1) + len(TILTS) - 1)
 
 
 def weigh(evidence: Evidence, honest: Honest) -> Sums:
-    """Nats that these tokens weigh against their node, by alternative; below zero they speak for it."""
+    """Nats that these tokens weigh against their node, by alternative; below zero they speak for it. `SHOPPED` takes
+    the reward as well: see `shopping.weigh`."""
     claims_CS, coarser = evidence.claims_CS, honest.claims + COARSER
     # Beyond the coarsest scale there is nothing to look for.
     coarse = claims_CS[0, coarser] - claims_CS[0, honest.claims] if coarser < NUM_SCALES else 0.0
     of_draws = evidence.draws_CS[1:, honest.draws] / DRAWS_DISPERSION
     of_claims = np.append(claims_CS[1:, honest.claims], coarse) / CLAIMS_DISPERSION
-    return (*of_draws.tolist(), *of_claims.tolist())
+    return (*of_draws.tolist(), *of_claims.tolist(), *NOTHING[Alternative.SHOPPED :])
 
 
 def added(sums: Sums, weighed: Sums) -> Sums:
@@ -102,7 +107,8 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
 
     Forged or invented tokens, a share or all of them, are then less than e**`nats` times as likely. Claims that are too
     high are explained if they are not, to that degree, at a coarser scale: an engine's claims are too high by half of
-    the noise's variance. Rounding explains neither claims that are too low nor an engine of far fewer bits.
+    the noise's variance. Rounding explains neither claims that are too low nor an engine of far fewer bits, nor
+    rewards.
     """
     draws, claims = (
         slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)

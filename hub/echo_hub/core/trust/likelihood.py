@@ -20,7 +20,7 @@ others: two degrees of freedom leave room for that in claims, which show every t
 
 Both densities are computed for every scale of `SCALES`, and mixed with `OUTLIERS` of what a forged token looks like,
 so that no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts adds up and
-can be read at any scale later.
+can be read at any scale later. `edge_curves` are a third kind: they say how often u lies near an edge (`shopping`).
 
 Dimensions: N tokens, S scales, C curves.
 """
@@ -55,6 +55,14 @@ DRAW_CURVES: Final = 1 + len(WEIGHTS)
 """Of draws [C, S]: the log-likelihood, and what speaks for each of `WEIGHTS`."""
 CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
 """Of claims likewise, and what speaks for claims that are all too low, and all too high."""
+EDGE_CURVES: Final = 2
+"""Of edges [C, S]: the tokens near an edge less those expected there, and the variance of that count."""
+NEAR: Final = 0.75
+"""Scales of log-odds within which u is near an edge of its token's interval."""
+_LEAST_BESIDE: Final = 1e-6
+"""Probability. An edge with less beside it has no neighbouring token to choose."""
+_ALL_NEAR: Final = 0.98
+"""Share of an interval that is near its edges, from which on the token says nothing: u is near an edge in any case."""
 
 
 def draw_curves(
@@ -107,6 +115,25 @@ def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([_with_forged(honest_SN, invented_N), np.log([too_low_SN, too_high_SN])])
 
 
+def edge_curves(
+    below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """[C, S, N] of tokens whose intervals begin at `below_N` and are exp(`logprobs_N`) wide: 1 if u is near an edge,
+    less the share m of the interval that is; and the variance m (1 - m) of that.
+
+    u is near an edge if it is outside of the interval, or inside within `NEAR` scales of one of its edges.
+    """
+    width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
+    above_N = np.minimum(below_N + width_N, 1.0)
+    factor_S1 = np.exp(NEAR * SCALES)[:, None]
+    from_SN = np.where(below_N > _LEAST_BESIDE, _from_odds(_bounded_odds(below_N) * factor_S1), below_N)
+    until_SN = np.where(above_N < 1.0 - _LEAST_BESIDE, _from_odds(_bounded_odds(above_N) / factor_S1), above_N)
+    share_SN = 1.0 - ((until_SN - from_SN) / width_N).clip(0.0, 1.0)
+    share_SN[share_SN > _ALL_NEAR] = 1.0
+    is_near_SN = (u_N < from_SN) | (u_N >= until_SN) | (share_SN == 1.0)
+    return np.stack([is_near_SN - share_SN, share_SN * (1.0 - share_SN)])
+
+
 def at_least(scale: float) -> int:
     """The place in `SCALES` of the smallest one that is not below `scale`; the last one for what is above all."""
     place = int(np.searchsorted(SCALES, scale * (1.0 - 1e-9)))
@@ -115,9 +142,21 @@ def at_least(scale: float) -> int:
 
 def bounded_log_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """L."""
-    inside_N = probability_N.clip(0.0, 1.0)
-    odds: NDArray[np.float64] = np.log((inside_N + TAIL) / (1.0 - inside_N + TAIL))
+    odds: NDArray[np.float64] = np.log(_bounded_odds(probability_N))
     return odds
+
+
+def _bounded_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """e**L."""
+    inside_N = probability_N.clip(0.0, 1.0)
+    odds: NDArray[np.float64] = (inside_N + TAIL) / (1.0 - inside_N + TAIL)
+    return odds
+
+
+def _from_odds(odds_SN: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the probabilities x with e**L(x) = `odds_SN`, within 0 and 1."""
+    found: NDArray[np.float64] = ((odds_SN * (1.0 + TAIL) - TAIL) / (1.0 + odds_SN)).clip(0.0, 1.0)
+    return found
 
 
 def _with_forged(honest_SN: NDArray[np.float64], forged: NDArray[np.float64] | float) -> NDArray[np.float64]:

@@ -12,7 +12,8 @@ convict no honest node. It is taken for no more than `LEARNED` steps coarser, un
 (`class_wide`). Where nothing was measured, `DEFAULTS` stand in its place.
 
 A node whose claims are far finer than its class's draws as finely: it is judged by that. Else it could draw exactly,
-say that it rounds, and choose among neighbouring tokens wherever a coarse engine may draw either.
+say that it rounds, and choose among neighbouring tokens wherever a coarse engine may draw either. A node whose claims
+are as coarse can still do that: see `shopping`.
 
 A node is convicted only if rounding of up to `TOLERANCE` steps more than its class's does not explain what it shows:
 its kernels may round more than the emulated ones.

@@ -22,6 +22,7 @@ _WRONG: Final[Mapping[Alternative, str]] = {
     Alternative.CLAIMS_TOO_LOW: "Its log-probabilities are all too low",
     Alternative.CLAIMS_TOO_HIGH: "Its log-probabilities are all too high",
     Alternative.COARSER_THAN_SAID: "Its engine computes in fewer bits than it says",
+    Alternative.SHOPPED: "Where rounding allows either of two tokens, it returns the one that earns more",
 }
 
 
@@ -45,7 +46,7 @@ def _shown(grounds: Grounds, alternative: Alternative) -> str:
     """The tokens that speak for the alternative: the largest classes of distance that have any."""
     shown = grounds.shown
     match alternative:
-        case Alternative.DRAWS_FORGED:
+        case Alternative.DRAWS_FORGED | Alternative.SHOPPED:
             found = _beyond(shown.draws, DRAW_EDGES)
             return f"Of {_counted(shown.num_tokens, 'token')}, outside the interval of their draw{found}."
         case Alternative.CLAIMS_TOO_LOW | Alternative.CLAIMS_TOO_HIGH:

@@ -10,13 +10,14 @@ All of a new or suspect node's rollouts are checked before anybody trains on the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
-from echo_hub.core.trust.judging import NOTHING, Sums
+from echo_hub.core.trust.judging import NOTHING, Alternative, Sums
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
+from echo_hub.core.trust.shopping import UsualRank
 
 WINDOW: Final = 2_048
 """Tokens."""
@@ -110,6 +111,8 @@ class Standing:
     """What it has shown lately, whatever its verdicts were: of twice `WINDOW` tokens half are forgotten. Not stored."""
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
     """Of each of `sums`. Not stored."""
+    usual_rank: UsualRank = field(default_factory=UsualRank)
+    """Of its rewards. Not stored."""
     kin: frozenset[str] = frozenset()
     """What nodes of one owner have in common: an address, the invite by which they came."""
 
@@ -138,12 +141,22 @@ class Standing:
         return self.state is StandingState.QUARANTINED
 
     def weigh(self, sums: Sums, evidence: Evidence) -> None:
-        """A check has led to these sums by this evidence."""
-        self.sums, counts = sums, evidence.counts
-        self.grounds = tuple(
+        """A check has led to these sums by this evidence; what is `SHOPPED` stays as it is."""
+        self._weigh(slice(0, Alternative.SHOPPED), sums, evidence.counts)
+
+    def weigh_rewards(self, sums: Sums, counts: Evidence) -> None:
+        """A checked rollout's reward has led to these sums; only what is `SHOPPED` changes. `counts`: its evidence
+        without curves."""
+        self._weigh(slice(Alternative.SHOPPED, None), sums, counts)
+
+    def _weigh(self, places: slice, sums: Sums, counts: Evidence) -> None:
+        changed, grounds = list(self.sums), list(self.grounds)
+        changed[places] = sums[places]
+        grounds[places] = [
             Grounds(before.num_rollouts + 1, before.shown + counts, before.is_partial) if nats else _NO_GROUNDS
-            for nats, before in zip(sums, self.grounds, strict=True)
-        )
+            for nats, before in zip(sums[places], self.grounds[places], strict=True)
+        ]
+        self.sums, self.grounds = tuple(changed), tuple(grounds)
 
     def acquit(self) -> None:
         """Nothing speaks against it any more."""

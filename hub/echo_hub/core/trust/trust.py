@@ -11,6 +11,8 @@ not consumed is dropped; it stays so until the operator pardons it. No node is c
 version or problem (`common_faults`), nor for rounding more than expected where several unlike nodes of its class do
 (`numerics`).
 
+A checked rollout is weighed once more when its reward is known: a node must not earn by its rounding (`shopping`).
+
 How coarsely a class of numerics rounds is measured on the run's own base before a rollout of it is checked, and again
 as the policy changes.
 
@@ -49,7 +51,7 @@ from echo_hub.core.trust.checking import Checking, Outcome
 from echo_hub.core.trust.common_faults import Cause, CommonFaults
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
-from echo_hub.core.trust.judging import alarm, judged, proof_added
+from echo_hub.core.trust.judging import Alternative, added, alarm, judged, proof_added
 from echo_hub.core.trust.lagging import Lag, Lagging
 from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import LEAST_TOKENS, CoarseClass, Honest, Numerics, NumericsClass
@@ -67,6 +69,7 @@ from echo_hub.core.trust.reasons import (
 )
 from echo_hub.core.trust.screening import Seen, standing_out
 from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
 from echo_hub.core.trust.status import TrustStatus
@@ -77,6 +80,10 @@ DOUBT: Final = 0.5
 """Share of the alarm from which on a node is suspect."""
 WATCHED: Final = 0.1
 """Share of the alarm from which on a node is watched, until its sums are smaller again."""
+WATCHED_FOR_REWARDS: Final = 0.25
+"""Likewise of what is `SHOPPED`: rewards tell less, so honest nodes reach a tenth of the alarm often."""
+CLASS_CAUSE: Final = ("versions from", 0)
+"""What may be at fault in place of a node whose rewards convict it: all of its class, on whatever version."""
 MEASURED_AGAIN: Final = 4
 """The rounding of a class is measured again after one version more than a fourth of all: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
@@ -117,6 +124,7 @@ class Trust:
         )
         self._mismatch = Mismatch()
         self._lagging = Lagging()
+        self._shopping = Shopping()
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
         """Of those quarantined since the hub's start: what may yet prove to be at fault instead."""
         self._alarm = alarm(settings.false_alarm)
@@ -289,15 +297,51 @@ class Trust:
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
-        failed = [
-            node_id
-            for node_id, evidence, honest in spans
-            if self._judge(self._standings.of(node_id), evidence, check, now, honest)
-        ]
+        failed, found = [], []
+        for node_id, evidence, found_by_node in spans:
+            standing = self._standings.of(node_id)
+            # Greedy choices say little of a scale: their class learns nothing of them.
+            learns = found_by_node is None and evidence.num_claims > 0
+            honest = found_by_node or self._numerics.honest(
+                standing.numerics, without=standing.taught, shown=standing.recent
+            )
+            if self._judge(standing, evidence, check, now, honest, learns=learns):
+                failed.append(node_id)
+            else:
+                found.append(edges(node_id, evidence, honest))
         self._tell_checked(rollout_id, check, failed)
         for node_id in failed:
-            self._condemn(self._standings.of(node_id), check, rollout_id, now)
+            standing = self._standings.of(node_id)
+            self._condemn(standing, _causes(standing, check), rollout_id, now)
+        rank = self._shopping.checked(rollout_id, found)
+        if rank is not None:
+            self._weigh_rewards(rollout_id, rank, found, now)
         return check.held if rollout_id in self._ledger.rollouts else None
+
+    def scored(self, rollout_ids: Iterable[str], reward: float, now: float) -> None:
+        """Take the reward of an episode, whose turns are `rollout_ids`."""
+        if self._settings.enabled:
+            rank, checked = self._shopping.scored(rollout_ids, reward, self._under_check)
+            for rollout_id, found in checked:
+                self._weigh_rewards(rollout_id, rank, found, now)
+
+    def _weigh_rewards(self, rollout_id: str, rank: float, found: Iterable[Edges], now: float) -> None:
+        """Judge by a rollout that is checked and scored: see `shopping`."""
+        for one in found:
+            standing = self._standings.of(one.node_id)
+            if standing.is_quarantined:
+                continue
+            excess = standing.usual_rank.excess(rank, one)
+            standing.weigh_rewards(added(standing.sums, weigh(one, excess)), one.counts)
+            failed = max(standing.sums) >= self._alarm
+            cause = (standing.numerics, *CLASS_CAUSE)
+            self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
+            if failed:
+                standing.num_failed += 1
+                self._failed[str(standing.numerics)] += 1
+                self._condemn(standing, (cause,), rollout_id, now)
+            elif not self._doubts(standing, now) and standing.is_proven:
+                standing.share = self._share(standing)
 
     def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
         """What the learner has seen of one step's rollouts, by whoever drew them, under the policy that it trained.
@@ -364,7 +408,8 @@ class Trust:
     # --- what follows
 
     def _is_watched(self, standing: Standing) -> bool:
-        return max(standing.sums) > WATCHED * self._alarm
+        of_tokens, of_rewards = standing.sums[: Alternative.SHOPPED], standing.sums[Alternative.SHOPPED :]
+        return max(of_tokens) > WATCHED * self._alarm or max(of_rewards) > WATCHED_FOR_REWARDS * self._alarm
 
     def _share(self, standing: Standing) -> float:
         """Of a proven node's rollouts that are checked."""
@@ -380,12 +425,11 @@ class Trust:
             self._out.record(StandingRecorded(row=standing.row))
         standing.numerics = numerics
 
-    def _judge(self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest | None) -> bool:
-        """Return True if this evidence convicts the node; else it counts for the node, or makes it suspect. `honest`:
-        see `_conclude`. Greedy choices say little of a scale: their class learns nothing of them."""
-        learns = honest is None and evidence.num_claims > 0
-        if honest is None:
-            honest = self._numerics.honest(standing.numerics, without=standing.taught, shown=standing.recent)
+    def _judge(
+        self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest, *, learns: bool
+    ) -> bool:
+        """Return True if this evidence convicts the node; else it counts for the node, or makes it suspect. `learns`:
+        its class learns of it."""
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
@@ -406,10 +450,7 @@ class Trust:
         return failed
 
     def _believe(self, standing: Standing, evidence: Evidence, honest: Honest, now: float, *, learns: bool) -> None:
-        if max(standing.sums) > DOUBT * self._alarm:
-            if standing.is_proven or standing.num_verified:
-                self._begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing), now)
-                self._under_check.begin_all(standing.node_id)
+        if self._doubts(standing, now):
             return
         standing.num_verified += worth(evidence.num_tokens)
         standing.proof = proof_added(standing.proof, evidence, honest)
@@ -425,6 +466,16 @@ class Trust:
             standing.shown += evidence.counts
             standing.taught += evidence
             self._numerics.learn(standing.numerics, evidence)
+
+    def _doubts(self, standing: Standing, now: float) -> bool:
+        """Return True if so much speaks against the node that it is suspect; it then begins anew."""
+        if max(standing.sums) <= DOUBT * self._alarm:
+            return False
+        if standing.is_proven or standing.num_verified:
+            self._begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing), now)
+            self._under_check.begin_all(standing.node_id)
+            self._out.record(StandingRecorded(row=standing.row))
+        return True
 
     def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
         """What its class has learned of it is forgotten too."""
@@ -447,11 +498,11 @@ class Trust:
             detail = what_is_wrong(self._standings.of(check.node_id)) if is_its_own else ""
             self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
 
-    def _condemn(self, standing: Standing, check: Check, rollout_id: str, now: float) -> None:
+    def _condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
+        """`causes`: what may be at fault in the node's place."""
         if standing.is_quarantined:
             return
         reason, shown = what_is_wrong(standing), convicting(standing).shown
-        causes = _causes(standing, check)
         common = self._faults.suspended(causes)
         if common is not None:
             self._spare(standing, f"It fails as others do, on {common[1]} {common[2]}.", now)

@@ -51,6 +51,9 @@ class UnderCheck:
     def __len__(self) -> int:
         return len(self._checks)
 
+    def __contains__(self, rollout_id: object) -> bool:
+        return rollout_id in self._checks
+
     def can_check(self, rollout: LeasedRollout) -> bool:
         """Not what the hub draws itself. A node that checks is not asked for the most likely ids."""
         about = EvaluationGroup.of(rollout.group_id)

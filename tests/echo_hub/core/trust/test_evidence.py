@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence, log_odds
-from echo_hub.core.trust.likelihood import SCALES, claim_curves, draw_curves, greedy_curves
+from echo_hub.core.trust.likelihood import SCALES, claim_curves, draw_curves, edge_curves, greedy_curves
 from tests.echo_hub.core.trust.simulated import HALF, evidence, greedy, tokens
 
 
@@ -45,6 +45,7 @@ def test_the_curves_are_sums_over_tokens() -> None:
     found = Evidence.of(below, logprobs, uniforms, claims)
     np.testing.assert_allclose(found.draws_CS, draw_curves(below, logprobs, uniforms).sum(axis=-1))
     np.testing.assert_allclose(found.claims_CS, claim_curves(log_odds(logprobs) - log_odds(claims)).sum(axis=-1))
+    np.testing.assert_allclose(found.edges_CS, edge_curves(below, logprobs, uniforms).sum(axis=-1))
 
 
 def test_a_certain_token_that_is_claimed_to_be_one_shows_nothing_of_rounding() -> None:

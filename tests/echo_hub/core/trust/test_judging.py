@@ -43,9 +43,9 @@ def measured(noise: float) -> Honest:
 
 
 def test_the_alarm_bounds_all_alternatives_together() -> None:
-    """ln(9 / 1e-6) = 16.0127."""
-    assert len(NOTHING) == 9
-    assert alarm(1e-6) == pytest.approx(16.0127, abs=1e-4)
+    """ln(12 / 1e-6) = 16.3004."""
+    assert len(NOTHING) == 12
+    assert alarm(1e-6) == pytest.approx(16.3004, abs=1e-4)
 
 
 def test_an_honest_token_speaks_for_its_node() -> None:
@@ -110,7 +110,7 @@ def test_sums_never_fall_below_nothing() -> None:
     sums = added(NOTHING, weigh(evidence(forged=3), F32))
     assert min(sums) >= 0.0 and max(sums) > 15.0
     assert added(sums, weigh(evidence(10_000), F32))[:3] == (0.0, 0.0, 0.0)
-    assert added((1.0, *NOTHING[1:]), (-3.0,) * 9) == NOTHING
+    assert added((1.0, *NOTHING[1:]), (-3.0,) * 12) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,12 @@ def test_sums_never_fall_below_nothing() -> None:
         (6, Alternative.CLAIMS_TOO_LOW),
         (7, Alternative.CLAIMS_TOO_HIGH),
         (8, Alternative.COARSER_THAN_SAID),
+        (9, Alternative.SHOPPED),
+        (11, Alternative.SHOPPED),
     ],
 )
 def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> None:
-    sums = [1.0] * 9
+    sums = [1.0] * 12
     sums[row] = 3.0
     assert against(tuple(sums)) == (3.0, alternative)
 
@@ -143,7 +145,7 @@ def test_a_forged_token_takes_the_proof_away() -> None:
 
 
 def test_no_tokens_weigh_nothing() -> None:
-    assert weigh(evidence(), F32) == (0.0,) * 9
+    assert weigh(evidence(), F32) == (0.0,) * 12
     assert added(NOTHING, weigh(evidence(), F32)) == NOTHING and proof_added(-1.0, evidence(), F32) == -1.0
     assert is_explained(evidence(), F32, Alternative.DRAWS_FORGED, ALARM)
 
@@ -155,7 +157,9 @@ def test_forged_tokens_are_not_explained_by_rounding(forged: int) -> None:
     assert not is_explained(evidence(1_000, forged=forged), F32, Alternative.DRAWS_FORGED, ALARM)
 
 
-@pytest.mark.parametrize("alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.COARSER_THAN_SAID])
+@pytest.mark.parametrize(
+    "alternative", [Alternative.CLAIMS_TOO_LOW, Alternative.COARSER_THAN_SAID, Alternative.SHOPPED]
+)
 def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Alternative) -> None:
     assert not is_explained(engine(3, 0.1, 1_000), measured(0.1), alternative, ALARM)
 

@@ -12,9 +12,11 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.likelihood import (
     CLAIM_CURVES,
     DRAW_CURVES,
+    EDGE_CURVES,
     INVENTED,
     LEAST_WIDTH,
     MOST_APART,
+    NEAR,
     NUM_SCALES,
     OUTLIERS,
     SCALES,
@@ -27,6 +29,7 @@ from echo_hub.core.trust.likelihood import (
     bounded_log_odds,
     claim_curves,
     draw_curves,
+    edge_curves,
     greedy_curves,
 )
 from echo_shared import draws
@@ -237,3 +240,58 @@ def test_the_arrays_are_as_large_as_they_say() -> None:
 
 def test_a_scale_is_rounded_up_to_the_next_one() -> None:
     assert [at_least(scale) for scale in (0.0, 2.0**-8, 0.004, 1.0, 1.001, 4.0, 1e9)] == [0, 0, 1, 16, 17, 20, 20]
+
+
+# --- edges
+
+
+def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
+    """[C, N] at the scale of 1/4 nat."""
+    curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
+    return np.asarray(curves[:, at_least(0.25)])
+
+
+def test_what_is_near_an_edge_is_counted_by_hand() -> None:
+    """[.3, .7): within .1875 nats of an edge is .3 to .3408 and .6592 to .7 (`TAIL` changes the fourth digit), a share
+    of .204 of the interval."""
+    near, variance = edges_of(0.3, 0.4, np.array([0.31, 0.5, 0.69, 0.34, 0.342, 0.2, 0.9]))
+    share = 1.0 - near[0]
+    assert share == pytest.approx(0.204, abs=1e-3)
+    np.testing.assert_allclose(near + share, [1, 0, 1, 1, 0, 1, 1])
+    np.testing.assert_allclose(variance, share * (1.0 - share))
+
+
+@pytest.mark.parametrize(("below", "width"), [(0.3, 0.4), (0.0, 0.6), (0.8, 0.2), (0.45, 0.2), (0.02, 0.9)])
+def test_an_exact_engine_is_near_edges_as_often_as_expected(below: float, width: float) -> None:
+    u = below + width * (np.arange(100_000) + 0.5) / 100_000
+    assert abs(edges_of(below, width, u)[0].mean()) < 1e-4
+
+
+@pytest.mark.parametrize(("below", "width"), [(0.3, 0.4), (0.0, 0.6), (0.45, 0.3)])
+def test_an_engine_that_rounds_is_near_edges_nearly_as_often(below: float, width: float) -> None:
+    """Drawn where its own edges lie, with noise of .18 nats as engines of the class of 1/4 nat have: the tails of its
+    noise are all that it adds."""
+    rng, count = np.random.default_rng(0), 200_000
+    low, high = (
+        np.exp(odds) / (1.0 + np.exp(odds))
+        for edge in (below, below + width)
+        for odds in [np.log((edge + 1e-12) / (1.0 - edge)) + 0.18 * rng.standard_t(4, count)]
+    )
+    u = rng.random(count)
+    near, variance = edges_of(below, width, u[(u >= low) & (u < high)])
+    assert -0.1 < near.mean() / variance.mean() < 0.2
+
+
+def test_there_is_no_choice_beside_the_first_and_the_last_token() -> None:
+    assert np.all(edges_of(0.0, 1.0, np.array([0.001, 0.5, 0.999])) == 0.0)
+    near, _ = edges_of(0.0, 0.5, np.array([0.001, 0.499]))
+    assert near[0] < 0.0 < near[1]
+
+
+def test_a_narrow_token_says_nothing_of_edges() -> None:
+    assert np.all(edges_of(0.5, 1e-3, np.array([0.5, 0.5005, 0.9])) == 0.0)
+
+
+def test_edges_have_a_curve_of_counts_and_one_of_variances() -> None:
+    assert edge_curves(np.zeros(3), np.zeros(3), np.zeros(3)).shape == (EDGE_CURVES, NUM_SCALES, 3)
+    assert 0.0 < NEAR <= 1.0

@@ -17,6 +17,7 @@ def accused(heaviest: int) -> Standing:
     sums = (*NOTHING[:heaviest], 20.04, *NOTHING[heaviest + 1 :])
     for _ in range(2):
         standing.weigh(sums, SHOWN)
+        standing.weigh_rewards(sums, SHOWN)
     return standing
 
 
@@ -39,6 +40,12 @@ def accused(heaviest: int) -> Standing:
             Alternative.CLAIMS_TOO_LOW,
             "Its log-probabilities are all too low: 20.0 nats of evidence from 2 checked rollouts. Over 10 tokens the "
             "true log-odds are -0.24 nats off on average.",
+        ),
+        (
+            Alternative.SHOPPED,
+            "Where rounding allows either of two tokens, it returns the one that earns more: 20.0 nats of evidence "
+            "from 2 checked rollouts. Of 10 tokens, outside the interval of their draw by more than 0.5 nats: 2, by "
+            "more than 1 nats: 2.",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from echo_hub.core.trust.evidence import NO_EVIDENCE
-from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.standing import WINDOW, Standing, StandingRow, StandingState
 from tests.echo_hub.core.trust.simulated import evidence
@@ -35,6 +35,18 @@ def test_who_begins_again_has_shown_nothing_but_keeps_what_speaks_against_it() -
     assert standing.sums == ROW.sums and standing.num_checked == 20
     standing.begin_again(StandingState.SUSPECT, "again", 900.0)
     assert (standing.reason, standing.since) == ("again", 700.0)
+
+
+def test_checks_and_rewards_each_change_their_own_sums() -> None:
+    standing, all_new = Standing("a"), (2.0,) * len(NOTHING)
+    standing.weigh(all_new, evidence(1))
+    assert standing.sums == (*all_new[: Alternative.SHOPPED], *NOTHING[Alternative.SHOPPED :])
+    assert [grounds.num_rollouts for grounds in standing.grounds] == [1] * 9 + [0] * 3
+    standing.weigh_rewards((3.0,) * len(NOTHING), evidence(2).counts)
+    assert standing.sums == (*all_new[: Alternative.SHOPPED], 3.0, 3.0, 3.0)
+    assert [grounds.shown.num_tokens for grounds in standing.grounds] == [1] * 9 + [2] * 3
+    standing.acquit()
+    assert standing.sums == NOTHING and {grounds.num_rollouts for grounds in standing.grounds} == {0}
 
 
 def test_the_last_tokens_are_remembered_and_no_more() -> None:

@@ -47,8 +47,9 @@ from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import NOTHING
+from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.lagging import POINT
+from echo_hub.core.trust.likelihood import NUM_SCALES
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.rate import is_drawn, share_checked
 from echo_hub.core.trust.screening import Seen
@@ -908,3 +909,76 @@ def test_after_a_restart_what_speaks_against_a_node_counts(world) -> None:
     bench = world(proven("a", sums=watched_sums(0.5)), groups_per_step=32)
     leases = join(bench, "a")
     assert len([lease for lease in leases if arrive(bench, lease)]) < len(leases) / 3
+
+
+# --- rewards
+
+
+def near_edges(count: float, variance: float = 0.25) -> Evidence:
+    """Honest tokens, of which u lies near an edge so many times more than expected."""
+    return replace(HONEST, near_edges=np.repeat([count, variance], NUM_SCALES).tobytes())
+
+
+def shopped_sums(nats: float) -> tuple[float, ...]:
+    return (*NOTHING[: Alternative.SHOPPED], nats, nats, nats)
+
+
+def earn(bench, leases: list[SendLease], node_id: str, shown: Evidence = HONEST) -> None:
+    """The node returns a failure that shows nothing, and a success that shows this."""
+    failure, success = [lease for lease in leases if lease.node_id == node_id][:2]
+    for lease, found, reward in ((failure, near_edges(0.0, 0.0), 0.0), (success, shown, 1.0)):
+        arrive(bench, lease)
+        bench.tell(RolloutScored(rollout_id=name(lease), reward=reward))
+        verdict(bench, lease, found)
+
+
+def test_who_earns_by_edges_is_convicted_of_it(world) -> None:
+    bench = world(proven("a", sums=shopped_sums(16.0)), groups_per_step=4)
+    earn(bench, join(bench, "a"), "a", near_edges(2.0))
+    (decided,) = bench.of(TrustDecided)
+    assert (decided.decision, decided.node_id) == (Decision.QUARANTINED, "a")
+    assert decided.reason.startswith("Where rounding allows either of two tokens, it returns the one that earns more")
+    row = standing_of(bench, "a")
+    assert row.state is StandingState.QUARANTINED and row.num_failed == 1
+    assert bench.coordinator.status().trust.failed == {str(F32): 1}
+
+
+@pytest.mark.parametrize("shown", [HONEST, near_edges(-2.0)])
+def test_who_earns_without_edges_is_not(world, shown: Evidence) -> None:
+    bench = world(proven("a", sums=shopped_sums(16.0)), groups_per_step=4)
+    earn(bench, join(bench, "a"), "a", shown)
+    assert bench.of(TrustDecided) == [] and standing_of(bench, "a").state is not StandingState.QUARANTINED
+
+
+def test_a_reward_before_the_check_counts_too(world) -> None:
+    """A proven node's checks hold nothing back."""
+    bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
+    earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
+    last = leases[2]
+    arrive(bench, last)
+    verdict(bench, last, HONEST)
+    assert max(standing_of(bench, "a").sums[Alternative.SHOPPED :]) > 0.5
+
+
+def test_half_of_what_convicts_of_shopping_makes_suspect(world) -> None:
+    bench = world(proven("a", sums=shopped_sums(8.0)), trust=CHECKS_ALL, groups_per_step=4)
+    earn(bench, join(bench, "a"), "a", near_edges(2.0))
+    assert standing_of(bench, "a").state is StandingState.SUSPECT
+
+
+@pytest.mark.parametrize(("nats", "is_watched"), [(3.5, False), (4.5, True)])
+def test_rewards_have_a_node_watched_later_than_tokens(world, nats: float, is_watched: bool) -> None:
+    bench = world(proven("a", sums=shopped_sums(nats)), groups_per_step=32)
+    leases = join(bench, "a")
+    assert (sum(bool(arrive(bench, lease)) for lease in leases) == len(leases)) is is_watched
+
+
+def test_a_class_that_earns_by_edges_is_spared(world) -> None:
+    """Three of three nodes: their engine likely rounds to a better policy."""
+    nodes = ("a", "b", "c")
+    bench = world(*(proven(node_id, sums=shopped_sums(16.0)) for node_id in nodes), groups_per_step=16)
+    for node_id in nodes:
+        earn(bench, join(bench, node_id), node_id, near_edges(2.0))
+    decided = [(record.node_id, record.decision) for record in bench.of(TrustDecided)]
+    assert {node_id for node_id, decision in decided if decision is Decision.RELEASED} == {"a", "b"}
+    assert bench.coordinator.status().trust.quarantined == 0
