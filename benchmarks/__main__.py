@@ -18,23 +18,10 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import benchmarks
-from benchmarks.measurement import Measurement, conditions
-from benchmarks.progress import NoSuchCase, Progress, as_text
+from benchmarks.harness.measurement import Measurement, conditions
+from benchmarks.harness.progress import NoSuchCase, Progress, as_text
 
-NOT_BENCHMARKS = {
-    "__main__",
-    "books",
-    "broker",
-    "driven_hub",
-    "fuzzing",
-    "hostile",
-    "measurement",
-    "postgresql",
-    "processes",
-    "progress",
-    "real_model",
-    "small_disk",
-}
+NOT_BENCHMARKS = {"__main__", "fuzzing", "harness"}
 
 
 def names() -> list[str]:

@@ -27,8 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, EVAL_S, GAP_S, GRAD_NORM, MISMATCH_KL, TRAIN_S
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from benchmarks.backends import beyond_speed, throughput
 from benchmarks.backends.models import LORA_RANK, MID, Models
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from echo_node.host import hardware
 
 DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random model, side by side on this machine"

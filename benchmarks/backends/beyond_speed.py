@@ -16,7 +16,7 @@ from benchmarks.backends.agreement import Reference
 from benchmarks.backends.engine_process import EngineProcess, Run
 from benchmarks.backends.models import GROUP_SIZE, Models, sums, texts
 from benchmarks.backends.throughput import Figures
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 AGREEMENT_ENGINES: Final = (
     ("llama_cpp", ("f32", "f16", "q8_0", "q4_k_m")),

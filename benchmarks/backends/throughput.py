@@ -15,7 +15,7 @@ from benchmarks.backends import cases
 from benchmarks.backends.engine_process import EngineProcess, Run
 from benchmarks.backends.generate import GenerateProcess
 from benchmarks.backends.models import GROUP_SIZE, Models, sums, texts
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 from echo_shared.sampling import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)

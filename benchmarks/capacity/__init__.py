@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = (
     "Real runs whose nodes, links and learner take their time: how busy the learner was, and how busy the capacity "

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 from benchmarks.backends.cases import lacks
 from benchmarks.capacity.counted_engine import read_drawn
 from benchmarks.capacity.paced_engine import DRAWN, TOKEN_S
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.config.file import load_config
 from echo_hub.hub import Hub
 from echo_hub.opening import open_hub

@@ -18,8 +18,8 @@ from typing import Any, Final
 from benchmarks.backends.cases import lacks
 from benchmarks.capacity.real_run import Books, Fleet, run
 from benchmarks.dissemination.links import LinkSet, can_shape, remove_leftovers
-from benchmarks.processes import RunFailed
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.processes import RunFailed
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Workload
 from echo_hub.core.capacity.schedule import predict

@@ -18,7 +18,7 @@ from typing import Any, Final
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
 from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
-from benchmarks.processes import hub_process, node_process, wait_for_steps
+from benchmarks.harness.processes import hub_process, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory

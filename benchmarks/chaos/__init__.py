@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import broker
 from benchmarks.chaos import blows, disturbed, undisturbed
-from benchmarks.measurement import Measurement
-from benchmarks.postgresql import lacking
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness import broker
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.postgresql import lacking
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "A run whose processes, lines, disk, memory, clock and database fail, round after round"
 SQLITE: Final = "sqlite"

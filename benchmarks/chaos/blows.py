@@ -13,9 +13,9 @@ from typing import Final
 
 import psutil
 
-from benchmarks import small_disk
 from benchmarks.chaos import memory
 from benchmarks.chaos.scene import Scene, faketime
+from benchmarks.harness import small_disk
 from echo_hub.learner.process import WORKER as LEARNER
 from echo_node.backends.process import WORKER as ENGINE
 

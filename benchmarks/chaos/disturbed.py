@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.broker import broker_process
 from benchmarks.chaos.blows import MEMORY_SHORT, Kind, decks, kinds
 from benchmarks.chaos.books import Books, check, newest_evaluation
 from benchmarks.chaos.memory import memory_group
 from benchmarks.chaos.scene import Scene, free_port, scene
 from benchmarks.chaos.wire import Wire
-from benchmarks.postgresql import postgresql
-from benchmarks.small_disk import mounted
+from benchmarks.harness.broker import broker_process
+from benchmarks.harness.postgresql import postgresql
+from benchmarks.harness.small_disk import mounted
 
 DISK_BYTES: Final = 2**29
 STARTS_WITHIN_S: Final = 120.0

@@ -17,13 +17,13 @@ from typing import Any, Final, TypeVar
 import psutil
 from sqlalchemy import Engine
 
-from benchmarks.broker import BrokerProcess
 from benchmarks.chaos.books import newest_step
 from benchmarks.chaos.memory import MemoryGroup
 from benchmarks.chaos.wire import Wire
+from benchmarks.harness.broker import BrokerProcess
+from benchmarks.harness.postgresql import PostgreSQL
+from benchmarks.harness.small_disk import SmallDisk
 from benchmarks.ingest.behind_gateways import run_id_of, wait_until_taken
-from benchmarks.postgresql import PostgreSQL
-from benchmarks.small_disk import SmallDisk
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run

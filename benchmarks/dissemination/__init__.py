@@ -17,8 +17,8 @@ from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headlin
 from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
 from benchmarks.dissemination.rounds import Row, measure_fleet
 from benchmarks.dissemination.wan import homes
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
 

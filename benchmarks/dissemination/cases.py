@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from benchmarks.dissemination.links import LinkSet
 from benchmarks.dissemination.wan.homes import WanSet
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
 """`echo`: as it comes, the hub chooses the way. `echo swarm`: the same, its way pinned to the swarm."""

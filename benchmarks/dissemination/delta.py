@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learning.virtual_run import score_of
-from benchmarks.progress import Planned, Progress
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

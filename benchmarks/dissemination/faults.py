@@ -20,7 +20,7 @@ from benchmarks.dissemination.fleet import Fleet, HostFailed, open_fleet
 from benchmarks.dissemination.links import HUB, Links, LinkSet, can_shape, run_command
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.rounds import Row, digests, received, shares
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 log = logging.getLogger(__name__)
 

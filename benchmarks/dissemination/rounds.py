@@ -19,7 +19,7 @@ from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
 from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.wan.homes import Wan
-from benchmarks.progress import Progress
+from benchmarks.harness.progress import Progress
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 from benchmarks.dissemination.rounds import Row
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.core.spread.broadcast import Broadcast, Send
 from echo_hub.core.spread.windows import Paths
 from echo_hub.simulator.agenda import Agenda

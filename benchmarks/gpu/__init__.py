@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.shapes import ON_CPU, SHAPES, device_type
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 

@@ -143,9 +143,9 @@ def agreement(
 
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """The same step by TRL's trainer, in turns: see `benchmarks.learner`."""
+    from benchmarks.harness.progress import Planned, Progress
     from benchmarks.learner import compare
     from benchmarks.learner.cases import Case
-    from benchmarks.progress import Planned, Progress
 
     case = Case(
         name="beside TRL",

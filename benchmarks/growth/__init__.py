@@ -1,20 +1,20 @@
 """What a hub costs on the books of a long run: a million rollouts, by 1,000 and by 10,000 nodes that are connected.
 
-The hub is a real one on a real store; `benchmarks.books` has filled it. Its nodes are connected as the hub's parts see
-them, without their sockets; nothing is trained meanwhile. Times are of the processor, on PostgreSQL, whose server
-computes elsewhere, by the clock. Each case is a process of its own.
+The hub is a real one on a real store; `benchmarks.harness.books` has filled it. Its nodes are connected as the hub's
+parts see them, without their sockets; nothing is trained meanwhile. Times are of the processor, on PostgreSQL, whose
+server computes elsewhere, by the clock. Each case is a process of its own.
 
 - `start_s`: from nothing to an open port, the look for damage included; `start_over_empty_s`: over an empty run's.
 - `snapshot_ms`: one picture of the run and its nodes, a fiftieth of them with something new; the median. The first one
-  of a hub, `first_snapshot_ms`, reads all nodes.
+of a hub, `first_snapshot_ms`, reads all nodes.
 - `leaderboard_ms`, `metrics_ms`: all that the hub computes for one answer to `/leaderboard` and to `/metrics`, the
-  median. `loop_ms`: of its event loop's thread, the most of all these.
+median. `loop_ms`: of its event loop's thread, the most of all these.
 - `watched_share`: of a core, while a browser watches `/` and something changes all the time.
 - `worst_query_ms`: the slowest statement of the writer in its turns, for one set of parameters, of three steps the one
-  in which it was quickest, so that what else the machine did counts little; `worst_query`: which.
-  `turn_ms`: a whole step of them.
+in which it was quickest, so that what else the machine did counts little; `worst_query`: which. `turn_ms`: a whole step
+of them.
 - `bytes_per_rollout`: the tables of rollouts, groups, steps and credit, all indices included; tokens have a cap of
-  their own. `bytes_per_version_per_node`: what the books grow by with each version that all nodes fetch.
+their own. `bytes_per_version_per_node`: what the books grow by with each version that all nodes fetch.
 - `migrate_s`: a million rollouts of the first release's schema brought up to date, and `migrated`: nothing was lost.
 """
 
@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.books import Amount
 from benchmarks.growth.case import measure_run
 from benchmarks.growth.first_release import measure_migration
-from benchmarks.measurement import Measurement
-from benchmarks.postgresql import lacking, postgresql
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.books import Amount
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.postgresql import lacking, postgresql
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of nodes: start, pages, queries, bytes"
 ROLLOUTS: Final = 1_000_000

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, func, select, text
 
-from benchmarks.books import GROUP_SIZE, Amount, fill
-from benchmarks.driven_hub import write_adapter
 from benchmarks.growth.looks import connect_all, measure_pages
 from benchmarks.growth.turns import Turns, hearing
+from benchmarks.harness.books import GROUP_SIZE, Amount, fill
+from benchmarks.harness.driven_hub import write_adapter
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID

@@ -19,7 +19,7 @@ import numpy as np
 from sqlalchemy import Engine
 from sqlalchemy.event import listen, remove
 
-from benchmarks.books import BYTES, GROUP_SIZE, LEASE_SIZE
+from benchmarks.harness.books import BYTES, GROUP_SIZE, LEASE_SIZE
 from echo_hub.core.effects import (
     CheckingCredited,
     CheckRecorded,

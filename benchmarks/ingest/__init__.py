@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.ingest.cases import CASES, FRAMES, Case
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = (
     "Rollouts that many nodes send one hub: processor time of the hub beside that of a bare websocket echo of the same "

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.broker import BrokerProcess
-from benchmarks.processes import RunFailed, ended
+from benchmarks.harness.broker import BrokerProcess
+from benchmarks.harness.processes import RunFailed, ended
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.subjects import Subjects

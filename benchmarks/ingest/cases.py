@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import broker, postgresql
+from benchmarks.harness import broker, postgresql
 
 FRAMES: Final = (2_000, 16_000)
 """Bytes of a rollout's frame, about: completions of 210 and 1,960 tokens."""

@@ -17,14 +17,14 @@ import numpy as np
 import psutil
 from sqlalchemy import select
 
-from benchmarks.broker import broker_process
+from benchmarks.harness.broker import broker_process
+from benchmarks.harness.postgresql import postgresql
+from benchmarks.harness.processes import ended, hub_process, wait_until_ready
 from benchmarks.ingest import lenders
 from benchmarks.ingest.behind_gateways import gateway_processes, run_id_of, wait_until_taken
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS, Case
 from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.lenders import Lenders
-from benchmarks.postgresql import postgresql
-from benchmarks.processes import ended, hub_process, wait_until_ready
 from echo_hub.config.file import load_config
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory

@@ -15,13 +15,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from statistics import fmean
 from typing import Any, Final
 
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learning import cases, fleet_run, recording
 from benchmarks.learning.cases import Case
 from benchmarks.learning.fleet_run import FleetFigures
 from benchmarks.learning.plot import draw
 from benchmarks.learning.virtual_run import Point, run
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = (
     "Held-out accuracy at equal trained rollouts: co-located, sequential, asynchronous by staleness bound"

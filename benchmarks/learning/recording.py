@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.processes import RunFailed, hub_process, node_process, wait_for_steps
+from benchmarks.harness.processes import RunFailed, hub_process, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.processes import node_process
+from benchmarks.harness.progress import Progress
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import PATIENCE_S, Engine, engine_of, lease_for_ever
-from benchmarks.processes import node_process
-from benchmarks.progress import Progress
 from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConnectError

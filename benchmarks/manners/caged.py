@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from benchmarks.harness.progress import Progress
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import GROUP_SIZE, PROMPT_TOKENS, Engine
-from benchmarks.progress import Progress
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import Terms
 from echo_node.backends.process import EngineChild, Finished

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.processes import ended
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import lease_for_ever
-from benchmarks.processes import ended
 from echo_shared.messages import Rollout
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.processes import node_process
 from benchmarks.manners.models import Models
-from benchmarks.processes import node_process
 from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_shared.messages import NodeStatus

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
 from echo_node.config import NodeConfig
 from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
 from echo_node.core.manners import MannersConfig, Reading

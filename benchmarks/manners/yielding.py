@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 
 import psutil
 
+from benchmarks.harness.progress import Progress
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import FREE, GAME, Engine, Scene, scene
-from benchmarks.progress import Progress
 from echo_node.core.manners import MannersConfig
 
 News = Literal["pause", "game"]

@@ -1,8 +1,8 @@
 """The hub's pages in Debian's Chromium: who can use them, how soon they are there, how light and how live they are.
 
 The hub is a real one that trains, with two real nodes at work, on the books of a long run: 5,000 nodes and 10⁶ rollouts
-(`benchmarks.books`). Pages are found by following links, one of each shape. With `--json NAME.json`, pictures of every
-page in every mode and state are in the folder NAME.
+(`benchmarks.harness.books`). Pages are found by following links, one of each shape. With `--json NAME.json`, pictures
+of every page in every mode and state are in the folder NAME.
 
 - `axe_serious`, `axe_moderate`: elements that axe-core finds fault with, summed over all pages, light, dark and phone.
 - `first_contentful_paint_s`, `transfer_kb`, `external_requests`, `csp_unsafe`: of the worst page, first visited.
@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.pages import axe, browsing, looks
 from benchmarks.pages.site import Site, open_site
-from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
 NODES: Final = 5_000

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.books import Amount, fill
-from benchmarks.processes import RunFailed, hub_process, node_process
+from benchmarks.harness.books import Amount, fill
+from benchmarks.harness.processes import RunFailed, hub_process, node_process
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run

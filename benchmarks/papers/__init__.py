@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.papers import archer, batches, echo, staleness, time_to
 from benchmarks.papers.cases import SEEDS, STEPS
 from benchmarks.papers.plot import draw
 from benchmarks.papers.runs import Found, carry_out_all, runs_of
 from benchmarks.papers.table import Table
-from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs beside ours"
 TABLES: Final = (

@@ -19,10 +19,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.processes import RunFailed, ended
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.papers.table import Headline
-from benchmarks.processes import RunFailed, ended
-from benchmarks.progress import Planned, Progress
 
 NAME: Final = "TRL alone: time to 90 %"
 ACCURACY: Final = 0.9

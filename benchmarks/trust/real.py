@@ -27,8 +27,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import real_model
 from benchmarks.backends.cases import lacks
+from benchmarks.harness import real_model
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty.samplers import (
     HONEST,
     Engine,
@@ -47,7 +48,6 @@ from benchmarks.honesty.samplers import (
     honest as honest_ones,
 )
 from benchmarks.honesty.short_run import STEPS, Asked, ShortRun
-from benchmarks.progress import Planned, Progress
 from echo_hub.checking import PROMPTS
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh

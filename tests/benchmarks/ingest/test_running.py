@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.broker import lacking
+from benchmarks.harness.broker import lacking
 from benchmarks.ingest import running
 from benchmarks.ingest.cases import FRAMES, Case
 from benchmarks.ingest.lender import Counts

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import RunFailed, ended, hub_process
+from benchmarks.harness.processes import RunFailed, ended, hub_process
 
 
 def test_a_process_has_ended_however_the_block_is_left() -> None:

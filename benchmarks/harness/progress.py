@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
-"""One node's end of a connection, by hand against the real protocol: it says what it is told to say.
+"""A hand-made client of the node protocol, which sends any message that its caller wants.
 
-Everything that it hears is kept; `until` waits for more.
+The client keeps every message of the hub. `until` waits for further messages.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ WAITS_S: Final = 60.0
 
 
 class Stranger:
-    """A key of its own, and what the hub has said to it. `close` it."""
+    """A client with its own key. Close it after use."""
 
     socket: ClientConnection
-    """Once it has joined."""
+    """Set by `join`."""
 
     def __init__(self, url: str, me: Identity | None = None, *, host: str | None = None) -> None:
-        """`host`: the address of this machine that it comes from."""
+        """`host` is the local address to connect from."""
         self.url = url
         self._whence = (host, 0) if host else None
         self.me = me or Identity.generate()
@@ -60,28 +60,28 @@ class Stranger:
         self.welcome: Welcome | None = None
         self.leases: dict[int, Lease] = {}
         self.policy_version = 0
-        """The newest that it was told of."""
+        """The newest version that the hub announced."""
         self.num_leased = 0
-        """Rollouts, those that were revoked included."""
+        """Leased rollouts, revoked ones included."""
         self.states: dict[str, ReceiptState] = {}
         self.standby: Standby | None = None
         self.refused: Refused | None = None
         self.ended = False
-        """The hub has closed the connection."""
+        """True once the hub has closed the connection."""
         self.peers_told = 0
-        """New peers that it was told of."""
+        """Peers that the hub announced."""
         self.offers: list[ArtefactOffer] = []
         self.precision = ""
-        """As it reports."""
+        """The precision that `report` claims."""
         self.credentials = Credentials(hello=b"")
-        """As they were sent."""
+        """The credentials of the last handshake."""
         self._news = asyncio.Condition()
         self._reader: asyncio.Task[None] | None = None
         self._status: NodeStatus | None = None
 
     async def join(self, **changes: Any) -> Stranger:
-        """The handshake; `changes` to the proof's fields go out as they are, unchecked. Where the hub says no, its last
-        word is in `refused`; where it only hangs up, none is."""
+        """Do the handshake. `changes` to the proof's fields are sent unchecked. `refused` holds the hub's refusal; it
+        stays None if the hub only hangs up."""
         hello = self.session.hello()
         asked = await self.ask(Credentials(hello=hello))
         if asked is None:
@@ -108,7 +108,7 @@ class Stranger:
         return self
 
     async def ask(self, credentials: Credentials) -> ClientConnection | Response | None:
-        """What the hub answers to a request for a websocket with these; None where it hangs up."""
+        """Request a websocket. Return the connection, the hub's refusal, or None if the hub hangs up."""
         headers = {"Authorization": credentials.header()}
         url = self.url.replace("http", "ws", 1) + "/node"
         try:
@@ -162,7 +162,7 @@ class Stranger:
                 pass
 
     async def until(self, condition: Callable[[], Any], *, within_s: float = WAITS_S) -> None:
-        """Waits for what the hub says. Raises TimeoutError."""
+        """Wait until messages of the hub make the condition true. Raises TimeoutError."""
         async with asyncio.timeout(within_s), self._news:
             while not condition():
                 await self._news.wait()
@@ -171,12 +171,12 @@ class Stranger:
         await self.socket.send(self.session.send(message))
 
     async def say_raw(self, message: FromNode, **changes: Any) -> None:
-        """The message with other values in it, which this software would not send."""
+        """Send the message with other values, unchecked."""
         fields = msgpack.unpackb(self.session.send(message))
         await self.socket.send(msgpack.packb({**fields, **changes}))
 
     async def report(self, capacity: int = 4096, tokens_per_s: float = 1.0) -> None:
-        """That it has the newest version, now and whenever there is another."""
+        """Report the newest version and a capacity, now and after each new version."""
         self._status = NodeStatus(
             activity="waiting",
             capacity=capacity,
@@ -187,30 +187,30 @@ class Stranger:
         await self.say(self._status)
 
     async def lease(self) -> Lease:
-        """One that it holds. Raises TimeoutError where it gets none."""
+        """Return a held lease; wait for one if there is none. Raises TimeoutError."""
         await self.until(lambda: self.leases)
         return next(iter(self.leases.values()))
 
     async def outcome(self, sent: Rollout) -> ReceiptState:
-        """What the hub makes of it."""
+        """Wait for the final state of a rollout, or for the end of the connection."""
         before = (None, ReceiptState.LEASED, ReceiptState.RECEIVED)
         await self.until(lambda: self.states.get(sent.rollout_id) not in before or self.ended)
         return self.states.get(sent.rollout_id, ReceiptState.LEASED)
 
     async def heard(self) -> None:
-        """The hub has read all that was said before."""
+        """Wait until the hub has read every message sent so far."""
         self.states.pop("0-0", None)
         await self.say(ReceiptsWanted(rollout_ids=("0-0",)))
         await self.until(lambda: "0-0" in self.states or self.ended)
 
 
 def body(index: int, count: int = 3) -> list[int]:
-    """Tokens of the built-in model, of which none ends a completion."""
+    """Return tokens of the built-in model. None of them is a stop token."""
     return [20 + (index + place) % 10 for place in range(count)]
 
 
 def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes: Any) -> Rollout:
-    """Some tokens, by default its `body`, and the stop token; not validated."""
+    """Make a rollout of `ids`, by default `body(index)`, and the stop token. It is not validated."""
     tokens = np.array([*(ids or body(index)), lease.stop_ids[0]], np.int32)
     return Rollout.model_construct(
         **{
@@ -233,7 +233,7 @@ def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes
 def part(
     lease: Lease, index: int, start: int, ids: Sequence[int], *, logprob: float = -1.0, version: int | None = None
 ) -> RolloutPart:
-    """Some tokens of a completion, from `start` on; not validated."""
+    """Make a part of a completion that begins with token `start`. It is not validated."""
     return RolloutPart.model_construct(
         lease_id=lease.lease_id,
         index=index,
@@ -245,5 +245,5 @@ def part(
 
 
 def parts(*of: RolloutPart) -> RolloutParts:
-    """As a node streams them."""
+    """Make the message that streams these parts."""
     return RolloutParts.model_construct(type="rollout_parts", parts=of)

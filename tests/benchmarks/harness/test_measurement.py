@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from benchmarks.measurement import PACKAGES, Measurement, conditions
+from benchmarks.harness.measurement import PACKAGES, Measurement, conditions
 
 
 def test_the_conditions_say_where_and_with_what() -> None:
@@ -20,7 +20,7 @@ def test_the_conditions_say_where_and_with_what() -> None:
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.measurement.PACKAGES", ("aiohttp", "no-such-package-of-ours"))
+    monkeypatch.setattr("benchmarks.harness.measurement.PACKAGES", ("aiohttp", "no-such-package-of-ours"))
     assert conditions(0)["versions"] == {"aiohttp": version("aiohttp"), "no-such-package-of-ours": None}
 
 

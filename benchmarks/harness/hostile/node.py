@@ -8,6 +8,6 @@ from echo_node import main
 from echo_node.backends import process
 
 if __name__ == "__main__":
-    os.environ["ECHO_NODE_CAGE"] = "off"  # It writes down what it has forged.
-    vars(process)["WORKER"] = "benchmarks.hostile.engine"
+    os.environ["ECHO_NODE_CAGE"] = "off"  # The engine writes a list of its forged rollouts.
+    vars(process)["WORKER"] = "benchmarks.harness.hostile.engine"
     main.run()

@@ -1,32 +1,24 @@
-"""Websocket frames without end, of every kind that the protocol has, by fresh keys on raw sockets: none is a message.
-
-The hub has to end each such connection; how long `/healthz` took meanwhile is measured around the attack (`site`).
-"""
+"""Endless websocket frames of every kind that the protocol has, sent through raw sockets."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
 from websockets.asyncio.connection import Connection
 
-from benchmarks.trust.protocol import Unnoticed, Victim
-
-KEYS: Final = 4
 FLOOD_S: Final = 10.0
 BLOCK_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 2**20
 _MASK: Final = bytes(4)
-"""Of a client's frames; zeros leave the payload as it is."""
+"""Mask of a client's frames: zeros leave the payload unchanged."""
 
 
 def frame(first: int, payload: bytes = b"") -> bytes:
-    """A client's frame of at most 125 bytes, whose first byte says its opcode and whether it is final."""
+    """Make a client's frame of at most 125 bytes. `first` holds its opcode and its final bit."""
     return bytes((first, 0x80 | len(payload))) + _MASK + payload
 
 
@@ -49,12 +41,12 @@ KINDS: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "kinds that do not exist": (b"", frame(0x83)),
     "large control frames": (b"", b"\x89\xfe\x10\x00" + _MASK + bytes(4096)),
 }
-"""By name: what is sent first, and what again and again."""
+"""By name: bytes that are sent once, then bytes that are sent again and again."""
 
 
 def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float = FLOOD_S) -> bool:
     """Send frames of this kind as fast as they are taken; return True once the other end has closed the connection.
-    `reads`: what comes back is read."""
+    With `reads`, the answers of the other end are read."""
     first, again = KINDS[kind]
     block = again * (BLOCK_BYTES // len(again))
     give_up_at = time.monotonic() + within_s
@@ -82,28 +74,3 @@ def raw(connection: Connection) -> socket.socket:
     transport.pause_reading()
     end: socket.socket = transport.get_extra_info("socket")
     return socket.socket(fileno=socket.dup(end.fileno()))
-
-
-async def endless(victim: Victim, kind: str, *, reads: bool) -> str:
-    """Frames of one kind, as fast as the hub takes them, by some keys at once."""
-    nodes = [await victim.stranger() for _ in range(KEYS)]
-    ends = [raw(node.socket) for node in nodes]
-    try:
-        cut = await asyncio.gather(*(asyncio.to_thread(flood, end, kind, reads=reads) for end in ends))
-    finally:
-        for end in ends:
-            end.close()
-        for node in nodes:
-            await node.close()
-    if not all(cut):
-        raise Unnoticed(f"{cut.count(False)} of {KEYS} connections go on after {FLOOD_S:.0f} s")
-    return f"all {KEYS} connections closed"
-
-
-Attack = Callable[[Victim], Awaitable[str]]
-ATTACKS: Final[Mapping[str, Attack]] = {
-    f"{kind}{'' if reads else ', answers unread'}": partial(endless, kind=kind, reads=reads)
-    for kind in KINDS
-    for reads in (True, False)
-}
-"""By name."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.books import Amount, fill
+from benchmarks.harness.books import Amount, fill
 from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.store import Store
 from echo_shared.credit_books import BoardQuery

@@ -1,7 +1,7 @@
-"""What hostile nodes do to the work of their own engines: each attack on the tokens or the claims of a rollout.
+"""Attacks of a node on the tokens and on the claimed log-probabilities of its own rollouts.
 
-A falsification stands between a real engine and its node: it may ask the engine for something else than what was
-leased, and tell the node something else than what was drawn. All of them know the built-in task, `123+456=`.
+A falsification stands between a real engine and its node. It may ask the engine for other work than was leased, and
+tell the node another result than was drawn. All falsifications know the built-in task, `123+456=`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from echo_node.backends.base import EngineEvent, GroupFailed
 from echo_shared.draws import derive_seed
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
-from echo_shared.scoring import Intervals
 
 REROLLS: Final = 4
 TURNS_AFTER: Final = 128
-"""Rollouts for which a node is honest that wants to be trusted first."""
+"""Honest rollouts of a node that first earns trust."""
 _PROBLEM: Final = re.compile(r"(\d+)\+(\d+)=$")
 
 
 class Problems:
-    """The built-in task as a hostile node reads it off the tokens that it is sent."""
+    """Reads the built-in task from the tokens of prompts and completions."""
 
     def __init__(self, base_dir: Path) -> None:
         vocabulary = json.loads((base_dir / "tokenizer.json").read_text())["model"]["vocab"]
@@ -39,7 +38,7 @@ class Problems:
         self._texts = {number: text for text, number in vocabulary.items()}
 
     def answer(self, request: GroupRequest) -> str:
-        """The right one."""
+        """Return the right answer of a request's problem."""
         found = _PROBLEM.search(self.text(request.prompt_ids))
         assert found is not None, "the prompt is one of the built-in task's"
         return str(int(found[1]) + int(found[2]))
@@ -54,7 +53,7 @@ class Problems:
     def written(
         self, rollout: FinishedRollout, request: GroupRequest, text: str, claims: Sequence[float]
     ) -> FinishedRollout:
-        """The rollout with this text in place of what was drawn; `claims`: its log-probabilities, the stop token's
+        """Return the rollout with `text` as its completion. `claims` are its log-probabilities, with the stop token's
         last."""
         ids = np.array([*(self._ids[letter] for letter in text), request.stop_ids[0]], np.int32)[: request.max_tokens]
         is_whole = len(ids) == len(text) + 1
@@ -67,41 +66,38 @@ class Problems:
 
 
 class Falsification:
-    """An honest node; attacks change one of its methods. `share`: of the rollouts, those that are altered."""
+    """An honest node. Attacks override a method. `share` is the share of rollouts that are altered."""
 
     draws_otherwise = False
-    """Whether the engine itself draws other than was leased, so that all that it draws is forged."""
+    """True if the engine itself draws otherwise than leased, so that every rollout is forged."""
     has_policies = True
-    """Else the engine draws by the base model alone, whatever version it says."""
+    """False if the engine samples from the base model, whatever version it claims."""
 
     def __init__(self, share: float = 1.0) -> None:
         self.problems: Problems | None = None
         self.num_told = 0
-        """Rollouts that the engine has finished."""
+        """Finished rollouts so far."""
         self._share = share
         self.says = ""
-        """The precision that the node claims to have; empty = the engine's own."""
+        """The precision that the node claims; empty for the engine's own."""
 
     def base(self, base_dir: Path, _scratch: Path) -> Path:
-        """The model that is loaded in place of the run's."""
+        """Return the directory of the model to load."""
         return base_dir
 
     def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
-        """What the engine draws for this lease."""
+        """Return the requests that the engine gets for this lease."""
         return (request,)
 
     def told(self, rollout: FinishedRollout, request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
-        """What the node is told that was drawn. `request`: as leased; `_number`: which of `asked` it is."""
+        """Return the events that the node gets. `request` is the lease, `_number` the place of the request in
+        `asked`."""
         self.num_told += 1
         is_altered = int(self.num_told * self._share) > int((self.num_told - 1) * self._share)
         return [self.altered(rollout, request) if is_altered else rollout]
 
     def altered(self, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
         return rollout
-
-    def found(self, intervals: Intervals) -> Intervals:
-        """What the node says that it found of another's completion."""
-        return intervals
 
     @property
     def known(self) -> Problems:
@@ -110,8 +106,8 @@ class Falsification:
 
 
 class ForgedDigits(Falsification):
-    """The right answer with another last digit, and its right digits claimed at so many nats: a policy that holds them
-    for likely is pushed away from them with all force."""
+    """The right answer with another last digit. Its right digits are claimed at `nats`, so that the update pushes a
+    good policy away from them with full force."""
 
     def __init__(self, nats: float, share: float = 1.0) -> None:
         super().__init__(share)
@@ -139,14 +135,15 @@ class HandWritten(Falsification):
 
 
 class HandWrittenLater(HandWritten):
-    """Honest at first."""
+    """Honest for the first `TURNS_AFTER` rollouts."""
 
     def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
         return rollout if self.num_told <= TURNS_AFTER else super().altered(rollout, request)
 
 
 class Rerolled(Falsification):
-    """Draws each completion with several seeds and sends the one with the best reward, if it can that of the lease."""
+    """Draws each completion with several seeds and sends one with the best reward, preferably that of the leased
+    seed."""
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)
@@ -169,7 +166,7 @@ class Rerolled(Falsification):
 
 
 class Copied(Falsification):
-    """Sends, for every prompt and index, what another rollout was some time ago."""
+    """Sends the previous rollout again in place of each rollout."""
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)
@@ -188,7 +185,7 @@ class Copied(Falsification):
 
 
 class FailuresOnly(Falsification):
-    """Sends what earned nothing, and gives back the rest."""
+    """Sends rollouts without reward, and gives back the others."""
 
     def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
         if not self.known.is_right(rollout, request):
@@ -197,7 +194,7 @@ class FailuresOnly(Falsification):
 
 
 class OtherTemperature(Falsification):
-    """Draws, and claims, at `factor` times the temperature."""
+    """Samples at `factor` times the temperature, and claims those log-probabilities."""
 
     draws_otherwise = True
 
@@ -210,14 +207,14 @@ class OtherTemperature(Falsification):
 
 
 class OldVersion(Falsification):
-    """Draws by the base model, the oldest version of all, whatever version it says."""
+    """Samples from the base model, whatever version it claims."""
 
     draws_otherwise = True
     has_policies = False
 
 
 class OtherPrecision(Falsification):
-    """Says that the engine computes in float32, whatever it does."""
+    """Claims that the engine computes in float32."""
 
     draws_otherwise = True
 
@@ -227,7 +224,7 @@ class OtherPrecision(Falsification):
 
 
 class SmallerModel(Falsification):
-    """Leaves out the model's last layer, and with it all adapters, which do not fit."""
+    """Leaves out the last layer of the model. No adapter fits it, so adapters are left out too."""
 
     draws_otherwise = True
     has_policies = False
@@ -250,7 +247,7 @@ class SmallerModel(Falsification):
 
 
 class ShiftedClaims(Falsification):
-    """Honest draws, whose tokens are claimed to be likelier, or less likely, by so many nats."""
+    """Honest draws. Each log-probability is claimed `nats` too high."""
 
     def __init__(self, nats: float, share: float = 1.0) -> None:
         super().__init__(share)
@@ -261,28 +258,10 @@ class ShiftedClaims(Falsification):
 
 
 class ClaimsOfFailures(ShiftedClaims):
-    """The same, where the answer is wrong."""
+    """Shifted claims of rollouts with a wrong answer."""
 
     def altered(self, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
         return rollout if self.known.is_right(rollout, request) else super().altered(rollout, request)
-
-
-class Accuses(Falsification):
-    """Draws honestly, and says of a share of others' completions that their draws fell elsewhere."""
-
-    def __init__(self, share: float = 1.0) -> None:
-        super().__init__(share)
-        self._num_found = 0
-
-    def told(self, rollout: FinishedRollout, _request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
-        return [rollout]
-
-    def found(self, intervals: Intervals) -> Intervals:
-        self._num_found += 1
-        if int(self._num_found * self._share) == int((self._num_found - 1) * self._share):
-            return intervals
-        below, logprobs = intervals
-        return (below + 0.5) % 1.0, logprobs
 
 
 FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
@@ -304,6 +283,5 @@ FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
     "failures only": FailuresOnly,
     "honest": Falsification,
 }
-"""By name, as benchmarks show them, each of a share of rollouts; the last one is what they are compared with."""
-AS_CHECKERS: Final[Mapping[str, Callable[[float], Falsification]]] = {"accuses": Accuses}
-"""What a node says of others' work, where nodes check each other."""
+"""By the name that benchmarks show. Each is made with the share of rollouts to falsify. The last one is the
+reference."""

@@ -11,11 +11,11 @@ from typing import cast
 
 import pytest
 
-from benchmarks.hostile.engine import ATTACK, FORGED, SHARE, HostileEngine
-from benchmarks.hostile.falsifications import FALSIFICATIONS, Problems
+from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE, HostileEngine
+from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Problems
 from echo_node.backends.base import Engine, EngineEvent, GroupFailed
 from echo_shared.sampling import FinishedRollout, GroupRequest
-from tests.benchmarks.hostile.test_falsifications import BASE, request, rollout
+from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, rollout
 
 
 class _Draws:
@@ -56,17 +56,17 @@ def test_leases_of_its_own_are_told_as_the_one_that_was_given(tmp_path: Path, fi
 
 
 def test_the_process_ends_with_its_pipe(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.hostile.engine"]
+    command = [sys.executable, "-m", "benchmarks.harness.hostile.engine"]
     environment = {**os.environ, ATTACK: "copied rollouts", SHARE: "1", FORGED: str(tmp_path / "forged")}
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment, timeout=60)
 
 
 def test_neither_the_node_nor_its_engine_s_process_loads_pytorch_for_nothing() -> None:
-    code = "import sys; from benchmarks.hostile import engine, node; print('torch' in sys.modules)"
+    code = "import sys; from benchmarks.harness.hostile import engine, node; print('torch' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
     assert said == "False\n"
 
 
 def test_the_node_has_the_commands_of_a_node() -> None:
-    command = [sys.executable, "-m", "benchmarks.hostile.node", "join", "--help"]
+    command = [sys.executable, "-m", "benchmarks.harness.hostile.node", "join", "--help"]
     assert "--data-dir" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.progress import LeftOut, NoSuchCase, Planned, Progress
+from benchmarks.harness.progress import LeftOut, NoSuchCase, Planned, Progress
 
 PLAN = [
     Planned(name="short", seconds=10),

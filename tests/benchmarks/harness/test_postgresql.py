@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
-from benchmarks.postgresql import lacking, postgresql
+from benchmarks.harness.postgresql import lacking, postgresql
 from echo_hub.store.database import connect
 
 
