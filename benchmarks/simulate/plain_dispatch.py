@@ -1,18 +1,17 @@
-"""What the hub's dispatch is compared with: the same coordinator, but whole groups, in order, as soon as may be.
+"""A plain dispatch, with which the hub's dispatch is compared: whole groups, in order, as soon as possible.
 
 `plain(spread=False, aware=False)` leases
 
-- whole groups, each to one node; what is left over of one that a node gave back, or lost, goes to further nodes;
-- blind to speed and to length: groups in the order in which they opened, to nodes in the order in which they came to
-  have room for a whole lease;
-- as soon as admission allows, and not just in time;
-- as much to each node as it claims to hold.
+- whole groups, each to one node; rollouts that a node gives back or loses go to further nodes;
+- without regard to speed and length: groups in the order of their opening, to nodes in the order in which they get
+capacity for a whole lease;
+- as soon as admission allows, not just in time;
+- up to each node's claimed capacity.
 
-With `spread` the members of a group are leased apart, one at a time. With `aware` those groups of a step that are
-likely to become the longest come first, and go to the fastest node that has room.
+With `spread`, the members of a group are leased apart, one at a time. With `aware`, the groups of a step that are
+likely to become the longest come first, and go to the fastest node with free capacity.
 
-Everything else is the hub's: admission, the staleness bound, sweeps, revocations, deadlines, who is asked again.
-"""
+The rest is the hub's own: admission, the staleness bound, sweeps, revocations, deadlines, and repeated leases."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from echo_hub.simulator.world import MakeCoordinator
 
 
 class PlainLeasing(Leasing):
-    """`_ready`: the nodes that have room for a whole lease, who came to have it first in front."""
+    """`_ready` holds the nodes with capacity for a whole lease, in the order in which they got it."""
 
     def __init__(
         self, settings: CoordinatorSettings, *, ledger: Ledger, nodes: Nodes, out: Outbox, spread: bool, aware: bool
@@ -47,21 +46,21 @@ class PlainLeasing(Leasing):
         self._ready: dict[str, Node] = {}
 
     def begin_turn(self, now: float) -> bool:
-        """Each turn leases: who has room by its own claim alone is no change to `Nodes`."""
+        """Lease in each turn: a claimed capacity is no change that `Nodes` notices."""
         super().begin_turn(now)
         return True
 
     def dispatch(
         self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
     ) -> None:
-        """Leases until no node is left, or nothing that it may do."""
+        """Lease until no node has capacity, or no group may be leased."""
         self._look_for_room()
         self._takers.begin()
         position = 0
         while position < len(owner.wanting) and self._ready:
             groups, oldest = self._next_groups(owner, position, outlook)
             if oldest > newest_version or self._next_node(oldest, ()) is None:
-                return  # Younger groups need versions at least as new.
+                return  # Later groups need versions that are at least as new.
             for group in groups:
                 while group.unleased and self._lease_plainly(group, oldest, now):
                     pass
@@ -78,7 +77,7 @@ class PlainLeasing(Leasing):
             del self._ready[node_id]
 
     def _next_groups(self, owner: GroupOwner, position: int, outlook: Outlook) -> tuple[list[RolloutGroup], int]:
-        """What comes next, and the oldest version that will do: a group, or all of its step."""
+        """Return the next group, or all groups of its step, and the oldest version that they may use."""
         ledger, wanting = self._ledger, owner.wanting
         step = outlook.step_of(ledger.waiting.position(wanting[position]))
         oldest = oldest_useful_version(self._settings, step) if self._settings.mode == "async" else 0
@@ -98,7 +97,7 @@ class PlainLeasing(Leasing):
         return min(may, key=_slowness, default=None) if self._aware else next(may, None)
 
     def _lease_plainly(self, group: RolloutGroup, oldest: int, now: float) -> bool:
-        """One lease of the group. False when nobody may take an index of it."""
+        """Lease a part of the group. Return False if no node may take an index of it."""
         avoided = {index: self._takers.avoided(group.slots[index], oldest) for index in sorted(group.unleased)}
         for avoid in dict.fromkeys(avoided.values()):
             node = self._next_node(oldest, avoid)
@@ -111,13 +110,13 @@ class PlainLeasing(Leasing):
         return False
 
     def _look_for_room_of(self, node: Node) -> None:
-        """Who still has room waits again, behind all others."""
+        """Queue a node with remaining capacity again, behind all others."""
         least = 1 if self._spread else self._settings.group_size
         if _room(node) >= min(least, node.capacity):
             self._ready[node.node_id] = node
 
     def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: Terms) -> float:
-        """Nobody is late before the deadline."""
+        """No rollout is late before its deadline."""
         return inf
 
 
@@ -132,7 +131,7 @@ class PlainCoordinator(Coordinator):
 
 
 def plain(*, spread: bool, aware: bool) -> MakeCoordinator:
-    """What makes a coordinator that leases so; it can be pickled."""
+    """Return a factory of such coordinators, which can be pickled."""
     return partial(PlainCoordinator, spread=spread, aware=aware)
 
 
@@ -145,5 +144,5 @@ def _shortness(group: RolloutGroup) -> float:
 
 
 def _slowness(node: Node) -> float:
-    """Who has returned nothing yet is asked first: nobody knows."""
+    """Seconds a token; 0 for a node that has returned nothing yet, so that it is asked first."""
     return node.pace.token_s

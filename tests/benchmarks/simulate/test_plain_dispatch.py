@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.simulate.baseline import plain
+from benchmarks.simulate.plain_dispatch import plain
 from echo_hub.core.effects import SendLease
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
