@@ -1,15 +1,14 @@
-"""Is the learner kept busy by lent computers? Real runs beside what the capacity model says of them; and what keeps
-such computers of use although they come and go: work that goes on elsewhere where it was cut off.
+"""Utilisation of a learner whose nodes are lent computers, and work that continues when such a computer is gone.
 
-Nothing heavy is imported with the package: the processes of a real run are modules of it, and nodes load no torch.
+Real runs are compared with the capacity model's prediction. Completions that are cut on one node or engine must
+continue on another one. Processes of a real run are modules of this package, so it imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
@@ -29,15 +28,16 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`demo_utilisation`: of the time in which the demo's learner has a batch, the share in which it trains;
-    `demo_utilisation_of_all`: of all time (`benchmarks.demo`)."""
+    """`demo_utilisation`: the share of time in which the demo's learner trains, of the time in which it has a batch;
+    `demo_utilisation_of_all`: the same of all time (`benchmarks.demo`)."""
     from benchmarks import demo
     from benchmarks.capacity import kills, migration, overlap
 
     real_runs = overlap.measure(progress, seed=seed)
     of_demo = demo.measure(seed, progress).headline if progress.wants(demo.CASE) else {}
-    killed = _in_a_directory(kills.measure, progress, seed=seed)
-    migrated = _in_a_directory(migration.measure, progress, seed=seed)
+    with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
+        killed = kills.measure(Path(directory), progress, seed=seed)
+        migrated = migration.measure(Path(directory), progress, seed=seed)
     return Measurement(
         headline={
             **overlap.headline(real_runs),
@@ -49,10 +49,3 @@ def measure(seed: int, progress: Progress) -> Measurement:
         rows=[*real_runs, *killed, *migrated],
         conditions={"demo": of_demo},
     )
-
-
-def _in_a_directory(
-    measure_in: Callable[..., list[dict[str, Any]]], progress: Progress, *, seed: int
-) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
-        return measure_in(Path(directory), progress, seed=seed)
