@@ -1,4 +1,4 @@
-"""The picture of all curves: held-out accuracy and training reward against trained rollouts."""
+"""Picture of all curves: held-out accuracy and training reward against trained rollouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.learning.virtual_run import Point
 
 
 def draw(curves: Mapping[str, Sequence[Sequence[Point]]]) -> bytes:
-    """A PNG; each line is the mean over seeds, its band goes from the lowest to the highest seed."""
+    """Draw a PNG. Each line is the mean over seeds; its band goes from the lowest to the highest seed."""
     figure = Figure(figsize=(13, 5.5), layout="constrained")
     held_out, training = figure.subplots(1, 2)
     _panel(held_out, curves, lambda point: point.accuracy, first=0)
@@ -34,7 +34,7 @@ def _panel(
         rollouts = [seeds[0].trained_rollouts for seeds in by_place]
         values = [[found for point in seeds if (found := value(point)) is not None] for seeds in by_place]
         means = [fmean(of_seeds) for of_seeds in values]
-        # Lines that lie on each other are told apart by their strokes.
+        # Strokes distinguish lines that lie on each other.
         (line,) = axes.plot(rollouts, means, label=name, linewidth=1.6, linestyle=("-", "--")[number % 2])
         lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]
         axes.fill_between(rollouts, lowest, highest, color=line.get_color(), alpha=0.08)

@@ -1,4 +1,4 @@
-"""The picture of a table: held-out accuracy against steps, a line a case."""
+"""Picture of a table: held-out accuracy against steps, with a line for each case."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.papers.table import Table
 
 
 def draw(table: Table, found: Found) -> bytes:
-    """A PNG; each line is the mean over seeds, its band goes from the lowest to the highest seed."""
+    """Draw a PNG. Each line is the mean over seeds; its band goes from the lowest to the highest seed."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     for number, (case, ran) in enumerate(found.items()):
         places = list(zip(*(one.points for one in ran), strict=True))
         steps = [case.evaluate_every * place for place in range(len(places))]
         values = [[point.accuracy for point in place] for place in places]
-        # Lines that lie on each other are told apart by their strokes.
+        # Strokes distinguish lines that lie on each other.
         stroke = ("-", "--", ":", "-.")[number % 4]
         (line,) = axes.plot(steps, [fmean(of_seeds) for of_seeds in values], label=case.name, linestyle=stroke)
         lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]

@@ -1,11 +1,11 @@
-"""TRL's GRPOTrainer on the run's own problems: it generates, scores by the task, and trains, with its own `train()`.
+"""TRL's GRPOTrainer on the run's own problems: it generates, scores by the task and trains, with its own `train()`.
 
-Model, adapter, optimizer, batch and the objective are the run's; so are the order of problems and the evaluation. It is
-given what makes it fastest here: the whole batch in one pass (all prompts are of one length, so that nothing is
-padded), keys and values kept, no gradient checkpointing, fused AdamW, nothing logged or saved.
+Model, adapter, optimizer, batch and objective are the run's own, and so are the order of problems and the evaluation.
+The trainer gets its fastest options: the whole batch in one pass (all prompts have one length, so nothing is padded), a
+key-value cache, no gradient checkpointing, fused AdamW, no logs and no checkpoints.
 
-What it draws is its own chance, unless it is to draw as the hub does: by the hub's sampler and the seeds of the run's
-problems, beginning with the same adapter. Then its steps are the hub's own, but for what the two trainers differ in.
+The trainer draws by chance, or with the hub's sampler and seeds from the same adapter. In the latter case its steps
+differ from the hub's only where the trainers differ.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from echo_shared.sampling import GroupRequest
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """The curve and each step's mean reward."""
+    """Carry out a run. Returns its curve and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
     train(curve, same_draws=case.same_draws)
     return curve.points, curve.steps
 
 
 class Curve(TrainerCallback):
-    """Evaluates as a virtual run does, and notes when: `at_s` by the clock, each point's."""
+    """Evaluates as a virtual run does. `at_s` has the monotonic time of each point."""
 
     def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
-        """`until`: the accuracy with which the training ends."""
+        """`until` is the accuracy that ends the training."""
         self.config = config
         self.points: list[Point] = []
         self.steps: list[Mapping[str, float]] = []
@@ -94,8 +94,8 @@ class Curve(TrainerCallback):
 
 
 def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -> None:
-    """TRL's own training, from the base model to the last step. `continuous`: it generates by transformers' continuous
-    batching; `same_draws`: as the hub draws."""
+    """Train with TRL from the base model to the last step. `continuous` generates with transformers' continuous
+    batching, `same_draws` with the hub's sampler and seeds."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
     assert not isinstance(task, Environment), "a task of one turn"
@@ -137,14 +137,14 @@ def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -
 
 
 class HubsDraws:
-    """A `rollout_func` of GRPOTrainer's: of each batch, every completion is drawn as the hub would draw it."""
+    """A `rollout_func` of GRPOTrainer that draws every completion as the hub would."""
 
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
         self._drawn_groups = 0
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[list[Any]]]:
-        """`prompts`: each as often as there are completions of it."""
+        """Draw a batch. `prompts` has each prompt once for each of its completions."""
         config, problems = self._curve.config, self._curve.problems
         size = config.training.group_size
         first = self._drawn_groups
@@ -173,8 +173,8 @@ class HubsDraws:
 
 
 def arguments(config: HubConfig, directory: str, *, continuous: bool = False) -> GRPOConfig:
-    """On-policy and with one update a step every ratio is 1: of the objective there is left the aggregation over all
-    tokens and the advantage."""
+    """Options of the trainer. On-policy and with one update a step every ratio is 1, so only the aggregation over
+    tokens and the advantage of the objective matter."""
     training = config.training
     assert training.updates_per_step == 1 and config.objective.chosen_aggregation == "token_mean"
     scale = {"mean": "none", "mean_std": "group", "batch_std": "batch"}[config.objective.chosen_advantage]

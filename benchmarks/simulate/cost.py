@@ -9,7 +9,7 @@ and utilisation are those of the steps after the warm-up, in both runs.
 
 The programme knows each node's true speed and may use a fraction of a node: it minimises the cost of shares x in 0..1
 with sum of useful_i x_i >= margin R, for the margin of the hub's settings, at which the learner never waits. So both
-are at equal utilisation where the run's utilisation is 1. `over_bare_optimum` is the same without a margin. """
+are at equal utilisation where the run's utilisation is 1. `over_bare_optimum` is the same without a margin."""
 
 from __future__ import annotations
 

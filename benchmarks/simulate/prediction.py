@@ -4,7 +4,7 @@ Pools of equal and of unequal nodes (throughput log-normal, sigma 0.5), stalenes
 kappa steps, and throughputs from half to twice what the learner needs: both sides of the boundary. The model gets the
 scenario's own figures (`echo_hub.simulator.rule`), so that no measurement comes in between. Rollouts take a quarter of
 a step, and versions a fifth of the steps between two versions. Where either takes much longer, the order of single
-rollouts decides, which the model does not describe. """
+rollouts decides, which the model does not describe."""
 
 from __future__ import annotations
 
