@@ -1,7 +1,7 @@
-"""Every sampling engine beside the others: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
+"""Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
 
-Each engine runs in a process of its own; for each width they take turns within seconds of each other, for the machine
-may be slower a minute later. All tokens are completion tokens, prompts' prefill included in the time.
+Each engine runs in a process of its own. For each width the engines take turns within seconds of each other, because
+the machine may be slower a minute later. Tokens are completion tokens; times include the prefill of prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engines are measured on: the trained model in the box, a random one of a real model's shape, and prompts."""
+"""Models and prompts for the engines: the built-in trained model, and a random model of a real model's shape."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TINY_MAX_TOKENS: Final = 8
 
 
 class Models:
-    """Directories in Hugging Face layout, made when they are first asked for; each model has two adapters to swap."""
+    """Model directories in Hugging Face layout, made on first use. Each model has two adapters."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self._directory = directory
@@ -73,7 +73,7 @@ def _adapter_pair(base: Path, directory: Path, seed: int) -> tuple[Path, Path]:
 
 
 def _make_adapter(base: Path, directory: Path, seed: int) -> Path:
-    """LoRA on all linear layers, as large as training makes it in its first steps."""
+    """Make a LoRA adapter on all linear layers, with values of the first training steps."""
     config = json.loads((base / "config.json").read_text())
     hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     kv, intermediate = config["num_key_value_heads"] * head, config["intermediate_size"]
@@ -111,7 +111,7 @@ def _normal(rng: np.random.Generator, shape: tuple[int, int], scale: float) -> n
 
 
 def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRequest]:
-    """Groups on the tiny model's own task: short completions that end by themselves."""
+    """Make groups of the tiny model's own task: short completions that end by themselves."""
     task = ArithmeticTask(ArithmeticOptions())
     base = resolve_base("builtin:tiny")
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
@@ -132,7 +132,7 @@ def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRe
 def texts(
     max_tokens: list[int], seed: int, *, prompt_tokens: int = MID_PROMPT_TOKENS, group_size: int = GROUP_SIZE
 ) -> list[GroupRequest]:
-    """Groups of random tokens for the mid-size model; each runs to its `max_tokens`, for this model knows no end."""
+    """Make groups of random tokens for the mid-size model. Each rollout has `max_tokens` tokens."""
     rng = np.random.default_rng(seed)
     return [
         _request(
