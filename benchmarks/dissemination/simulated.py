@@ -177,19 +177,18 @@ class SimulatedFleet:
 
     @property
     def estimate_s(self) -> float:
-        """What the choice of the way reckons with, if it knows all uplinks."""
+        """The hub's estimate for a broadcast, with knowledge of all uplinks."""
         return self._spreading.estimates(PAYLOAD_BYTES, self._nodes)[Way.BROADCAST]
 
     def spread(self, version: int) -> float:
-        """Seconds until all have it, from its announcement or, of the one that joins late, from when it has joined and
-        as much of the bound has passed as had when it did."""
+        """Announce a version; return the seconds until all nodes have it. A late node joins at `JOINS_AT` bounds."""
         began_at, cpu_at = self._agenda.now, time.thread_time()
         had = self._had[version] = set()
         late = self._nodes[-1] if self._late and version == 1 else None
         self._spreading.announce(version, PAYLOAD_BYTES, [node for node in self._nodes if node is not late])
         joins_at = began_at + JOINS_AT * self.bound_s
         while len(had) < len(self._nodes) and self._agenda.now < began_at + PATIENCE_S:
-            if self._agenda.next_at == inf:  # Somebody has turned elsewhere.
+            if self._agenda.next_at == inf:  # A node uses another way.
                 self._agenda.now = began_at + PATIENCE_S
                 break
             if time.thread_time() - cpu_at > MOST_CPU_S:

@@ -19,7 +19,7 @@ from benchmarks.harness.progress import Planned, Progress
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 
 SERVER: Final = running.Server()
-"""The first part starts it."""
+"""Started by the first part."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
 """Limit of each part in seconds, for one shape."""
 WHOLE_S: Final = 350.0

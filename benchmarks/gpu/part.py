@@ -53,7 +53,7 @@ RESERVE_S: Final = 5.0
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """A step, cut as the learner would cut it."""
+    """Time steps that are cut as the learner would cut them."""
     budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
@@ -94,7 +94,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Draws at several widths, swaps the adapter, and lets float32 draw again."""
+    """Sample at several widths, swap the adapter, and draw again in float32."""
     budget.say("the model is made")
     _, policy = load(shape, seed)
     row: dict[str, Any] = {"left_out": []}
@@ -142,7 +142,7 @@ def agreement(
 
 
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """The same step by TRL's trainer, in turns: see `benchmarks.learner`."""
+    """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
     from benchmarks.harness.progress import Planned, Progress
     from benchmarks.learner import compare
     from benchmarks.learner.cases import Case
@@ -173,7 +173,7 @@ PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {
 
 
 def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
-    """A policy whose base is made on the device: to write one of 8B and to read it again takes minutes."""
+    """Load a policy whose base is made on the device, because writing and reading 8B weights takes minutes."""
     kind = device_type()
 
     def random_base(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> Any:
@@ -206,7 +206,7 @@ def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
 
 
 def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
-    """Random tokens, of lengths from an eighth of the longest."""
+    """Make random tokens. The shortest rollout has an eighth of the longest one's tokens."""
     rng = np.random.default_rng(seed)
     lengths = np.linspace(shape.completion_tokens / 8, shape.completion_tokens, shape.groups * GROUP_SIZE)
     shuffled = rng.permutation(lengths.round().astype(int)).reshape(shape.groups, GROUP_SIZE)
@@ -251,7 +251,7 @@ def tokens(rng: np.random.Generator, shape: Shape, count: int) -> Any:
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds on the device, and what it gave."""
+    """Run on the device; return seconds and result."""
     synchronize()
     began = time.perf_counter()
     result = run()
@@ -269,7 +269,7 @@ def peak_gib() -> float | None:
 
 
 def matrix_operations_per_s(device: torch.device) -> float:
-    """Operations a second of a large product in bfloat16 (on a CPU: a small one, in float32), the best of a few."""
+    """Operations a second of a large product in bfloat16, or of a small float32 product on a CPU; the best of six."""
     size, dtype = (8_192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
     left, right = torch.randn(2, size, size, device=device).to(dtype)
     return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))

@@ -1,4 +1,4 @@
-"""How long a database of the first release takes to be brought up to date, and whether all of it is there then."""
+"""Migration of a database of the first release: its time, and a check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROUPS_A_STEP: Final = 64
 
 
 def measure_migration(path: Path, *, rollouts: int, seed: int) -> dict[str, Any]:
-    """Of an SQLite file that is made at `path`."""
+    """Make an SQLite file at `path`, and migrate it."""
     url = f"sqlite:///{path}"
     engine = connect(url)
     config = Config(attributes={})
@@ -46,7 +46,7 @@ def measure_migration(path: Path, *, rollouts: int, seed: int) -> dict[str, Any]
 
 
 def _fill(connection: Connection, rollouts: int, rng: np.random.Generator) -> None:
-    """A run by the first release: nodes, groups, trained rollouts, steps, versions and who fetched them."""
+    """Fill in a run of the first release: nodes, groups, trained rollouts, steps, versions and fetches."""
     ids = [rng.bytes(32).hex() for _ in range(NODES)]
     numbers = "WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers WHERE n + 1 < :count) "
     groups, steps = -(-rollouts // GROUP_SIZE), -(-rollouts // (GROUP_SIZE * GROUPS_A_STEP))

@@ -1,4 +1,4 @@
-"""One of the two trainers in a process of its own, which makes a step when it is asked to."""
+"""One of the two trainers in a process of its own, which makes a step on request."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from benchmarks.learner.cases import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one optimizer step took and gave."""
+    """Time and results of one optimizer step."""
 
     seconds: float
     loss: float
     gradient: dict[str, NDArray[np.float32]]
-    """After clipping, by the names in PEFT's files; empty after the first step."""
+    """The clipped gradient by the names in PEFT's files; empty after the first step."""
 
 
 class Side:
-    """A context manager around the process; `name` is trl or echo."""
+    """Context manager of the process. `name` is `trl` or `echo`."""
 
     def __init__(self, name: str, case: Case, base: Path, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -52,17 +52,17 @@ class Side:
         return step
 
     def peak_bytes(self) -> int:
-        """See `benchmarks.learner.CONDITIONS`."""
+        """Peak memory of the steps (`benchmarks.learner.CONDITIONS`)."""
         peak: int = self._ask("peak")
         return peak
 
     def whole_peak_bytes(self) -> int:
-        """The most that this side's process held, the model included."""
+        """Peak memory of the process, model included."""
         peak: int = self._ask("whole peak")
         return peak
 
     def matrix_operations_per_s(self) -> float:
-        """Of a large matrix product on this side's device, in the case's precision."""
+        """Operations a second of a large matrix product on this device, in the case's precision."""
         speed: float = self._ask("speed")
         return speed
 
@@ -86,7 +86,7 @@ def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None
 
 
 class Questions:
-    """Answers the parent. A side calls `started` when it is ready, then `wait` before and `done` after each step."""
+    """Answers to the parent process. A side calls `started` once, then `wait` before and `done` after each step."""
 
     def __init__(self, pipe: Connection, case: Case) -> None:
         self._pipe = pipe
@@ -101,7 +101,7 @@ class Questions:
         _reset_peak()
 
     def wait(self) -> bool:
-        """Whether there is to be one more step."""
+        """Wait for a request; return True if it is one for another step."""
         try:
             while (question := self._pipe.recv()) != "step":
                 self._pipe.send(self._answer(question))
@@ -135,7 +135,7 @@ def _synchronize() -> None:
 
 
 def _matrix_peak(dtype: torch.dtype) -> float:
-    """Operations a second, the best of a few products."""
+    """Operations a second of the fastest of a few products."""
     size, device = (8_192, "cuda") if torch.cuda.is_available() else (1_024, "cpu")
     left, right = torch.randn(2, size, size, device=device).to(dtype)
     best = 0.0
@@ -160,5 +160,5 @@ def _reset_peak() -> None:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     else:
-        # Sets VmHWM to what is resident now (proc(5)).
+        # Sets VmHWM to the resident memory (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
