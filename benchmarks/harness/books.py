@@ -1,12 +1,11 @@
-"""A long run's books, in seconds: thousands of nodes and a million rollouts, written by the database itself.
+"""Fills the database of a run, in seconds, with thousands of nodes and a million rollouts. SQL statements do the work.
 
-Of a run that has trained, what is added is of the past and final: nothing of it is work, so its hub goes on as if it
-had been there all the time. A run that has not is given steps, versions, evaluations, events, and what is under way.
-Who did how much follows Zipf's law; some names are hostile. The same seed gives the same books.
+A trained run gets final rollouts of the past: none of them is work, so its hub continues as before. A run without steps
+gets steps, versions, evaluations, events and rollouts under way. Rollouts of nodes follow Zipf's law; some names are
+hostile. The same seed gives the same rows.
 
-Draws are Weyl's sequences: the n-th of one is the fractional part of n times its own multiplier, which is spread evenly
-over 0 .. 1, and which both databases and numpy compute alike.
-"""
+Random numbers are Weyl sequences: number n is the fractional part of n times a multiplier, which is uniform over 0 ..
+1, and equal in both databases and in numpy."""
 
 from __future__ import annotations
 
@@ -53,12 +52,12 @@ DEVICES: Final = ("AMD Ryzen 7 7840U", "NVIDIA GeForce RTX 4070", "Apple M3 Pro"
 DROPS: Final = ("stale", "expired", "duplicate", "no_advantage")
 SHARE_DROPPED: Final = 0.08
 BYTES: Final = 430_112
-"""Of a fetch."""
+"""Bytes of a fetch."""
 EVENTS: Final = 2_000
-"""Of each of `EVENT_KINDS`."""
+"""Events of each kind."""
 EVENT_KINDS: Final = ("node_joined", "node_left", "check_failed")
 EVALUATED_EVERY: Final = 10
-"""Versions."""
+"""Versions between two evaluations."""
 TOKENS_UNDER_WAY: Final = 6
 
 _MODULUS: Final = 2_147_483_647
@@ -74,18 +73,18 @@ _MULTIPLIERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """What the books of a run come to."""
+    """Numbers of rows."""
 
     nodes: int
     rollouts: int
     groups_per_step: int = 64
-    """Of the steps that a run is given which has none."""
+    """Groups a step, for a run without steps."""
     under_way: int = 0
-    """Rollouts of such a run that are leased, received or scored, a third each."""
+    """Leased, received and scored rollouts, a third each, for a run without steps."""
 
 
 def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
-    """Adds all of it to the books of a hub that does not run."""
+    """Fill the database of a hub that does not run."""
     with open_to_write(engine) as connection:
         books = _Books(connection, amount, seed=seed, now=now)
         books.write_nodes()
@@ -102,7 +101,7 @@ def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
 
 
 def _draw(name: str, count: str) -> str:
-    """0 .. 1, of a number that SQL text has for `count`."""
+    """SQL of a random number 0 .. 1 for the SQL number `count`."""
     return f"((CAST({count} AS BIGINT) * {_MULTIPLIERS[name]}) % {_MODULUS} / {_MODULUS}.0)"
 
 
@@ -123,7 +122,7 @@ _COLUMNS: Final = (
     " num_tokens, received_at, checked, scored_at, final_at, not_kept"
 )
 _ZIPF: Final = f"power(CAST(:nodes AS DOUBLE PRECISION), {_draw('node', f':seed + n / {LEASE_SIZE}')})"
-"""Rounded down, r comes up in proportion to log(1 + 1 / r)."""
+"""Rounded down, the value r has a probability proportional to log(1 + 1 / r)."""
 _DROP: Final = (
     f"CASE WHEN {_draw('drop', ':seed + n')} < {SHARE_DROPPED}"
     f" THEN CASE CAST(floor({len(DROPS)} * {_draw('why', ':seed + n')}) AS BIGINT) "
@@ -206,7 +205,7 @@ CHECKING: Final = (
 
 
 class _Books:
-    """One connection's work; `trained`: the run's newest step, None where it has none."""
+    """The work of one connection. `trained` is the run's newest step, or None."""
 
     def __init__(self, connection: Connection, amount: Amount, *, seed: int, now: float) -> None:
         self._connection = connection
@@ -230,7 +229,7 @@ class _Books:
 
     @property
     def _groups_a_step(self) -> int:
-        """All are of the newest step, or each of its own."""
+        """Groups a step: all groups belong to the newest step, if the run has one."""
         return self._amount.groups_per_step if self.trained is None else self._num_groups
 
     @property
@@ -258,7 +257,7 @@ class _Books:
     def write_nodes(self) -> None:
         self._ids = [self._rng.bytes(32).hex() for _ in range(self._amount.nodes)]
         self._connection.execute(text("CREATE TEMPORARY TABLE ranks (place BIGINT PRIMARY KEY, node_id TEXT)"))
-        # Who comes first in Zipf's law has the smallest place.
+        # The smallest place has the most rollouts (Zipf's law).
         ranks = [{"place": place + 1, "node_id": node_id} for place, node_id in enumerate(self._ids)]
         self._connection.execute(text("INSERT INTO ranks VALUES (:place, :node_id)"), ranks)
         seen = self._now - self._rng.exponential(2 * 86_400, len(self._ids))
@@ -279,7 +278,7 @@ class _Books:
         )
 
     def write_rollouts(self) -> None:
-        """The indices are made anew behind them: much sooner than row by row."""
+        """Write groups and rollouts. Dropping and making the indices is much faster than updating them."""
         self._do(DRAWN)
         self._do(GROUPS)
         for index in rollouts.indexes:
@@ -289,7 +288,7 @@ class _Books:
             index.create(self._connection)
 
     def write_totals(self) -> None:
-        """Of what counted."""
+        """Write tallies, credit and standings."""
         for statement in (COUNTED, TALLIES, OUTCOMES, *PARTS, CREDIT):
             self._do(statement)
         standings = [
@@ -313,7 +312,7 @@ class _Books:
         self._connection.execute(insert(trust), standings)
 
     def write_steps(self) -> None:
-        """Each with its batch, and the version that came of it."""
+        """Write steps with their batches and versions."""
         published = [{"policy_version": 0, "published_at": self._began_at}]
         for step in self._steps():
             self._connection.execute(insert(steps), step)
@@ -348,7 +347,7 @@ class _Books:
             }
 
     def write_under_way(self) -> None:
-        """Whole groups, each node's turn after the other's."""
+        """Write whole groups under way, node after node."""
         lease, group = self._lease + self._amount.rollouts // LEASE_SIZE + 1, self._group + self._num_groups
         count = self._amount.under_way // GROUP_SIZE * GROUP_SIZE
         if not count:
@@ -382,7 +381,7 @@ class _Books:
         self._connection.execute(insert(payloads), [{**key, **drawn} for key in keys])
 
     def write_fetches(self) -> None:
-        """By every node, of each of the newest versions; of the older ones, what it came to."""
+        """Write fetches of the newest versions by every node, and totals of older versions."""
         newest = self._connection.scalar(select(func.max(versions.c.policy_version))) or 0
         is_sqlite = self._connection.dialect.name == "sqlite"
         as_hash = "printf('%040x', policy_version)" if is_sqlite else "lpad(to_hex(policy_version), 40, '0')"
@@ -396,7 +395,7 @@ class _Books:
         self._connection.execute(versions.update().where(older).values(arrived))
 
     def write_surroundings(self) -> None:
-        """Costs, what nodes checked of others', evaluations and events."""
+        """Write costs, checks by nodes, evaluations and events."""
         self._do(COSTS)
         self._do(CHECKING)
         measured = range(0, self._num_steps + 1, EVALUATED_EVERY)

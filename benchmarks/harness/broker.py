@@ -1,4 +1,4 @@
-"""A NATS server with JetStream of a benchmark's or a test's own, on loopback, that may be killed and started again."""
+"""A NATS server with JetStream on loopback, which can be killed and started again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ BINARY: Final = shutil.which("nats-server", path=_WHERE)
 
 
 class BrokerFailed(Exception):
-    """The server has not come up."""
+    """The server did not start."""
 
 
 def lacking() -> str:
-    """Why there can be none; empty: there can."""
+    """Why this machine cannot run a server; empty if it can."""
     if BINARY is None:
         return "there is no nats-server"
     return "" if importlib.util.find_spec("nats") else "nats-py is not installed"
 
 
 class BrokerProcess:
-    """`start` it, `kill` it; what it has stored outlives it."""
+    """A server that stores its messages on the disk, so that they outlive a kill."""
 
     def __init__(self, directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -50,7 +50,7 @@ class BrokerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns once it answers. Raises BrokerFailed."""
+        """Start, and wait until the server answers. Raises BrokerFailed."""
         assert BINARY is not None, "lacking() says so"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([BINARY, "-c", str(self._config)], stdout=log, stderr=log)
@@ -62,7 +62,7 @@ class BrokerProcess:
         raise BrokerFailed(f"the NATS server has not come up: see {self._log}")
 
     def kill(self) -> None:
-        """At once, if it runs."""
+        """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -71,7 +71,7 @@ class BrokerProcess:
 
 @contextmanager
 def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iterator[BrokerProcess]:
-    """One that answers. However the block is left, it has ended. Raises BrokerFailed."""
+    """Run a server for the time of the block. Raises BrokerFailed."""
     broker = BrokerProcess(directory, max_payload=max_payload)
     try:
         broker.start()

@@ -1,6 +1,6 @@
-"""A hub of real parts (websocket, session, web seed, swarm) that its caller drives, and a tiny random model for it.
+"""A hub of real parts (websocket, session, web seed, swarm) that its caller drives, and a tiny random model.
 
-It says what it is told to, also what no hub would say: nodes are tested with it, and attacked by it.
+The hub sends any message that its caller wants, invalid ones included. Tests and benchmarks drive nodes with it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ M = TypeVar("M")
 
 
 def write_base(directory: Path) -> None:
-    """A random Qwen3 in Hugging Face layout."""
+    """Write a random Qwen3 model in Hugging Face layout."""
     directory.mkdir(parents=True)
     rng = np.random.default_rng(7)
     config = {
@@ -111,7 +111,7 @@ def linear_shapes() -> dict[str, tuple[int, int]]:
 
 
 def write_adapter(directory: Path, seed: int) -> None:
-    """A random LoRA adapter of rank 2 in PEFT layout."""
+    """Write a random LoRA adapter of rank 2 in PEFT layout."""
     directory.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     config = {
@@ -134,33 +134,33 @@ def write_adapter(directory: Path, seed: int) -> None:
 
 
 class DrivenHub:
-    """Serves one run on loopback. What nodes say is kept; what it says is its caller's."""
+    """Serves one run on loopback, and keeps every message of its nodes."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "published"
         self.carriers = directory / "carriers"
-        """One directory for each offer."""
+        """Directory with a subdirectory for each offer."""
         self.run_keys = (RunKey(key_id=1, key=sealing.new_key()),)
-        """The last one seals."""
+        """Run keys; the last one seals."""
         self.me = Identity.generate()
         self.run = "1"
         self.port = 0
         self.heartbeat_s = 0.2
         self.forges_signature = False
-        """In its Challenge, as who does not hold the key."""
+        """True to sign the Challenge without the key."""
         self.refusal: RefusedError | None = None
-        """Said to every node in place of a Welcome."""
+        """Sent to every node in place of a Welcome."""
         self.welcome_changes: dict[str, Any] = {}
-        """Other values in its Welcome, which this software would not send."""
+        """Values that replace those of the Welcome, unchecked."""
         self.never_ends = False
-        """What it serves by HTTP goes on for ever."""
+        """True to serve files by HTTP that never end."""
         self.num_served = 0
-        """Bytes of what never ends."""
+        """Bytes of files that never end."""
         self.acknowledges = True
         self.books: dict[str, Receipt] = {}
-        """What it says of rollouts to nodes that ask by HTTP; of all others, that they are invalid."""
+        """Receipts for nodes that ask by HTTP. Other rollouts are reported as invalid."""
         self.books_answer: FromHub | None = None
-        """Said in place of that."""
+        """Answer that replaces the receipts."""
         self.certificate = b""
         self.trackers_asked: list[str] = []
         self.said: list[FromNode] = []
@@ -203,7 +203,7 @@ class DrivenHub:
         self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
-        """Stops listening and hangs up; `open` brings it back on the same port."""
+        """Stop listening and hang up. `open` listens at the same port again."""
         if self._socket is not None:
             await self._socket.close()
         if self._runner is not None:
@@ -224,7 +224,7 @@ class DrivenHub:
         way: Way = Way.SWARM,
         source: str | None = None,
     ) -> ArtefactOffer:
-        """Seals, signs and seeds `directory`, as a delta if there is a `parent`."""
+        """Seal, sign and seed `directory`, as a delta if there is a `parent`."""
         assert self._swarm is not None
         manifest = Manifest(
             kind="base" if version is None else "policy",
@@ -267,7 +267,7 @@ class DrivenHub:
         return self.directory / artefact_name("base" if version is None else "policy", self.run_id, version or 0)
 
     def pieces(self, offer: ArtefactOffer, *, hand_on: bytes = b"") -> list[Piece]:
-        """What a push of this offer consists of."""
+        """Make the pieces of a push of this offer."""
         layout = read_torrent(offer.torrent)
         carrier = self.carriers / offer.web_seed_path.split("/")[2] / layout.name
         data = b"".join((carrier / path).read_bytes() for path, _ in layout.files)
@@ -282,7 +282,7 @@ class DrivenHub:
         ]
 
     async def publish_base(self, base: Path | None = None) -> None:
-        """A random one that is tiny, unless a directory is given."""
+        """Publish a base model, by default a tiny random one."""
         directory = self.published(None)
         if base is None:
             write_base(directory)
@@ -318,7 +318,7 @@ class DrivenHub:
         await self.send_bytes(self.session.send(message))
 
     async def send_raw(self, message: FromHub, **changes: Any) -> None:
-        """The message with other values in it, which this software would not send."""
+        """Send the message with other values, unchecked."""
         assert self.session is not None
         await self.send_bytes(msgpack.packb({**msgpack.unpackb(self.session.send(message)), **changes}))
 
@@ -327,14 +327,14 @@ class DrivenHub:
         await self._socket.send_bytes(frame)
 
     def write_raw(self, data: bytes) -> None:
-        """Past the websocket's own frames."""
+        """Write bytes to the connection, without a websocket frame."""
         assert self._socket is not None and self._socket._req is not None
         transport = self._socket._req.transport
         assert transport is not None
         transport.write(data)
 
     async def refuse(self, code: str, what: str) -> None:
-        """Ends the open session."""
+        """End the open session with a refusal."""
         assert self._socket is not None and self.session is not None
         await self._socket.send_bytes(self.session.refuse(code, what))
 
@@ -346,7 +346,7 @@ class DrivenHub:
         return lease
 
     async def until(self, condition: Any) -> None:
-        """Waits until `condition()` holds; looked at whenever a node says something, comes or goes."""
+        """Wait until the condition is true. It is checked when a node sends a message, joins or leaves."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(condition)
 
@@ -380,7 +380,7 @@ class DrivenHub:
         return answer
 
     async def _met(self, request: web.Request) -> HubSession | web.Response:
-        """The session with who has proven who it is, or the answer to who has not, or is refused."""
+        """Check credentials. Returns the session of a proven node, or the answer for any other client."""
         credentials = Credentials.of_header(request.headers["Authorization"])
         assert credentials is not None
         session = HubSession(me=self.me, software_version="test", nonce=credentials.nonce or secrets.token_bytes(32))

@@ -1,4 +1,4 @@
-"""What a benchmark gives back, and the conditions it was measured under."""
+"""Result of a benchmark, and conditions of the measurement."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """`headline`: the few figures that matter, by name. `rows`: everything that was measured, one table."""
+    """`headline` has the main figures by name, `rows` all figures as one table."""
 
     headline: dict[str, Any]
     rows: list[dict[str, Any]]
     shown: tuple[str, ...] = ()
-    """What of each row is printed; none = all. The JSON has all."""
+    """Printed columns; empty for all. The JSON has all columns."""
     conditions: dict[str, Any] = field(default_factory=dict)
     picture: bytes | None = None
-    """A PNG, written beside the figures."""
+    """A PNG, written next to the figures."""
     pictures: Mapping[str, bytes] = field(default_factory=dict)
-    """Several PNGs by their names, written into a folder beside the figures."""
+    """PNGs by name, written to a folder next to the figures."""
 
 
 def conditions(seed: int) -> dict[str, Any]:
-    """Machine, versions and seed."""
+    """Describe machine, versions and seed."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:

@@ -1,7 +1,7 @@
-"""What a benchmark measures, case by case: what is wanted, a line for each with its figures, and the rest to expect.
+"""Progress of a benchmark: wanted cases, a line with figures for each finished case, and the remaining time.
 
-A benchmark plans all its cases first. Of them are measured those that `--only` names, and that the machine has the
-hardware for; what is left out is said at once, and again in the JSON.
+A benchmark plans all cases first. It measures the cases that `--only` names and that the machine can measure. Omitted
+cases are printed at the start, and are listed in the JSON.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from benchmarks.harness.measurement import Measurement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One case, by the name that `--only` knows it by."""
+    """One case, with its name for `--only`."""
 
     name: str
     seconds: float
-    """About, on two cores of a server: what the rest of the time is reckoned by."""
+    """Expected time on two cores of a server."""
     lacks: str = ""
-    """What this machine does not have; empty: the case can be measured."""
+    """Why this machine cannot measure the case; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A case that is planned, and not measured."""
+    """A planned case that is not measured."""
 
     case: str
     why: str
 
 
 class NoSuchCase(Exception):
-    """`--only` names what is not planned."""
+    """`--only` names no planned case."""
 
 
 class Progress:
-    """Raises NoSuchCase. `only`: names in any case of letters, with * and ? as in a shell; none = all."""
+    """Cases of one run. `only` has case-insensitive names with * and ? as in a shell; empty for all. Raises
+    NoSuchCase."""
 
     def __init__(
         self,
@@ -60,19 +61,19 @@ class Progress:
         self._began_at = clock()
         self._num_cases = len(self._waiting)
         self._done_s = 0.0
-        """By plan, of what is done."""
+        """Expected seconds of the finished cases."""
         self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
         self.told: list[dict[str, Any]] = []
-        """The figures that were said of each case that is done."""
+        """Printed figures of the finished cases."""
         self.so_far: Measurement | None = None
-        """What the cases that are done come to, if the benchmark says so: it stands if the rest is broken off."""
+        """Result of the finished cases, if the benchmark sets it. It is kept if a later case fails."""
 
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._began_at
 
     def begin(self) -> None:
-        """Says what is to come."""
+        """Print the plan."""
         plan = sum(self._waiting.values())
         count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
         self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
@@ -80,11 +81,11 @@ class Progress:
             self._say(f"left out: {one.case}: {one.why}")
 
     def wants(self, name: str) -> bool:
-        """Whether this case is still to be measured."""
+        """True if this case is wanted and not finished."""
         return name in self._waiting
 
     def done(self, name: str, figures: Mapping[str, Any]) -> None:
-        """Says what was found, the time so far, and the time that the other cases are likely to take."""
+        """Print figures, time so far, and remaining time."""
         self._done_s += self._waiting.pop(name)
         self.told.append({"case": name, **figures})
         rest_s = self.elapsed_s * sum(self._waiting.values()) / self._done_s
@@ -95,17 +96,17 @@ class Progress:
 
     @property
     def _following(self) -> str:
-        """Cases begin in the order in which they are planned."""
+        """The next case: cases begin in their planned order."""
         return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
 
     def leave_out(self, name: str, why: str) -> None:
-        """A case that was wanted until now."""
+        """Leave out a wanted case."""
         del self._waiting[name]
         self.left_out.append(LeftOut(case=name, why=why))
         self._say(f"left out: {name}: {why}")
 
     def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
-        """Counts from 0 to `most`, or, from `least` on, to where one more would likely end after `within_s`."""
+        """Count from 0 to `most`. From `least` on, stop before a repetition that would end after `within_s`."""
         began_at = self._clock()
         for number in range(most):
             elapsed_s = self._clock() - began_at
@@ -118,7 +119,7 @@ class Progress:
 
 
 def as_text(value: object) -> str:
-    """A figure with four digits that count."""
+    """Write a figure with four significant digits."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

