@@ -4,7 +4,7 @@
 learner's clock: the sum of train_s of all steps, over that sum and gap_s of all steps but the first. Time that a step
 loses to nodes on the same processor counts as training.
 
-`utilisation_when_ready` is the same share of the time in which the learner has a batch. It leaves out the part of each
+`utilisation_when_ready` counts only time with a ready batch. It leaves out the part of each
 gap before the step is planned, which is when its last reward arrives, by the hub's clock. The remainder to 1 is the
 hand-off of the batch. In the rest of the time the learner waits for the nodes, which get the processor time that
 learner and hub leave, or evaluates the base model itself before any node is there: `evaluating_s` between two steps.
@@ -82,7 +82,7 @@ def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
 
 
 def hand_off_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
-    """Seconds from the moment at which the learner was free and had the batch of `step`, to the start of the step.
+    """Measure the hand-off of a batch: seconds from a free learner with a ready batch to the start of `step`.
 
     Evaluation time is subtracted unless the learner waited for the batch, because it may evaluate while it waits.
     """

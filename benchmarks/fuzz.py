@@ -1,9 +1,8 @@
 """Coverage-guided fuzzing of all code that reads bytes of strangers: executions and findings.
 
 Each target (`benchmarks.fuzzing.targets`) runs in a process of its own with atheris and libFuzzer, from valid examples
-and from the corpus of the tests. A finding is an error that callers do not expect, a run of more than `SLOW_S`, or more
-memory than `MEMORY_MB`. Rows have the bytes of findings in hexadecimal.
-"""
+and from the corpus of the tests. Findings are unexpected errors, runs longer than `SLOW_S`, and memory use above
+`MEMORY_MB`. Rows have the bytes of findings in hexadecimal."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """All executions and findings, and the fewest executions of a target of each kind."""
+    """Return all executions and findings, and the fewest executions of a target of each kind."""
     cheap = [row["runs"] for name, row in rows.items() if TARGETS[name].runs == CHEAP_RUNS]
     dear = [row["runs"] for name, row in rows.items() if TARGETS[name].runs != CHEAP_RUNS]
     fewest = {"fewest_cheap": cheap, "fewest_dear": dear}

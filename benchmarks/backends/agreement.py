@@ -1,8 +1,7 @@
 """Agreement of an engine's rollouts with those of the float32 model, with the same seeds, on a trained model.
 
-The reference is transformers in float32. It reads each rollout in one pass and draws every token again from the same
-uniforms. If it draws the same tokens everywhere, its own rollout would be the same.
-"""
+The reference is transformers in float32. The reference model reads each rollout in one pass and draws every token again
+from the same uniforms. Equal tokens mean that the reference would have drawn this rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One engine in a process of its own, as in a node, so that idle threads of one engine do not slow down another."""
+"""A sampling engine in a separate process, as in a node, so that idle threads of one engine slow down no other
+engine."""
 
 from __future__ import annotations
 

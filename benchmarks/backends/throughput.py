@@ -162,7 +162,7 @@ def _over_ceiling(cells: Cells, backend: str, precision: str) -> float | None:
 
 
 def _least(values: Iterable[float | None]) -> float | None:
-    """The least of the measured values."""
+    """Return the least of the measured values."""
     return min((value for value in values if value is not None), default=None)
 
 

@@ -1,8 +1,7 @@
 """Utilisation of a learner whose nodes are lent computers, and work that continues when such a computer is gone.
 
-Real runs are compared with the capacity model's prediction. Completions that are cut on one node or engine must
-continue on another one. Processes of a real run are modules of this package, so it imports nothing heavy.
-"""
+Real runs are compared with the capacity model's prediction. Cut completions must continue on another node or engine.
+Processes of a real run are modules of this package, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`demo_utilisation`: the share of time in which the demo's learner trains, of the time in which it has a batch;
+    """`demo_utilisation`: utilisation of the demo's learner, counting only time with a ready batch;
     `demo_utilisation_of_all`: the same of all time (`benchmarks.demo`)."""
     from benchmarks import demo
     from benchmarks.capacity import kills, migration, overlap

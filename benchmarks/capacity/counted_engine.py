@@ -23,7 +23,7 @@ Drawn = dict[tuple[int, int], int]
 
 
 class CountedEngine(WrappedEngine):
-    """Reads the engine's news after each step, and keeps them until they are asked for."""
+    """Collects the engine's news after each step until the node reads them."""
 
     def __init__(self, engine: Engine, file: Path) -> None:
         super().__init__(engine)

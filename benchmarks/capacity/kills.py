@@ -2,11 +2,10 @@
 
 The hub runs in this process; the nodes are real processes whose tokens take a known time. A node that has returned good
 work is killed by SIGKILL while the hub has parts of its completions; another node takes its place. For each cut
-rollout, the database says in the end which node drew which tokens. A token that the hub had is *lost* if a node drew it
-that got the rollout after the kill. `since_told` counts the tokens that the killed node had drawn since its last report
-(`counted_engine`); these must be drawn again in any case. Steps are trained meanwhile, so that the next holder may have
-a newer version.
-"""
+rollout, the database says in the end which node drew which tokens. A token is *lost* if the hub had received it and a
+later holder of the rollout drew it again. `since_told` counts the tokens that the killed node had drawn since its last
+report (`counted_engine`); these must be drawn again in any case. Steps are trained meanwhile, so that the next holder
+may have a newer version."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ WIDTH: Final = 4
 TOKENS_S: Final = 0.05
 STREAM_S: Final = 1.0
 TOLD: Final = 12
-"""Least tokens of one completion that the hub has when the node is killed."""
+"""The kill waits until the hub has received this many tokens of one completion."""
 LOOK_S: Final = 0.02
 WITHIN_S: Final = 120.0
 
@@ -119,7 +118,7 @@ class _Run:
         return 0 if prefix is None else len(prefix.ids)
 
     async def in_the_middle(self) -> NodeTotals | None:
-        """A node that has returned good work, and of whose current work the hub has enough."""
+        """Return a node that has returned good work, and of whose current work the hub has enough."""
         for node in await self.hub.pages.nodes():
             node_id = node.totals.node_id
             good = "SELECT 1 FROM rollouts WHERE node_id = ? AND reward IS NOT NULL LIMIT 1"
@@ -132,7 +131,7 @@ class _Run:
         return not any(node.connected and node.totals.node_id == node_id for node in await self.hub.pages.nodes())
 
     async def finished(self, rollout: Rollout) -> Finished | None:
-        """The rollout once it is finished."""
+        """Return the rollout once it is finished."""
         holders = dict(
             self.database.execute(
                 'SELECT node_id, min(leased_at) FROM rollouts WHERE group_id = ? AND "index" = ? GROUP BY node_id',
@@ -156,7 +155,7 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """One row for each kill."""
+    """Kill nodes, and return one row for each kill."""
     if not progress.wants(CASE):
         return []
     rows = asyncio.run(_measure(scratch, seed))
@@ -170,7 +169,7 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def lost(had: int, killed_at: float, finished: Finished) -> int:
-    """Tokens that the hub had, and that a node drew again which got the rollout after the kill."""
+    """Count received tokens that a later holder of the rollout drew again."""
     kept = 0
     for node_id, count in finished.drawn_by:
         if finished.holders[node_id] > killed_at:

@@ -38,7 +38,7 @@ WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Undisturbed completions, and the requests that continue them from where they were cut."""
+    """Undisturbed completions, and requests that continue cut copies of these completions."""
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]

@@ -1,11 +1,10 @@
 """Real runs on both sides of the boundary: is the learner as busy as the capacity model predicts?
 
-Each case is a real hub with real nodes (`real_run`). The least time of a token and of a step is fixed, and so is the
+Each case is a real hub with real nodes (`real_run`). Each case fixes the least token time, the least step time and the
 hub's uplink. The number of slots is chosen so that the pool's throughput is `over` times what the model says is needed:
 by the learner's time in the previous run, and by a slot's throughput in the first run. `pool_over_needed` is the real
 ratio, by the run's own database, which also gives the prediction (`echo_hub.views.pace`). Over the uplink of `SLOW`, a
-version takes longer than a step.
-"""
+version takes longer than a step."""
 
 from __future__ import annotations
 
@@ -184,7 +183,7 @@ def figures(case: Case, slots: int, books: Books) -> dict[str, Any]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """`max_prediction_error` is over all runs; `..._when_enough` is the least of the asynchronous runs with a pool of
+    """`max_prediction_error` is over all runs; `..._when_enough` takes the minimum over asynchronous runs whose pool is
     `ENOUGH`; each other figure is of one case or of two cases."""
     by_name = {row["case"]: row for row in rows}
     asynchronous, sequential = by_name.get(ASYNC.name), by_name.get(SEQUENTIAL.name)

@@ -1,4 +1,4 @@
-"""One real run: a hub and its nodes as processes, each on a host of its own, and its database afterwards.
+"""One real run: hub and nodes run as processes on separate hosts, and the finished database gives the figures.
 
 Learner and engines are real, but steps and tokens take a known time (`paced_learner`, `paced_node`). The hosts are
 network namespaces with shaped links (`benchmarks.dissemination.links`), so that a version takes long to reach them. A

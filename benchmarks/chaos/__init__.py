@@ -1,14 +1,13 @@
 """A run with many failures: does it recover by itself, keep every acknowledged rollout, and learn as well?
 
-Hub and nodes are real. Each process is started again when it ends, as by a service manager; nothing else is done for
-them. Round after round, failures of months happen in seconds (`blows`): processes are killed or hang, connections are
-cut or slow, messages come twice or in another order (`wire`), the disk is full, memory is short, the clock jumps, the
-database restarts, gateways and their broker are killed. The blows of a round come together. The next round waits until
-the run has trained another step.
+Hub and nodes are real. A supervisor restarts ended processes like a service manager; nothing else helps the run. Round
+after round, failures of months happen in seconds (`blows`): processes are killed or hang, connections are cut or slow,
+messages come twice or in another order (`wire`), the disk is full, memory is short, the clock jumps, the database
+restarts, gateways and their broker are killed. The blows of a round come together. The next round waits until the run
+has trained another step.
 
 Checks come from outside: the line between hub and nodes records what was acknowledged, and the rows of the database
-show what became of it (`books`).
-"""
+show what became of it (`books`)."""
 
 from __future__ import annotations
 
@@ -101,7 +100,7 @@ def headline(
     """`lost_after_ack`: rollouts that were acknowledged to a node and that the database lacks. `trained_twice`: members
     of groups in the batches of two steps, or twice in one batch. `identity_holds`: leased = trained + evaluated +
     dropped + in flight. `recovered`: share of rounds after which another step was trained. `hub_ended_unasked`:
-    restarts of the hub after neither a blow nor a lack of memory. `reward_gap`: held-out accuracy of the undisturbed
+    hub restarts without a kill or short memory as cause. `reward_gap`: held-out accuracy of the undisturbed
     run's version minus that of the disturbed run's same version."""
     gap = None
     if calm is not None and compared is not None and compared.evaluated is not None:

@@ -46,7 +46,7 @@ class Kind:
 
 
 def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) -> None:
-    """End a blow after some time, or at the end of the scene."""
+    """Undo a blow after some seconds, at the latest when the scene ends."""
 
     async def undo() -> None:
         try:
@@ -186,7 +186,7 @@ DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_data
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """All kinds, including those that this machine cannot have."""
+    """List all kinds, including those that this machine cannot have."""
     return (
         Kind(name=HUB_KILLED, strike=_kill_hub, weight=3, is_kill=True),
         Kind(name="learner killed", strike=_kill_below_hub(LEARNER), weight=3, is_kill=True),

@@ -19,7 +19,8 @@ from echo_shared.messages import ReceiptState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """`acknowledged` counts rollouts that were acknowledged to nodes, `quarantined` nodes, all of which are honest."""
+    """`acknowledged` counts rollouts that were acknowledged to nodes, `quarantined` counts nodes; every node is
+    honest."""
 
     acknowledged: int
     lost_after_ack: int
@@ -29,13 +30,14 @@ class Books:
 
 
 def newest_step(engine: Engine) -> int | None:
-    """The newest trained step; None if the database does not answer or has no tables yet."""
+    """Return the newest trained step, or None for a silent or empty database."""
     found = _first(engine, select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     return None if found is None else int(found[0] or 0)
 
 
 def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple[int, float] | None:
-    """The newest evaluated version, or `of_version`, with its greedy held-out accuracy; None if there is none yet."""
+    """Return the newest evaluated version, or `of_version`, with its greedy held-out accuracy, or None if there is none
+    yet."""
     wanted = select(evaluations.c.policy_version, evaluations.c.accuracy).where(
         evaluations.c.kind == EvaluationKind.GREEDY.value
     )
@@ -46,7 +48,7 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
 
 
 def _first(engine: Engine, wanted: Select[Any]) -> Any:
-    """The first row; None if there is no row, or no database."""
+    """Return the first row, or None for an empty result or a silent database."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()

@@ -98,7 +98,7 @@ class Kept:
             await process.wait()
 
     def found(self, module: str = "") -> psutil.Process | None:
-        """The process, or its newest descendant that runs this module; None if there is none."""
+        """Find the process, or its newest descendant running `module`; return None without a match."""
         if self.process is None or self.process.returncode is not None:
             return None
         with suppress(psutil.NoSuchProcess):
@@ -244,7 +244,7 @@ async def scene(
 
 
 def faketime() -> Path | None:
-    """The path of libfaketime; None if it is not installed."""
+    """Find the library file of libfaketime; return None without an installation."""
     return next((path for path in FAKETIME if path.exists()), None)
 
 

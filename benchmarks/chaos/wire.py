@@ -31,7 +31,7 @@ class Frames:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._is_websocket: bool | None = None
-        """None until the head of the request, or of the answer, is complete."""
+        """None until a complete HTTP head has arrived."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes; return the frames that are complete now, in order."""

@@ -51,7 +51,7 @@ class HttpServer:
 
 
 async def http_fetch(url: str, target: Path, sha256: str) -> float:
-    """Fetch a file. Returns the time at which it was complete and had this hash."""
+    """Fetch a file, verify its hash, and return the completion time."""
     found = hashlib.sha256()
     forever = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=forever) as http, http.get(url) as answer:

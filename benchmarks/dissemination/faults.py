@@ -136,7 +136,8 @@ async def _cut_uplink(scene: Scene) -> None:
 
 
 async def _restart_hub(scene: Scene) -> None:
-    """Restart like a real hub: it publishes the version again and offers it to each node that connects."""
+    """Restart like a real hub: the restarted hub publishes the version again and offers the version to joining
+    nodes."""
     await scene.announce_and_wait_till_midway()
     await scene.fleet.hub.kill()
     await scene.fleet.start(HUB)
@@ -197,8 +198,8 @@ def _name(fault: Fault, way: str) -> str:
 
 
 async def try_one(fault: Fault, way: str, seed: int) -> Row:
-    """Try one fault. `survived` is True if every honest node has exactly the published files; `seconds` is the time
-    until the last of them had the files."""
+    """Try one fault. `survived` is True if every honest node has exactly the published files; `seconds` counts until
+    the slowest honest node had all files."""
     about = {"fault": fault.name, "way": way, "nodes": NUM_NODES}
     with tempfile.TemporaryDirectory(prefix="echo-faults-") as directory, ExitStack() as at_end:
         try:

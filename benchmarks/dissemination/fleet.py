@@ -1,4 +1,4 @@
-"""Processes of a hub and its nodes, each on its own link, as the benchmark sees them."""
+"""The benchmark's view of hub and node processes, one process per link."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Host:
 
 
 class Fleet:
-    """A hub and its nodes, each a process on a host of its own. Make it with `open_fleet`."""
+    """Hub and node processes on separate hosts. Make a fleet with `open_fleet`."""
 
     def __init__(self, net: Links | Loopback | Wan, directory: Path) -> None:
         self.net = net

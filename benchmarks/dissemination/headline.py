@@ -23,7 +23,7 @@ TOLERANCE: Final = 0.1
 def headline(
     sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]
 ) -> dict[str, Any]:
-    """The worst of all link sets and models. None: not measured. `far` are rows of the emulated network."""
+    """Return the worst of all link sets and models. None: not measured. `far` are rows of the emulated network."""
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
     return {
         "ratio_to_bound_64MB_N8": max((row["ratio_to_bound"] for row in large), default=None),
@@ -45,7 +45,7 @@ def headline(
 
 
 def _wan(far: Sequence[Row]) -> dict[str, float | None]:
-    """The worst of each group of losses, and the emulator's worst of all."""
+    """Return the worst of each group of losses, and the emulator's worst of all."""
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
     lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
@@ -74,7 +74,7 @@ def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Ite
 
 
 def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float | None:
-    """The slowest time over the links of the slow hub."""
+    """Return the slowest time over the links of the slow hub."""
     rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
     return max((float(row["seconds"]) for row in rows), default=None)
 

@@ -1,9 +1,8 @@
 """A process on one host of the benchmark, which answers requests: one JSON object in a line each.
 
 A request is {"id", "do", ...}: `do` names a method of the host's object, the rest are its arguments. Requests run in
-parallel. The answer is {"id", "result"} or {"id", "error"}. The process ends with its standard input, so that it does
-not outlive the benchmark.
-"""
+parallel. The answer is {"id", "result"} or {"id", "error"}. The end of standard input ends the process, so no process
+outlives the benchmark."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class LinkSet:
         return f"hub {self.hub_up}, nodes {self.node_down}/{self.node_up}"
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
-        """The least time in which any scheme has `size_bytes` on all nodes.
+        """Return the lower bound of seconds for spreading `size_bytes` to all nodes by any scheme.
 
         Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
         """
@@ -195,7 +195,7 @@ def has_netem() -> bool:
 
 @contextmanager
 def _probe() -> Iterator[str]:
-    """A namespace for trying out what the kernel allows."""
+    """Make a namespace for trying out what the kernel allows."""
     namespace = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     _ip("netns", "add", namespace)
     try:

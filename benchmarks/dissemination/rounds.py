@@ -1,4 +1,4 @@
-"""Cases of one fleet: every side sends the same bytes to the same nodes over the same links, in turns.
+"""Cases of one fleet: all sides take turns sending equal bytes to equal nodes over equal links.
 
 A time begins when the hub announces a payload that is ready, and ends when the last node has verified it.
 """

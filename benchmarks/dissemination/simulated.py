@@ -172,12 +172,12 @@ class SimulatedFleet:
 
     @property
     def num_pushed(self) -> float:
-        """Pieces that the hub itself has sent, over those of one payload."""
+        """Payload copies sent by the hub itself."""
         return self._spreading.bytes_pushed / PAYLOAD_BYTES
 
     @property
     def estimate_s(self) -> float:
-        """The hub's estimate for a broadcast, with knowledge of all uplinks."""
+        """Return the hub's estimate for a broadcast, with knowledge of all uplinks."""
         return self._spreading.estimates(PAYLOAD_BYTES, self._nodes)[Way.BROADCAST]
 
     def spread(self, version: int) -> float:

@@ -1,8 +1,7 @@
 """Targets: functions that read bytes of strangers, with valid examples.
 
-A target may raise the errors that its callers expect (`EchoError`). Any other error, a hang, or too much memory is a
-finding. *Cheap* targets take microseconds; *dear* targets write files or decipher.
-"""
+A target may raise the errors that its callers expect (`EchoError`). Other errors, hangs and excessive memory count as
+findings. *Cheap* targets take microseconds; *dear* targets write files or decipher."""
 
 from __future__ import annotations
 
@@ -218,7 +217,7 @@ def _adapters() -> list[bytes]:
 
 @cache
 def _scratch() -> Path:
-    """A directory that is removed with the process, or with TMPDIR if libFuzzer ends the process."""
+    """Make a directory that is removed with the process, or with TMPDIR if libFuzzer ends the process."""
     directory = tempfile.TemporaryDirectory(prefix="echo-fuzz-")
     _KEPT.append(directory)
     return Path(directory.name)
@@ -229,7 +228,7 @@ _KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @cache
 def _adapter() -> Path:
-    """A small adapter."""
+    """Make a small adapter."""
     directory = _scratch() / "adapter"
     directory.mkdir()
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"

@@ -47,7 +47,7 @@ STEPS: Final = 3
 """The first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
-"""Seconds for importing the libraries, if a part is started alone and without a limit."""
+"""Import time of a part that starts alone without a limit."""
 RESERVE_S: Final = 5.0
 """Seconds kept for work after a loop."""
 

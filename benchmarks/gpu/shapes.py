@@ -33,7 +33,7 @@ class Shape:
     tiny: bool = False
 
     def config(self) -> Any:
-        """The configuration for transformers."""
+        """Return the configuration for transformers."""
         return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -83,7 +83,7 @@ SHAPES: Final = {
 
 
 def device_type() -> str:
-    """The device of the measurement; empty if there is none."""
+    """Return the device of the measurement; empty if there is none."""
     if os.environ.get(ON_CPU):
         return "cpu"
     return "cuda" if torch.cuda.is_available() else ""

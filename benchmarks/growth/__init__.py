@@ -6,10 +6,10 @@ server has a process of its own. Each case runs in a process of its own.
 
 - `start_s`: from the start to an open port, with the search for damage; `start_over_empty_s`: minus that of an empty
   run.
-- `snapshot_ms`: one picture of the run and its nodes, with news of 1 in 50 nodes; the median. `first_snapshot_ms` is
-  the first picture, which reads all nodes.
-- `leaderboard_ms`, `metrics_ms`: all computation of the hub for one answer to `/leaderboard` and to `/metrics`; the
-  median. `loop_ms`: the most of these in the event loop's thread.
+- `snapshot_ms`: median time of one picture of run and nodes, after news from 1 in 50 nodes. `first_snapshot_ms` is the
+  first picture, which reads all nodes.
+- `leaderboard_ms`, `metrics_ms`: the hub's processor time per answer of `/leaderboard` and `/metrics`, the median.
+  `loop_ms`: the most of these in the event loop's thread.
 - `watched_share`: share of a core while a browser watches `/` and the run changes all the time.
 - `worst_query_ms`: the writer's slowest statement for one set of parameters, in the fastest of three steps, so that
   other work of the machine counts little; `worst_query` names it. `turn_ms`: all statements of a step.

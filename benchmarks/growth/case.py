@@ -75,7 +75,7 @@ async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: i
 
 
 async def _start_s(config: HubConfig, run: RunDirectory) -> tuple[float, float]:
-    """Time from the start to an open port, by the clock and of the processor."""
+    """Start a hub until its port is open; return clock seconds and processor seconds."""
     began_at, began_s = time.monotonic(), time.process_time()
     async with open_hub(config, run):
         return time.monotonic() - began_at, time.process_time() - began_s

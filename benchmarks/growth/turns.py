@@ -1,4 +1,4 @@
-"""Turns of the writer in the database of a long run, and the time of each of its statements.
+"""The store writer's turns on a long run's database, and the duration of every statement.
 
 The store's own writer writes one step in the turns of a busy hub: groups are opened and leased, rollouts arrive, are
 scored, checked and dropped, a step is planned and trained, and all nodes fetch its version. Then nodes are noted as

@@ -33,7 +33,7 @@ def lacking() -> str:
 
 
 class BrokerProcess:
-    """A server that stores its messages on the disk, so that they outlive a kill."""
+    """A server whose stored messages survive a kill."""
 
     def __init__(self, directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:

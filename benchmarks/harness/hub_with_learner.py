@@ -19,7 +19,7 @@ LEARNER: Final = "ECHO_BENCH_LEARNER"
 
 
 def command(learner: LearnerConfig) -> Sequence[str]:
-    """The command of a learner on this machine alone."""
+    """Return the command of a learner on this machine alone."""
     return (os.environ[LEARNER],)
 
 

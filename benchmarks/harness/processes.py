@@ -120,7 +120,7 @@ def wait_for_steps(
 
 @contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Terminate the process at the end of the block, and kill it if it does not end in time."""
+    """Terminate the process when the block ends; kill a process that ignores the signal."""
     try:
         yield
     finally:
@@ -133,7 +133,7 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """A process and all of its descendants."""
+    """Return a process and all of its descendants."""
     return [process, *process.children(recursive=True)]
 
 

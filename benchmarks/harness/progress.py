@@ -96,7 +96,7 @@ class Progress:
 
     @property
     def _following(self) -> str:
-        """The next case: cases begin in their planned order."""
+        """Return the next case: cases begin in their planned order."""
         return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
 
     def leave_out(self, name: str, why: str) -> None:

@@ -36,7 +36,7 @@ _SPECIAL: Final = 3
 
 
 def gguf_file() -> Path | None:
-    """The package's file; None if the package is not installed."""
+    """Return the package's file, or None if the package is not installed."""
     found = importlib.util.find_spec(_MODULE)
     places = () if found is None else found.submodule_search_locations or ()
     return next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)

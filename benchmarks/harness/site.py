@@ -1,4 +1,4 @@
-"""A run under test: its hub and its nodes as processes, and what the run's database says about them."""
+"""A run under test: hub and node processes, and queries of the run's database."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningNode:
-    """A node's process. `forged` is a file with the ids of the rollouts that the node has forged."""
+    """A node's process. `forged` is a file listing the ids of forged rollouts."""
 
     name: str
     process: subprocess.Popen[str]
@@ -37,7 +37,7 @@ class RunningNode:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """A hub that serves, and the nodes that are started for it. They end with the block of `open_site`."""
+    """A serving hub and its started nodes. All processes end with the block of `open_site`."""
 
     url: str
     run: RunDirectory
@@ -48,12 +48,12 @@ class Site:
 
     @property
     def token(self) -> str:
-        """The operator's token."""
+        """Return the operator's token."""
         return self.run.operator_token.read_text().strip()
 
     @property
     def log(self) -> Path:
-        """The hub's standard error."""
+        """Return the hub's standard error."""
         return self.scratch / "hub.log"
 
     def node(
@@ -82,7 +82,7 @@ class Site:
             return database.execute(query, values).fetchall()
 
     def newest_step(self) -> int:
-        """The newest trained step, or 0."""
+        """Return the newest trained step, or 0."""
         return int(self.rows("SELECT coalesce(max(step), 0) FROM steps WHERE trained_at IS NOT NULL")[0][0])
 
     def wait_for_step(self, step: int, *, within_s: float) -> None:
@@ -126,6 +126,6 @@ def serving(run: RunDirectory, scratch: Path, *, verbose: bool = False) -> Itera
 
 
 def free_port() -> int:
-    """A port of loopback that no process uses at this moment."""
+    """Return a port of loopback that no process uses at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

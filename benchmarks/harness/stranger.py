@@ -192,7 +192,7 @@ class Stranger:
         return next(iter(self.leases.values()))
 
     async def outcome(self, sent: Rollout) -> ReceiptState:
-        """Wait for the final state of a rollout, or for the end of the connection."""
+        """Wait until a rollout reaches its final state, or until the connection ends."""
         before = (None, ReceiptState.LEASED, ReceiptState.RECEIVED)
         await self.until(lambda: self.states.get(sent.rollout_id) not in before or self.ended)
         return self.states.get(sent.rollout_id, ReceiptState.LEASED)

@@ -1,10 +1,10 @@
 """The hub's cost of a rollout from a node's frame to its receipts, and the number of nodes that one hub holds.
 
-The hub, with its store, scorers and admission, has a process of its own. Hand-made nodes, which draw nothing, have
-other processes. A bare echo of the same frames is the yardstick: the cost of the event loop and of the websocket
-library alone. Costs are processor time by process, so that a busy machine changes them little. At the end of each case
-the hub is killed, and every acked rollout is looked up in its database. If gateways hold the connections, one gateway
-is killed at the same moment, and the hub is started again to read the rest from the broker.
+One process runs the hub with store, scorers and admission. Hand-made nodes, which draw nothing, have other processes. A
+bare echo of the same frames is the yardstick: the cost of the event loop and of the websocket library alone. Costs are
+processor time by process, so that a busy machine changes them little. Each case ends by killing the hub and looking up
+every acked rollout in the database. If gateways hold the connections, one gateway is killed at the same moment, and the
+hub is started again to read the rest from the broker.
 
 The processes are modules of this package, so it imports nothing heavy."""
 
@@ -48,10 +48,9 @@ def measure(seed: int, progress: Progress) -> Measurement:
     """Measure all wanted cases.
 
     `cpu_ratio_to_echo_1000` is the echo's processor time of a frame over the hub's processor time of a rollout, with
-    1,000 nodes and frames of 2 KB; `..._postgresql` is the same without the time of the database server, and
-    `cpu_ratio_hub_with_gateways` the same of the worst case with gateways, without the time of gateways and broker. The
-    other figures are the worst of all cases: `scored_over_acked` at full load, `p99_ack_ms_half_load` at half of the
-    rate of full load, `lost` as a sum.
+    1,000 nodes and frames of 2 KB; `..._postgresql` excludes the database server's time. `cpu_ratio_hub_with_gateways`
+    is the worst case with gateways and excludes the time of gateways and broker. The other figures are the worst of all
+    cases: `scored_over_acked` at full load, `p99_ack_ms_half_load` at half of the rate of full load, `lost` as a sum.
     """
     from benchmarks.ingest.running import run
 

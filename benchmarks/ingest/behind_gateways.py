@@ -41,7 +41,7 @@ def gateway_processes(
 
 
 def run_id_of(store_url: str) -> str:
-    """The id of a run that was served before."""
+    """Return the id of a run that was served before."""
     store = Store.open(store_url, beside_hub=True)
     try:
         return store.run_meta()["run_id"]

@@ -1,4 +1,4 @@
-"""A bare websocket echo by the hub's own library, in a process of its own: the yardstick. Prints `Echo` and its URL."""
+"""The yardstick: a process that only echoes websocket frames, with the hub's own library. Prints `Echo` and its URL."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Load:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts of a time. `waits_s` are the times from each rollout to its ack, or from each frame to its echo."""
+    """Counts of a time. `waits_s` lists ack delays of rollouts, or echo delays of frames."""
 
     acked: int = 0
     scored: int = 0

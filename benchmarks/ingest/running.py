@@ -59,7 +59,7 @@ class Window:
     gateways_s: float = 0.0
 
     def wait_ms(self, percent: float) -> float:
-        """A percentile of the time to the ack."""
+        """Return a percentile of the time to the ack."""
         return float(np.percentile(self.counts.waits_s, percent)) * 1_000 if self.counts.waits_s else float("nan")
 
     def us_each(self, seconds: float) -> float:
@@ -170,7 +170,7 @@ def _echo(case: Case, log: Path, *, seed: int) -> dict[int, Window]:
 
 
 def _window(pids: Sequence[int], of: Lenders, seconds: float) -> Window:
-    """Measure for some seconds. `pids` are those of the hub or the echo, then of the gateways."""
+    """Measure for some seconds. `pids` lists the process of hub or echo first, then gateway processes."""
     process, *gateways = [psutil.Process(pid) for pid in pids]
     scorers = [one for child in process.children() if SCORER in child.cmdline() for one in family(child)]
     of.counts()

@@ -1,4 +1,4 @@
-"""One of the two trainers in a process of its own, which makes a step on request."""
+"""A process for one trainer, which makes optimizer steps on request."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Each case trains the built-in model on additions, with as many rollouts as every
 hub's own coordinator and learner. See `virtual_run` for how rollouts get old.
 
 Cases of a real fleet (`fleet_run`) train the second built-in model, whose completions are long and unequal, on unequal
-machines and engines. They tell whether the trained rollouts are those that were asked for, and how many were lost.
+machines and engines. These cases compare trained rollouts with requested rollouts, and count lost rollouts.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def by_policy(policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[
 
 
 class NodeEngine:
-    """Draws with the engine that a node would run, in the engine's own precision and with its own kernels."""
+    """Draws with a node's real engine: real precision, real kernels."""
 
     def __init__(self, backend: str, precision: str, *, base_dir: Path, scratch: Path, width: int = 64) -> None:
         """Open the engine. `scratch` keeps the base model in the engine's own format. Raises BackendError."""

@@ -1,9 +1,9 @@
 """A run by a real fleet in virtual time: slow nodes, rounded weights and long completions lose more rollouts.
 
-The nodes are those of a recording (`recording`). Each draws with its own engine in its own precision, at the recorded
-pace of its machine; completions are as long as the model makes them. Unfinished rollouts do not continue elsewhere.
-Coordinator, problems, scorer and learner are the hub's own, as in every virtual run. The length and the reward of
-dropped rollouts are known too, which gives two figures:
+The nodes are those of a recording (`recording`). Every node uses its recorded engine, precision and pace; completions
+are as long as the model makes them. Unfinished rollouts do not continue elsewhere. Coordinator, problems, scorer and
+learner are the hub's own, as in every virtual run. The length and the reward of dropped rollouts are known too, which
+gives two figures:
 
     length_bias   | mean tokens of the trained rollouts / mean tokens of all requested rollouts - 1 |; each place of a
                   group counts once, with the mean of its leases
@@ -207,7 +207,8 @@ def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
 
 
 def scenario_of(config: HubConfig, nodes: Sequence[RecordedNode], *, mean_tokens: float) -> Scenario:
-    """A learner that is as fast as the fleet allows, and versions that take time to reach the nodes."""
+    """Make a scenario of a learner that is as fast as the fleet allows, and versions that take time to reach the
+    nodes."""
     training = config.training
     rollouts = training.groups_per_step * training.group_size
     drawn_per_s = sum(node.width / node.traits.s_per_token for node in nodes) / mean_tokens

@@ -1,10 +1,9 @@
 """A recorded fleet of unequal machines: the seconds that each took for a token, rollout after rollout.
 
 `python -m benchmarks.learning.recording FILE` carries out a short run of a hub and the nodes of `FLEET`, which are
-processes with different engines, precisions and priorities. For each node it writes the seconds a token of each of its
-rollouts, in the order of their arrival: `sampling_s` over the tokens, from the run's database. arrivals.json was
-recorded so on two cores that other programs used too.
-"""
+processes with different engines, precisions and priorities. The output file lists every node's seconds per token,
+rollout by rollout in order of arrival: `sampling_s` over the tokens, from the run's database. arrivals.json was
+recorded so on two cores that other programs used too."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class RecordedNode:
 
     @property
     def traits(self) -> Traits:
-        """The simulator's node with this pace."""
+        """Make the simulator's node with this pace."""
         return Traits(
             width=self.width,
             capacity=2 * self.width,

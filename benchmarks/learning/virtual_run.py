@@ -1,7 +1,7 @@
 """One run in virtual time: the simulator's world with real work. Problems, sampler and learner are the hub's own.
 
-Nodes take no time: they draw every lease at once, with the version that it names, and a step takes a second. So a run
-with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps old: the worst case of the
+Nodes take no time: a lease is drawn immediately with its named version, while a training step takes one second. So a
+run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps old: the worst case of the
 bound."""
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ def scenario_of(config: HubConfig) -> Scenario:
 
 
 def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
-    """Make a coordinator with all settings of the hub's config, not only those of the scenario."""
+    """Make a coordinator whose settings come from the hub's full config."""
     tasks = trained_tasks(learning.problems)
     return Coordinator(coordinator_settings(learning.config, multi_turn=False, tasks=tasks), snapshot)
 
 
 def score_of(response: object) -> float:
-    """The reward of a task of one turn without components."""
+    """Return the reward of a task of one turn without components."""
     assert isinstance(response, float)
     return response
 

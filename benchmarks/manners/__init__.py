@@ -1,10 +1,10 @@
 """Manners of a node towards its owner: time to yield, slowdown of other programs, cost at rest, cost of the cage.
 
 A yield begins with the owner's command or a sensor's news, and ends when every thread of the engine is stopped or gone.
-Lost tokens are tokens of returned rollouts that the engine had drawn and the node had not sent. Tokens of the current
-step, one of each rollout or two of a new one, are counted apart. A slowdown is the time of a program next to a node
-with default settings, over its time next to the same node while paused, in turns. A new volunteer's installation and
-the time to its first rollout are measured if there is a wheelhouse."""
+Lost tokens are tokens of returned rollouts that the engine had drawn and the node had not sent. Tokens of the
+interrupted step are counted apart: one per rollout, two per new rollout. A slowdown is the time of a program next to a
+node with default settings, over its time next to the same node while paused, in turns. A new volunteer's installation
+and the time to its first rollout are measured if there is a wheelhouse."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of all measured cases."""
+    """Return the worst of all measured cases."""
     worst = {
         "yield_ms_p99": ("yield_ms_p99",),
         "resume_s": ("resume_s_worst",),

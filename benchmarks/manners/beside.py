@@ -1,6 +1,6 @@
 """Slowdown of an owner's program by a node with default settings, on the same cores.
 
-The node has a process of its own, as on a volunteer's machine; the hub is in this process.
+The node runs as a separate process, like on a volunteer's machine; the hub runs in this process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cost of the cage: the same engine with and without its cage, in turns, with the same model and work."""
+"""Cost of the cage: caged and uncaged engines take turns on equal models and equal work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Waiting time of a volunteer: for an installation without compiler and network, then for the first rollout.
 
 The wheelhouse is that of `make wheelhouse` in dist/. Home, PATH and settings are those of a new user, who has Python
-and the programs of every system. The hub is on loopback, so that only this machine's time is measured."""
+and the programs of every system. The hub runs on loopback, so network time is excluded."""
 
 from __future__ import annotations
 

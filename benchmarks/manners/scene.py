@@ -1,6 +1,6 @@
 """A whole node with its engine's child process, on a hub that always has work. The caller plays the node's owner.
 
-The hub is a `DrivenHub`, which trains nothing, so that the node computes alone on the machine.
+The hub is a `DrivenHub` without training, so only the node uses the processor.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Scene:
 
 
 def engine_of(process: psutil.Process) -> psutil.Process | None:
-    """The engine's process among the descendants of a process; None if there is none."""
+    """Return the engine's process among the descendants of a process, or None if there is none."""
     for child in process.children(recursive=True):
         try:
             if "echo_node.backends.worker" in child.cmdline():

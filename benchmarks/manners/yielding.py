@@ -81,7 +81,7 @@ def _until_still(engine: psutil.Process) -> float:
 
 
 def _states(pid: int) -> Iterator[str]:
-    """The state of each thread as a letter (proc(5))."""
+    """Return the state of each thread as a letter (proc(5))."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -92,6 +92,6 @@ def _states(pid: int) -> Iterator[str]:
 
 
 def _p99(values: list[float]) -> float:
-    """The 99th percentile: the worst of fewer than a hundred values."""
+    """Return the 99th percentile: the worst of fewer than a hundred values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

@@ -7,7 +7,7 @@ of every page in every mode and state to the folder NAME.
 - `axe_serious`, `axe_moderate`: elements that violate rules of axe-core, summed over all pages, light, dark and phone.
 - `first_contentful_paint_s`, `transfer_kb`: the worst page at its first visit. `external_requests`, `csp_unsafe`: sums
   over all pages.
-- `live_delay_s`: from a step in the database to the page that shows it, the worst of twenty.
+- `live_delay_s`: delay from a database step to its display on the page, worst of twenty.
 - `page_memory_growth`: heap of a watched page after ten minutes, over that after one minute.
 - `hub_cpu_share`: additional processor time of the hub for one watched page, as a share of one core.
 - `snapshot_ms`: the hub's time for one picture of the run, the median.
@@ -122,7 +122,7 @@ async def _look(site: Site, findings: Findings, scratch: Path, scale: float) -> 
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The worst of each figure, and the violations that axe-core found."""
+    """Return the worst of each figure, and the violations that axe-core found."""
     names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
     findings = sorted({f"{row['page']}: {found}" for row in rows for found in row.get("findings", ())})
     return {**{name: _worst(rows, name) for name in names}, **({"findings": findings} if findings else {})}

@@ -139,7 +139,7 @@ async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """Compare the memory of a watched page after a tenth of the time with that after all of it."""
+    """Compare the memory of a watched page early (a tenth of the time) and late."""
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
         loaded, protocol = await counted(page, site)

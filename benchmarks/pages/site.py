@@ -14,10 +14,10 @@ from echo_hub.store.database import connect
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8
-"""Steps that are trained before the database is filled, so that each table has rows of its own."""
+"""Training steps before the database is filled, which give each table genuine rows."""
 PATIENCE_S: Final = 300.0
 ELSEWHERE: Final = ("nice", "-n", "19")
-"""Nodes have machines of their own, so hub and learner go before them on this machine."""
+"""Command prefix of nodes: hub and learner take precedence on the shared processor."""
 SETTINGS: Final[Settings] = {
     "run": {"name": "pages"},
     "training": {"steps": 100_000},
@@ -32,8 +32,8 @@ SETTINGS: Final[Settings] = {
 def filled_site(
     scratch: Path, *, nodes: int, rollouts: int, seed: int, while_empty: Callable[[Site], None]
 ) -> Iterator[Site]:
-    """A hub whose database has this many nodes and rollouts, with two nodes at work. `while_empty` is called before any
-    node has joined."""
+    """Serve a hub whose database has this many nodes and rollouts, with two nodes at work. `while_empty` is called
+    before any node has joined."""
     with open_site(scratch, merged(SETTINGS, {"run": {"seed": seed}})) as site:
         while_empty(site)
         _work(site)

@@ -8,7 +8,8 @@ from typing import Final
 from echo_hub.config.sections import HubConfig
 
 _SECTIONS: Final = {"model", "task", "sampling", "evaluation"}
-"""Settings that determine the accuracy: a fresh adapter changes nothing, and the task determines what is held out."""
+"""Settings that determine the accuracy: a fresh adapter changes nothing, and the task determines the held-out
+problems."""
 _found: dict[str, float] = {}
 
 

@@ -14,7 +14,7 @@ from echo_hub.learner.sft_plan import SftSettings
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Most seeds of any table, so that runs of `--seed 1` share none with those of `--seed 0`."""
+"""Largest seed count of a table, which keeps the seeds of `--seed 0` and `--seed 1` disjoint."""
 STEPS: Final = 40
 GROUPS: Final = 16
 """A step."""
@@ -49,7 +49,7 @@ class Case:
     """Expected time of one seed's run on one core."""
 
     def runs(self, seeds: int) -> int:
-        """The number of different runs. Untrained and fine-tuned cases are the same for all seeds."""
+        """Return the number of different runs. Untrained and fine-tuned cases are the same for all seeds."""
         return 1 if self.runner in ("untrained", "finetuned") else seeds
 
     def config(self, seed: int) -> HubConfig:

@@ -1,4 +1,4 @@
-"""All runs of the wanted tables, each once, in processes of one thread: in the tables' order, seed by seed."""
+"""Carries out the runs of all wanted tables in single-threaded processes: in the tables' order, seed by seed."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> Headline:
-    """The ratio of both times; None if Echo never reached the accuracy. If TRL did not, its whole time counts, and the
-    ratio is an upper bound."""
+    """Return the ratio of both times, or None if Echo never reached the accuracy. If TRL did not, its whole time
+    counts, and the ratio is an upper bound."""
     if echo["seconds"] is None:
         return {"time_to_90_over_trl": None}
     return {"time_to_90_over_trl": echo["seconds"] / (trl["seconds"] or trl["whole_s"])}

@@ -173,8 +173,8 @@ class HubsDraws:
 
 
 def arguments(config: HubConfig, directory: str, *, continuous: bool = False) -> GRPOConfig:
-    """Options of the trainer. On-policy and with one update a step every ratio is 1, so only the aggregation over
-    tokens and the advantage of the objective matter."""
+    """Options of the trainer. With one on-policy update per step all ratios equal 1, so only token aggregation and
+    advantage matter."""
     training = config.training
     assert training.updates_per_step == 1 and config.objective.chosen_aggregation == "token_mean"
     scale = {"mean": "none", "mean_std": "group", "batch_std": "batch"}[config.objective.chosen_advantage]

@@ -30,7 +30,7 @@ SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
 MOST_GROUPS: Final = 4096
 """The limit of a hub's config.toml."""
 LIMIT: Final = 5
-"""A run is given up after this multiple of the time of its steps."""
+"""Time limit of a run, as a multiple of its total step time."""
 NEVER_S: Final = 1e9
 
 
@@ -76,7 +76,7 @@ class GridCase(Case):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeCase(Case):
-    """A number of nodes, and half as many groups in a step, up to the limit of a hub."""
+    """A given number of nodes, with half as many groups per step, capped at the hub's limit."""
 
     nodes: int
 
@@ -148,13 +148,13 @@ def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def margin_of(scenario: Scenario) -> float:
-    """What the pool samples in time, over what the learner needs."""
+    """Return what the pool samples in time, over what the learner needs."""
     demand = demand_of(scenario)
     return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
 
 
 def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
-    """Choose the speed of the nodes so that the pool has this margin. Calls `make(s_per_token=...)`."""
+    """Choose node speeds that give the pool this margin. Calls `make(s_per_token=...)`."""
     fast, slow = S_PER_TOKEN / 64, 64 * S_PER_TOKEN
     while slow - fast > 1e-9:
         middle = (fast + slow) / 2
@@ -163,7 +163,7 @@ def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
-    """The defaults with groups of `GROUP_SIZE`, versions that spread by the formula, and these settings."""
+    """Return the defaults with groups of `GROUP_SIZE`, versions that spread by the formula, and these settings."""
     training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
     limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
     measuring = {"limit_s": limit_s, **sections.pop("measuring", {})}

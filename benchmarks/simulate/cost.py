@@ -1,8 +1,8 @@
-"""Savings by activation: the same pool with all nodes at work, and with the cheapest nodes that suffice.
+"""Savings by activation: compares a pool's cost with all nodes working and with only the cheapest sufficient nodes.
 
 The pool has 100 rented nodes. The price of a node's rollout is log-uniform between a price and four times that price,
-independent of its speed. The pool samples 1.5, 2 or 4 times what the learner needs (`echo_hub.simulator.rule`). Cost
-and utilisation are those of the steps after the warm-up, in both runs.
+independent of its speed. The pool samples 1.5, 2 or 4 times what the learner needs (`echo_hub.simulator.rule`). Both
+runs report cost and utilisation after the warm-up steps.
 
     saving_vs_all_on    1 - cost of a step / cost of a step with all nodes at work
     cost_over_optimum   cost of an hour / that of the linear programme

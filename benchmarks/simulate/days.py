@@ -1,14 +1,13 @@
 """A day of volunteers' machines: they come and go with the hour, are paused by their owners, fail, and some lie.
 
 A step takes a minute. A node is lent for half of its day and draws one long completion at a time, about 10 tokens a
-second on the median node; lengths differ 1:4. Its owner needs it for 15 minutes every four hours. Once in ten hours it
-vanishes, half of the times with all rollouts that it has not sent. Ten keys claim a capacity of 4,096 rollouts, return
+second on the median node; lengths differ 1:4. Its owner needs it for 15 minutes every four hours. Every ten hours a
+node vanishes; half of these failures also lose its unsent rollouts. Ten keys claim a capacity of 4,096 rollouts, return
 nothing, and are replaced every hour. The pool samples 1.3 times what the learner needs (`echo_hub.simulator.rule`), on
 average over the day, without pauses and failures.
 
 Nodes come evenly over the day or, on one continent, within ten hours of it. Of 100,000 nodes, 16 steps are simulated.
-The first nine steps, which consume rollouts of the base version, are the warm-up.
-"""
+The first nine steps, which consume rollouts of the base version, are the warm-up."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Effect of nodes that continue a completion with a newer version (training.on_new_version).
 
-The same scenario is simulated with `finish` and with `interrupt`, with the same seeds: 50 nodes that sample .7 of what
+Two simulations per seed, `finish` and `interrupt`, share one scenario: 50 nodes that sample .7 of what
 the learner needs (`echo_hub.simulator.rule`); lengths differ 1:30. A node that changes versions reads the completion's
 tokens again, each in 1/16 of the time of a drawn token.
 
     s_per_step          virtual seconds from one trained step to the next, after the warm-up; mean of the seeds
     interrupt_speed_up  that of finish over that of interrupt
-    staleness           mean over what is trained on; a rollout is as old as the oldest token of its group
+    staleness mean over trained rollouts; a rollout is as old as the oldest token of its group
     token_staleness     the same, with each token as old as the version that drew it
     ..._finish          figures of the run that interrupts nothing
 """
@@ -60,7 +60,7 @@ class InterruptCase(Case):
         }
 
     def _reports(self, seed: int, on_new_version: OnNewVersion) -> list[dict[str, Any]]:
-        """A report for each seed."""
+        """Simulate each seed, and return its report."""
         reports: list[dict[str, Any]] = []
         for each in range(seed, seed + SEEDS):
             world = World(self.scenario(each, on_new_version))
@@ -95,7 +95,7 @@ class InterruptCase(Case):
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """The least and the largest speed-up, and the largest token staleness over that of finish."""
+    """Return smallest and largest speed-up, and the largest ratio of token staleness to that of finish."""
     found = KIND.rows(rows)
     ages = [row["token_staleness"] / row["token_staleness_finish"] for row in found]
     return {

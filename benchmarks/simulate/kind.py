@@ -18,12 +18,12 @@ Row = dict[str, Any]
 
 
 class Case(ABC):
-    """Measured in a process of its own, so it can be pickled."""
+    """A case is pickled and measured in a separate process."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """A name that no other case has."""
+        """Return a name that no other case has."""
 
     @property
     def seconds(self) -> float:
@@ -52,7 +52,7 @@ class Kind:
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self, measured: Mapping[str, Row]) -> list[Row]:
-        """The measured rows of this kind."""
+        """Return the measured rows of this kind."""
         return [measured[case.name] for case in self.cases if case.name in measured]
 
 
@@ -77,7 +77,7 @@ def simulated(name: str, scenario: Scenario, *, with_memory: bool = False) -> Ro
 
 
 def figures_of(report: Report) -> Row:
-    """The figures that cases have in common."""
+    """Return the figures that cases have in common."""
     needed = report.needed_staleness
     return {
         "utilisation": report.utilisation,
@@ -96,10 +96,10 @@ def check(name: str, report: Report) -> None:
 
 
 def least(rows: Iterable[Row], figure: str) -> Any:
-    """The smallest value of a figure; None without rows."""
+    """Return the smallest value of a figure; None without rows."""
     return min((row[figure] for row in rows), default=None)
 
 
 def most(rows: Iterable[Row], figure: str) -> Any:
-    """The largest value of a figure; None without rows."""
+    """Return the largest value of a figure; None without rows."""
     return max((row[figure] for row in rows), default=None)

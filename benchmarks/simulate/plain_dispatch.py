@@ -8,7 +8,7 @@ capacity for a whole lease;
 - as soon as admission allows, not just in time;
 - up to each node's claimed capacity.
 
-With `spread`, the members of a group are leased apart, one at a time. With `aware`, the groups of a step that are
+Option `spread` leases group members separately, one member at a time. With `aware`, the groups of a step that are
 likely to become the longest come first, and go to the fastest node with free capacity.
 
 The rest is the hub's own: admission, the staleness bound, sweeps, revocations, deadlines, and repeated leases."""
@@ -116,7 +116,7 @@ class PlainLeasing(Leasing):
             self._ready[node.node_id] = node
 
     def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: Terms) -> float:
-        """No rollout is late before its deadline."""
+        """Return infinity: no rollout is late before its deadline."""
         return inf
 
 
@@ -144,5 +144,5 @@ def _shortness(group: RolloutGroup) -> float:
 
 
 def _slowness(node: Node) -> float:
-    """Seconds a token; 0 for a node that has returned nothing yet, so that it is asked first."""
+    """Seconds a token; nodes without a returned rollout have 0, which puts these nodes first."""
     return node.pace.token_s

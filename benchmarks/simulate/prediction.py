@@ -85,7 +85,7 @@ class PredictionCase(Case):
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, float | None]:
-    """The largest error and the mean error."""
+    """Return the largest error and the mean error."""
     errors = [abs(row["predicted"] - row["utilisation"]) for row in KIND.rows(rows)]
     return {
         "prediction_error": max(errors, default=None),

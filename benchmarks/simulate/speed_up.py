@@ -1,8 +1,8 @@
 """How much sooner a step ends than with a plain dispatch, where sampling is the bottleneck and lengths differ 1:30.
 
-The same scenario, with the same seed, is simulated once with each dispatch. A pool of 100 nodes samples .7 of what the
-learner needs (`echo_hub.simulator.rule`). A node draws a whole group of 8 at once, which favours the baseline. Prompts
-come again every few steps, and .7 of the variance of the lengths is that of the prompts.
+Every dispatch simulates the same scenario with the same seed. A pool of 100 nodes samples .7 of what the learner needs
+(`echo_hub.simulator.rule`). A node draws a whole group of 8 at once, which favours the baseline. Prompts recur every
+few steps, and prompts explain .7 of the variance of lengths.
 
     s_per_step      virtual seconds from one trained step to the next, after the warm-up
     speed_up        the baseline's s_per_step over the hub's
@@ -13,8 +13,7 @@ come again every few steps, and .7 of the variance of the lengths is that of the
     tokens_trained  the mean completion that was trained on; those of the task have `tokens`
 
 A dispatch without knowledge of lengths trains on shorter completions: it drops the long ones as late. Its steps are
-shorter for that, so compare `s_per_step` together with `tokens_trained`.
-"""
+shorter for that, so compare `s_per_step` together with `tokens_trained`."""
 
 from __future__ import annotations
 
@@ -115,7 +114,7 @@ def seconds_per_step(world: World) -> float:
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """The least and the largest speed-up of all cases."""
+    """Return the least and the largest speed-up of all cases."""
     found = KIND.rows(rows)
     return {"speed_up": least(found, "speed_up"), "speed_up_most": most(found, "speed_up")}
 

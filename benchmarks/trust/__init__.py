@@ -10,7 +10,7 @@
 `log_kb_worst` the growth of its logs. A load that fills the log, or that writes what steers a terminal, is not
 detected.
 
-Modules are loaded on use: processes that one of them starts load this package, but none of the other modules."""
+Modules are loaded on use: child processes import this package and must stay light."""
 
 from __future__ import annotations
 

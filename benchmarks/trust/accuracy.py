@@ -61,7 +61,7 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """One row for each run."""
+    """Carry out the wanted runs, and return one row for each."""
     rows = []
     for number, case in enumerate(CASES):
         if progress.wants(case.name):

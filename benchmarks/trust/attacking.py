@@ -43,7 +43,8 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """One row for each attack. All attacks of a kind meet the same hub, with what earlier attacks left behind."""
+    """Measure the wanted attacks, one row for each. All attacks of a kind meet the same hub, with what earlier attacks
+    left behind."""
     rows = []
     settings = merged(SETTINGS, {"run": {"seed": seed}})
     if any(progress.wants(name) for name in ON_HUB):
@@ -62,7 +63,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The worst delay and growth of all attacks; None if no attack was measured."""
+    """Return the worst delay and growth of all attacks, or None if no attack was measured."""
     names = ("stall_s", "rss_growth_mb", "log_kb")
     return {f"{name}_worst": max((row[name] for row in rows), default=None) for name in names}
 
@@ -93,7 +94,7 @@ def _attacked(victim: Victim, attack: Attack) -> dict[str, Any]:
 
 
 def verdict(victim: Victim, attack: Attack, *, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
-    """Carry out an attack. `detected` is False if it went through, or did not end in time."""
+    """Carry out an attack. `detected` is False for a successful or unfinished attack."""
 
     async def limited() -> str | tuple[str, dict[str, float]]:
         async with asyncio.timeout(within_s):

@@ -49,7 +49,7 @@ LARGE: Final[Mapping[str, int]] = {
     "/api/v1/run": 200,
     "/static/uplot.min.js": 200,
 }
-"""The largest public answers, and how many of them each client asks for."""
+"""Paths with large public answers, and requests per client."""
 MOST_GROWTH_BYTES: Final = 100_000_000
 BOMB_ITEMS: Final = 8_000_000
 BOMB_BYTES: Final = 2**30
@@ -80,11 +80,11 @@ FIRST_BYTES: Final[Mapping[str, bytes]] = {
 
 Figures = dict[str, float]
 Attack = Callable[[Victim], Awaitable[str | tuple[str, Figures]]]
-"""Returns what the hub did, and figures for the row if there are any."""
+"""Returns the hub's reaction, and optional figures for the row."""
 
 
 def _from(number: int) -> tuple[str, int]:
-    """One of many local addresses."""
+    """Return one of many local addresses."""
     return f"127.{1 + number // 62_500}.{number // 250 % 250}.{1 + number % 250}", 0
 
 
@@ -134,7 +134,7 @@ async def unread_answers(victim: Victim) -> str:
 
 
 async def _base_model(victim: Victim) -> str:
-    """The path of the largest file of the base model."""
+    """Return the path of the largest file of the base model."""
     member = await victim.stranger()
     assert member.welcome is not None
     base = member.welcome.base
@@ -207,7 +207,7 @@ async def logins(victim: Victim) -> str:
                 await asyncio.sleep(0.2)
 
     async def operator(number: int, secret: str) -> int:
-        """The attempt that lets the operator in; 0 if none does."""
+        """Return the attempt that lets the operator in; 0 if none does."""
         async with _client(site.url, number) as http:
             for tried in range(1, 31):
                 with suppress(aiohttp.ClientError):
@@ -357,7 +357,7 @@ async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
 
 
 async def _most_held(victim: Victim, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
-    """The most rollouts within their deadlines that all nodes held at once, and the most that `keys` held."""
+    """Sample held rollouts within their deadlines; return the maximum over all nodes, and the maximum over `keys`."""
     query = (
         "WITH out AS (SELECT node_id, leased_at, deadline FROM rollouts WHERE state = ?)"
         " SELECT node_id, count(*) FROM out WHERE deadline > (SELECT max(leased_at) FROM out) GROUP BY node_id"
@@ -384,7 +384,7 @@ async def handshakes(victim: Victim, *, share: float) -> str:
 
 
 def client_hello() -> bytes:
-    """The first message of a TLS handshake. The server answers it with its own expensive part."""
+    """Return the first message of a TLS handshake. The server answers it with its own expensive part."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     sent = ssl.MemoryBIO()

@@ -10,7 +10,7 @@ Columns of an attack:
   the forged ones among them. A node that re-rolls for reward forges few rollouts once the model is good.
 - `trained` counts the rollouts of all nodes that steps consumed from the first forged rollout to the detection, or to
   the end of an undetected attack. `forged_trained` counts the forged ones among them.
-- `trained_after` and `forged_trained_after` count the same from the detection to the end of the class.
+- `trained_after` and `forged_trained_after` count the same after the detection, until the class ends.
 - `fleet_share` is the node's share of all rollouts until its detection. Each hostile node is one of five nodes of about
   equal speed; in a larger fleet it poisons a smaller share.
 
@@ -44,8 +44,8 @@ ROLLOUTS: Final = 256
 """Rollouts after which a node counts as undetected."""
 WITHIN_S: Final = 150.0
 SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
-"""A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would be
-sure of every token after a fifth of them, and forgeries would then show little and do little."""
+"""A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would become
+certain after 80 steps, and forgeries would hardly matter."""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 600.0
 HONEST_ROLLOUTS: Final = 10_000
@@ -103,7 +103,7 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """One row for each attack and class, and one for the honest nodes of each class."""
+    """Measure attacks and honest nodes of each class, one row for each."""
     rows = []
     for one in CLASSES:
         attacks = [attack for attack in one.attacks if progress.wants(one.case(attack))]
@@ -120,7 +120,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The worst of all classes. Shares are those of all attacks together."""
+    """Return the worst of all classes. Shares are those of all attacks together."""
     attacked = [row for row in rows if "forged" in row]
     honest = [row for row in rows if "false_bans" in row]
     found: dict[str, Any] = {}

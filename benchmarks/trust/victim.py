@@ -34,7 +34,7 @@ CLOSED_WITHIN_S: Final = 100.0
 BYSTANDER: Final = ("127.0.0.2", 0)
 """Where `/healthz` is asked from: the attacker's address has limits."""
 NICENESS: Final = -10
-"""The bystander has a machine of its own, so its process goes before the others if it may."""
+"""Process priority of the bystander, which stands for a separate machine."""
 _TURNED_AWAY: Final = re.compile(r'^echo_turned_away_total\{reason="(\w+)",what="(\w+)"\} (\S+)$', re.MULTILINE)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -46,7 +46,7 @@ class Unnoticed(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Health:
-    """The slowest `/healthz` of an attack, and the growth of the hub's own memory and of all logs."""
+    """Slowest `/healthz` answer, memory growth and log growth during one attack."""
 
     stall_s: float = 0.0
     growth_bytes: int = 0
@@ -79,7 +79,7 @@ class Victim:
             return await answer.text()
 
     async def turned_away(self) -> dict[str, int]:
-        """Count what the hub has turned away, by what it was and why."""
+        """Read the hub's counters of refused connections, requests and messages."""
         found = _TURNED_AWAY.findall(await self.operators("/metrics"))
         return {f"{what}, {reason}": int(float(count)) for reason, what, count in found}
 
@@ -161,7 +161,7 @@ def _trust(certificate: str) -> ssl.SSLContext | None:
 
 
 def _watch(pipe: Connection, url: str, certificate: str) -> None:
-    """The bystander: watch each process id that comes by the pipe until the next message."""
+    """Watch, as the bystander, each process id that comes by the pipe until the next message."""
     with suppress(PermissionError):
         os.nice(NICENESS)
     trust = _trust(certificate)

@@ -53,7 +53,8 @@ def main() -> None:
 
 
 def _open_device(number: int, home: dict[str, Any]) -> int:
-    """Open a device in the home's namespace. Packets of the host are read here, and packets for it are written."""
+    """Open a device in the home's namespace. Reading gives packets from the host; writing delivers packets to the
+    host."""
     device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     name = f"ew{os.getpid()}n{number}"
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
@@ -131,7 +132,7 @@ def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> No
 
 
 def _take(device: int, source: int, numbers: dict[bytes, int], network: Network) -> None:
-    """Read the host's packets. Drop those that are no IPv4 or are for no home, as a router does."""
+    """Read the host's packets. Drop packets without IPv4 or without a known home, like a router."""
     for _ in range(AT_ONCE):
         try:
             frame = os.read(device, _MOST_FRAME_BYTES)

@@ -67,7 +67,7 @@ class WanSet:
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
-        """The least time in which any scheme has `size_bytes` on the first `num_nodes` homes (see
+        """Return the least time in which any scheme has `size_bytes` on the first `num_nodes` homes (see
         `LinkSet.bound_s`)."""
         megabits, homes = size_bytes * 8 / 1e6, self.homes[:num_nodes]
         return max(

@@ -61,7 +61,7 @@ class _Line:
         return max(0.0, self._free_at - at)
 
     def carry(self, num_bytes: int, at: float) -> float | None:
-        """Carry a packet; return the time at which it leaves the line, or None if the queue is full."""
+        """Carry a packet; return its departure time, or None for a full queue."""
         begins = self._free_at if self._free_at > at else at
         if begins - at > self._most_waiting_s:
             return None

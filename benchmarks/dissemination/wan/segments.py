@@ -31,7 +31,7 @@ def sizes(frame: bytes) -> list[int]:
 
 
 def cut(frame: bytes, first: int, end: int) -> bytes:
-    """Cut the segments from `first` up to, but without, `end` out of a frame."""
+    """Extract segments `first` to `end - 1` of a frame."""
     flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
     headers = _headers_bytes(frame)
     data_at = HEADER_BYTES + headers

@@ -1,8 +1,7 @@
-"""Attacks of a node on the tokens and on the claimed log-probabilities of its own rollouts.
+"""Attacks of a hostile node: forged tokens and forged log-probabilities.
 
-A falsification stands between a real engine and its node. It may ask the engine for other work than was leased, and
-tell the node another result than was drawn. All falsifications know the built-in task, `123+456=`.
-"""
+A falsification stands between a real engine and its node. The falsification may change the leased request, and may
+change the drawn result. All falsifications know the built-in task, `123+456=`."""
 
 from __future__ import annotations
 
