@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks.harness.requests import group_request
 from echo_hub.run.base_model import resolve_base
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_shared import draws
@@ -117,11 +118,11 @@ def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRe
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     stop_id = json.loads((base / "config.json").read_text())["eos_token_id"]
     return [
-        _request(
+        group_request(
             number,
             np.array(tokenizer.encode(task.sample(draws.derive_seed(seed, number)).prompt).ids, np.int32),
             seed=draws.derive_seed("sums", seed, number),
-            rollouts=group_size,
+            indices=range(group_size),
             max_tokens=TINY_MAX_TOKENS,
             stop_ids=(stop_id,),
         )
@@ -135,35 +136,12 @@ def texts(
     """Make groups of random tokens for the mid-size model. Each rollout has `max_tokens` tokens."""
     rng = np.random.default_rng(seed)
     return [
-        _request(
+        group_request(
             number,
             rng.integers(0, MID["vocab_size"], prompt_tokens).astype(np.int32),
             seed=draws.derive_seed("texts", seed, number),
-            rollouts=group_size,
+            indices=range(group_size),
             max_tokens=limit,
-            stop_ids=(),
         )
         for number, limit in enumerate(max_tokens)
     ]
-
-
-def _request(
-    number: int,
-    prompt_ids: np.ndarray[Any, np.dtype[np.int32]],
-    *,
-    seed: int,
-    rollouts: int,
-    max_tokens: int,
-    stop_ids: tuple[int, ...],
-) -> GroupRequest:
-    return GroupRequest(
-        lease_id=number,
-        group_id=number,
-        indices=tuple(range(rollouts)),
-        prompt_ids=prompt_ids,
-        seed=seed,
-        policy_version=0,
-        temperature=1.0,
-        max_tokens=max_tokens,
-        stop_ids=stop_ids,
-    )

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import score_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
@@ -34,7 +35,6 @@ from echo_shared import delta, torch_sampler
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import GroupRequest
 
 LEARNING_RATES: Final = (1e-5, 1e-4)
 AHEAD: Final = (1, 4, 16)
@@ -182,14 +182,11 @@ def _train(subject: Subject, rate: float, seed: int, directory: Path) -> dict[in
 
 def _sampled(policy: Policy, subject: Subject, groups: Iterable[int]) -> Iterator[TrainingGroup]:
     requests = [
-        GroupRequest(
-            lease_id=group,
-            group_id=group,
-            indices=tuple(range(GROUP_SIZE)),
-            prompt_ids=subject.prompt(group),
+        group_request(
+            group,
+            subject.prompt(group),
+            indices=range(GROUP_SIZE),
             seed=derive_seed("delta", subject.name, group),
-            policy_version=0,
-            temperature=1.0,
             max_tokens=subject.max_tokens,
             stop_ids=subject.stop_ids,
         )

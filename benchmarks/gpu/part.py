@@ -12,7 +12,6 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,8 @@ from benchmarks import gpu
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
+from benchmarks.harness.requests import group_request
+from benchmarks.harness.torch_timing import matrix_operations_per_s, timed
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import determinism, packing
@@ -78,7 +79,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     trained = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
     budget.say("a matrix product is timed")
     operations = shape.operations(trained + len(groups) * PROMPT_TOKENS, trained)
-    peak = matrix_operations_per_s(policy.device)
+    peak = matrix_operations_per_s(policy.device, torch.bfloat16 if policy.device.type == "cuda" else torch.float32)
     return {
         "step_s": step_s,
         "first_step_s": seconds[0],
@@ -231,16 +232,12 @@ def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
 def requests(shape: Shape, seed: int, width: int) -> list[GroupRequest]:
     rng = np.random.default_rng(seed)
     return [
-        GroupRequest(
-            lease_id=number,
-            group_id=number,
-            indices=tuple(range(GROUP_SIZE)),
-            prompt_ids=tokens(rng, shape, PROMPT_TOKENS),
+        group_request(
+            number,
+            tokens(rng, shape, PROMPT_TOKENS),
+            indices=range(GROUP_SIZE),
             seed=derive_seed("gpu", seed, number),
-            policy_version=0,
-            temperature=1.0,
             max_tokens=shape.drawn_tokens,
-            stop_ids=(),
         )
         for number in range(width // GROUP_SIZE)
     ]
@@ -250,29 +247,8 @@ def tokens(rng: np.random.Generator, shape: Shape, count: int) -> Any:
     return rng.integers(0, shape.vocabulary, count).astype(np.int32)
 
 
-def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Run on the device; return seconds and result."""
-    synchronize()
-    began = time.perf_counter()
-    result = run()
-    synchronize()
-    return time.perf_counter() - began, result
-
-
-def synchronize() -> None:
-    if device_type() == "cuda":
-        torch.cuda.synchronize()
-
-
 def peak_gib() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device_type() == "cuda" else None
-
-
-def matrix_operations_per_s(device: torch.device) -> float:
-    """Operations a second of a large product in bfloat16, or of a small float32 product on a CPU; the best of six."""
-    size, dtype = (8_192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-    return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))
 
 
 def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.harness.torch_timing import matrix_operations_per_s, synchronize
 from benchmarks.learner.cases import Case
 
 
@@ -107,18 +108,19 @@ class Questions:
                 self._pipe.send(self._answer(question))
         except EOFError:
             return False
-        _synchronize()
+        synchronize()
         self._began = time.perf_counter()
         return True
 
     def _answer(self, question: str) -> float:
         if question == "speed":
-            return _matrix_peak(self._dtype)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return matrix_operations_per_s(device, self._dtype)
         peak = _memory_bytes(peak=True)
         return peak if question == "whole peak" else peak - self._baseline
 
     def done(self, loss: Callable[[], float], gradient: Callable[[], dict[str, NDArray[np.float32]]]) -> None:
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - self._began
         self._steps += 1
         step = Step(
@@ -127,25 +129,6 @@ class Questions:
             gradient=gradient() if self._steps == 1 else {},
         )
         self._pipe.send(step)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _matrix_peak(dtype: torch.dtype) -> float:
-    """Operations a second of the fastest of a few products."""
-    size, device = (8_192, "cuda") if torch.cuda.is_available() else (1_024, "cpu")
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-    best = 0.0
-    for _ in range(5):
-        _synchronize()
-        began = time.perf_counter()
-        left @ right
-        _synchronize()
-        best = max(best, 2 * size**3 / (time.perf_counter() - began))
-    return best
 
 
 def _memory_bytes(*, peak: bool) -> int:

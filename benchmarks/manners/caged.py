@@ -13,6 +13,7 @@ import psutil
 
 from benchmarks.harness.processes import processor_s
 from benchmarks.harness.progress import Progress
+from benchmarks.harness.requests import group_request
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import GROUP_SIZE, PROMPT_TOKENS, Engine
 from echo_node.backends.base import EngineSettings
@@ -20,7 +21,6 @@ from echo_node.backends.caging import Terms
 from echo_node.backends.process import EngineChild, Finished
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage.description import CageMode
-from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import Limits
 
 TOKENS: Final = 96
@@ -75,16 +75,12 @@ async def _start(mode: CageMode, scratch: Path, base: Path, engine: Engine) -> E
 
 async def _turn(child: EngineChild, number: int) -> tuple[float, float]:
     """Sample one group; return seconds and processor seconds. Groups differ only in `number`."""
-    request = GroupRequest(
-        lease_id=number + 1,
-        group_id=number + 1,
-        indices=tuple(range(GROUP_SIZE)),
-        prompt_ids=np.random.default_rng(number + 1).integers(10, 8_000, PROMPT_TOKENS).astype(np.int32),
+    request = group_request(
+        number + 1,
+        np.random.default_rng(number + 1).integers(10, 8_000, PROMPT_TOKENS).astype(np.int32),
+        indices=range(GROUP_SIZE),
         seed=number + 1,
-        policy_version=0,
-        temperature=1.0,
         max_tokens=TOKENS,
-        stop_ids=(),
     )
     process = psutil.Process(child.pid)
     before_s, began = processor_s([process]), time.monotonic()

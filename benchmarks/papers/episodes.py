@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
@@ -133,13 +134,11 @@ class Play:
         return self._asked(episode.group_id, (episode.index,), prompt, turn)
 
     def _asked(self, group_id: int, indices: tuple[int, ...], prompt: Ids, turn: int) -> GroupRequest:
-        return GroupRequest(
-            lease_id=group_id,
-            group_id=group_id,
+        return group_request(
+            group_id,
+            prompt,
             indices=indices,
-            prompt_ids=prompt,
             seed=turn_seed(self.problems.seed(group_id), turn),
-            policy_version=0,
             temperature=self.config.sampling.temperature,
             max_tokens=self.config.sampling.max_tokens,
             stop_ids=self.settings.stop_ids,

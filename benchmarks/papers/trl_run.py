@@ -21,6 +21,7 @@ from peft import LoraConfig, set_peft_model_state_dict
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
@@ -32,7 +33,6 @@ from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared import torch_sampler
-from echo_shared.sampling import GroupRequest
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
@@ -150,13 +150,11 @@ class HubsDraws:
         first = self._drawn_groups
         self._drawn_groups += len(prompts) // size
         requests = [
-            GroupRequest(
-                lease_id=group_id,
-                group_id=group_id,
-                indices=tuple(range(size)),
-                prompt_ids=problems.prompt_ids(group_id),
+            group_request(
+                group_id,
+                problems.prompt_ids(group_id),
+                indices=range(size),
                 seed=problems.seed(group_id),
-                policy_version=0,
                 temperature=config.sampling.temperature,
                 max_tokens=config.sampling.max_tokens,
                 stop_ids=self._curve.stop_ids,
