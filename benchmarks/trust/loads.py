@@ -114,7 +114,7 @@ async def frames_before_proof(victim: Victim) -> str:
 
 async def unread_answers(victim: Victim) -> str:
     """Ask for pages, lists, scripts and the base model with 200 clients, again and again, and read nothing."""
-    seed = await _base_model(victim)
+    member, seed = await _base_model(victim)
     before, most = own_bytes(victim.site.hub.pid), 0
     unread: list[Streams] = []
     for path, answers in {**LARGE, seed: 4}.items():
@@ -127,21 +127,21 @@ async def unread_answers(victim: Victim) -> str:
         most = max(most, own_bytes(victim.site.hub.pid) - before)
     for _, writer in unread:
         writer.transport.abort()
+    await member.close()
     how = f"{most / 1e6:.0f} MB more in memory; turned away so far: {await victim.turned_away()}"
     if most > MOST_GROWTH_BYTES:
         raise Unnoticed(how)
     return how
 
 
-async def _base_model(victim: Victim) -> str:
-    """Return the path of the largest file of the base model."""
+async def _base_model(victim: Victim) -> tuple[Stranger, str]:
+    """Join; return the member, and the path of the largest file of the base model for this member."""
     member = await victim.stranger()
     assert member.welcome is not None
     base = member.welcome.base
     layout = read_torrent(base.torrent)
     largest, _ = max(layout.files, key=lambda file: file[1])
-    await member.close()
-    return f"{base.web_seed_path}{layout.name}/{largest}"
+    return member, f"{base.web_seed_path}{layout.name}/{largest}"
 
 
 async def bombs(victim: Victim) -> str:
@@ -233,7 +233,8 @@ async def logins(victim: Victim) -> str:
 async def slow_readers(victim: Victim) -> str:
     """Read pages and files a few bytes at a time with 400 clients. Others must be served meanwhile."""
     address = urlsplit(victim.url)
-    paths = ("/leaderboard", "/static/echo.css", await _base_model(victim))
+    member, seed = await _base_model(victim)
+    paths = ("/leaderboard", "/static/echo.css", seed)
     requests = b"".join(
         f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: identity\r\n\r\n".encode() * 4 for path in paths
     )
@@ -260,6 +261,7 @@ async def slow_readers(victim: Victim) -> str:
             await other.close()
     for slow in opened:
         slow.close()
+    await member.close()
     if not served:
         raise Unnoticed("no other client is served")
     return f"{READERS} read slowly, {served} others were served; turned away so far: {await victim.turned_away()}"
