@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -77,60 +77,25 @@ class Case:
         return tokens, 4.0 * (inputs * self.layers * layer + tokens * self.vocabulary * self.hidden)
 
 
+MEDIUM: Final = Case(
+    name="100 M parameters",
+    seconds=75,
+    hidden=768,
+    layers=12,
+    intermediate=2048,
+    vocabulary=32_000,
+    prompt_tokens=32,
+    longest=96,
+)
+WIDE: Final = replace(MEDIUM, name="wide vocabulary", hidden=256, layers=4, intermediate=768, vocabulary=151_936)
 CASES: Final = (
-    Case(
-        name="100 M parameters",
-        seconds=75,
-        hidden=768,
-        layers=12,
-        intermediate=2048,
-        vocabulary=32_000,
-        prompt_tokens=32,
-        longest=96,
+    MEDIUM,
+    replace(
+        MEDIUM, name="long prompts", seconds=40, hidden=512, layers=6, intermediate=1536, prompt_tokens=128, longest=64
     ),
-    Case(
-        name="long prompts",
-        seconds=40,
-        hidden=512,
-        layers=6,
-        intermediate=1536,
-        vocabulary=32_000,
-        prompt_tokens=128,
-        longest=64,
-    ),
-    Case(
-        name="wide vocabulary",
-        seconds=75,
-        hidden=256,
-        layers=4,
-        intermediate=768,
-        vocabulary=151_936,
-        prompt_tokens=32,
-        longest=96,
-    ),
-    Case(
-        name="wide vocabulary, recomputed layers",
-        seconds=35,
-        hidden=256,
-        layers=4,
-        intermediate=768,
-        vocabulary=151_936,
-        prompt_tokens=32,
-        longest=96,
-        checkpointing=True,
-        steps=1,
-    ),
-    Case(
-        name="100 M parameters, bfloat16",
-        seconds=90,
-        hidden=768,
-        layers=12,
-        intermediate=2048,
-        vocabulary=32_000,
-        prompt_tokens=32,
-        longest=96,
-        precision="bfloat16",
-    ),
+    WIDE,
+    replace(WIDE, name="wide vocabulary, recomputed layers", seconds=35, checkpointing=True, steps=1),
+    replace(MEDIUM, name="100 M parameters, bfloat16", seconds=90, precision="bfloat16"),
     Case(
         name="long completions, the base in the box",
         seconds=40,
