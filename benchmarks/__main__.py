@@ -18,27 +18,14 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import benchmarks
-from benchmarks.measurement import Measurement, conditions
-from benchmarks.progress import NoSuchCase, Progress, as_text
+from benchmarks.harness.measurement import Measurement, conditions
+from benchmarks.harness.progress import NoSuchCase, Progress, as_text
 
-NOT_BENCHMARKS = {
-    "__main__",
-    "books",
-    "broker",
-    "driven_hub",
-    "fuzzing",
-    "hostile",
-    "measurement",
-    "postgresql",
-    "processes",
-    "progress",
-    "real_model",
-    "small_disk",
-}
+NOT_BENCHMARKS = {"__main__", "fuzzing", "harness"}
 
 
 def names() -> list[str]:
-    """Every benchmark there is."""
+    """Names of all benchmarks."""
     return sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - NOT_BENCHMARKS)
 
 
@@ -81,7 +68,7 @@ def main(
             begin = partial(module.measure_hours, hours=hours)
         measured: Measurement = begin(seed, progress)
     except BaseException as error:  # noqa: BLE001 - It is raised below.
-        # Of an hour's cases the last one may fail: what the others have shown is kept.
+        # Keep the results of earlier cases if a later case fails.
         measured, unfinished = progress.so_far or Measurement(headline={}, rows=progress.told), error
     console = Console()
     console.print(_table(name, measured.rows, measured.shown))
@@ -117,7 +104,7 @@ def _table(title: str, rows: list[dict[str, object]], shown: Sequence[str]) -> T
 
 
 def _say(line: str) -> None:
-    """At once, apart from the figures, which are on the standard output."""
+    """Print to standard error. Figures go to standard output."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,19 +1,16 @@
-"""The whole system on this machine: `echo-hub demo`, as a user runs it, and what it reached.
+"""The whole system on this machine: `echo-hub demo`, as a user runs it, and its accuracy.
 
-Its `utilisation` is the share of the wall-clock in which a step trains, from the first step's start to the last one's
-end, by the learner's own clock: the sum of all steps' train_s, over that sum and the gap_s of all steps but the first,
-which have none between them. What a step takes longer because nodes compute on the same processor counts as training.
+`utilisation` is the share of time in which a step trains, from the first step's start to the last step's end, by the
+learner's clock: the sum of train_s of all steps, over that sum and gap_s of all steps but the first. Time that a step
+loses to nodes on the same processor counts as training.
 
-`utilisation_when_ready` is the same share of the time in which the learner has a batch to train on: without what of a
-gap lies before the step is planned, by the hub's clock, which is the moment that its last reward is there. What is
-missing to 1 is the way of the batch to the learner. The rest of the time it waits for the nodes, which on this machine
-have what learner and hub leave them of the processor, or evaluates the base model, which it does itself before any node
-is there: `evaluating_s` of it between two steps.
+`utilisation_when_ready` counts only time with a ready batch. It leaves out the part of each
+gap before the step is planned, which is when its last reward arrives, by the hub's clock. The remainder to 1 is the
+hand-off of the batch. In the rest of the time the learner waits for the nodes, which get the processor time that
+learner and hub leave, or evaluates the base model itself before any node is there: `evaluating_s` between two steps.
 
-The median of the gaps says little: they are of two kinds, hardly any where the next batch was there in time, and the
-wait for the nodes where it was not. `ready_in_time` is the share of the first kind, `median_hand_off_s` the median of
-what of each gap is not waiting.
-"""
+Gaps are of two kinds: short ones if the next batch is ready in time, and waits for the nodes. `ready_in_time` is the
+share of the first kind, `median_hand_off_s` the median of the gaps without waiting."""
 
 from __future__ import annotations
 
@@ -27,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from echo_shared.step_figures import CLIP_FRACTION, COMPUTED_TOKENS, EVAL_S, GAP_S, GRAD_NORM, MISMATCH_KL, TRAIN_S
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
@@ -73,33 +70,34 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
-    """Of all steps of one learner process, in order."""
+    """Share of training time. `steps` are all steps of one learner process, in order."""
     trained_s = sum(step[TRAIN_S.key] for step in steps)
     return trained_s / (trained_s + sum(step[GAP_S.key] for step in steps[1:]))
 
 
 def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
-    """Of all steps of one learner process, in order, but the first."""
+    """Share of training time, without waits. `steps` are all steps of one learner process, in order."""
     trained_s = sum(step[TRAIN_S.key] for step in steps[1:])
     return trained_s / (trained_s + sum(map(hand_off_s, steps, steps[1:])))
 
 
 def hand_off_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
-    """Seconds from when the learner had `step`'s batch and was free, until it began.
+    """Measure the hand-off of a batch: seconds from a free learner with a ready batch to the start of `step`.
 
-    Where it waited for the batch, what it evaluated is not taken off: that may have been while it waited.
+    Evaluation time is subtracted unless the learner waited for the batch, because it may evaluate while it waits.
     """
     waited = waited_s(before, step)
     return step[GAP_S.key] - (waited or step[EVAL_S.key])
 
 
 def waited_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
-    """Seconds for which the learner was free after the step `before`, and `step` not planned yet."""
+    """Seconds in which the learner was free after the step `before`, while `step` was not planned."""
     return max(0.0, step["planned_s"] - before["at_s"])
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:
-    """One row a trained step, from the run's own store; `planned_s` and `at_s` count from the first step's end."""
+    """Read one row for each trained step from the run's database. `planned_s` and `at_s` count from the first step's
+    end."""
     with sqlite3.connect(run / "echo.db") as database:
         steps = database.execute(
             "SELECT step, planned_at, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"

@@ -1,9 +1,8 @@
-"""Whatever reads bytes of strangers, under coverage-guided fuzzing: how many executions, and what was found.
+"""Coverage-guided fuzzing of all code that reads bytes of strangers: executions and findings.
 
-Each target (`benchmarks.fuzzing.targets`) runs in a process of its own, with atheris and libFuzzer, from examples of
-what is valid and from the corpus of the tests. A finding is an error that callers do not expect, a run of more than
-`SLOW_S`, or more memory than `MEMORY_MB`; the bytes that cause it are in the rows, in hexadecimal.
-"""
+Each target (`benchmarks.fuzzing.targets`) runs in a process of its own with atheris and libFuzzer, from valid examples
+and from the corpus of the tests. Findings are unexpected errors, runs longer than `SLOW_S`, and memory use above
+`MEMORY_MB`. Rows have the bytes of findings in hexadecimal."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fuzzing.targets import CHEAP_RUNS, TARGETS
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "Whatever reads bytes of strangers, fuzzed: executions and findings of each target"
 CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"
-"""Directories by target, of what reached something new, or was a finding once."""
+"""Directories by target, with bytes that reached new code or were findings."""
 SLOW_S: Final = 30
-"""By the clock, on a machine that may be busy."""
+"""Longest run in seconds, on a machine that may be busy."""
 MEMORY_MB: Final = 1_024
 _DONE: Final = re.compile(r"Done (\d+) runs")
 _COVERAGE: Final = re.compile(r"cov: (\d+)")
@@ -47,7 +46,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """As many targets at once as there are cores."""
+    """Fuzz as many targets in parallel as there are cores."""
     wanted = [name for name in TARGETS if progress.wants(name)]
     rows: dict[str, dict[str, Any]] = {}
     memory = _MEMORY if _MEMORY.is_dir() else None
@@ -64,7 +63,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Executions and findings in all, and the fewest executions of any target of each kind."""
+    """Return all executions and findings, and the fewest executions of a target of each kind."""
     cheap = [row["runs"] for name, row in rows.items() if TARGETS[name].runs == CHEAP_RUNS]
     dear = [row["runs"] for name, row in rows.items() if TARGETS[name].runs != CHEAP_RUNS]
     fewest = {"fewest_cheap": cheap, "fewest_dear": dear}
@@ -76,7 +75,7 @@ def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzzing.child") -> dict[str, Any]:
-    """The row of one target, which the module `child` runs; its files go below `scratch`."""
+    """Fuzz one target in the module `child`, with files below `scratch`. Returns its row."""
     target, own = TARGETS[name], scratch / name.replace(" ", "-")
     new, found = own / "corpus", own / "found"
     for directory in (new, found):
@@ -93,14 +92,14 @@ def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzz
         *([str(known)] if known.is_dir() else []),
     ]
     began_at = time.monotonic()
-    # By a shell: a process begins with its parent's greatest memory as its own, and libFuzzer goes by that.
+    # A shell starts the process: libFuzzer reads the peak memory, which a process inherits from its parent.
     process = subprocess.run(
         ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command, *options],
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
-        env={**os.environ, "TMPDIR": str(own)},  # libFuzzer ends the process without its own cleaning up.
+        env={**os.environ, "TMPDIR": str(own)},  # libFuzzer ends the process before it can clean up.
     )
     done, coverage = _DONE.findall(process.stderr), _COVERAGE.findall(process.stderr)
     findings = list(found.iterdir())

@@ -1,8 +1,7 @@
-"""Scoring beside the hub and in a Ray cluster of this machine: rollouts a second, and the processor time of each.
+"""Scoring by processes of the hub, and by a Ray cluster on this machine: rollouts a second, and processor time.
 
-The task is arithmetic, whose own score takes microseconds: what is measured is the way of a call there and back. The
-processor time is that of all processes: hub, scoring processes, and with Ray its driver, actors and all of the cluster.
-"""
+The task is arithmetic, whose score takes microseconds, so that the calls themselves are measured. Processor time is
+that of all processes: hub, scoring processes, and with Ray its driver, its actors and the rest of the cluster."""
 
 from __future__ import annotations
 
@@ -20,8 +19,9 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.processes import family, processor_s
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -31,11 +31,11 @@ from echo_hub.scoring.problems import Problems
 DESCRIPTION: Final = "Rollouts scored a second by two processes beside the hub, and by two Ray actors"
 PROCESSES: Final = 2
 CALLS: Final = 8_192
-"""In a round."""
+"""Calls of a round."""
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3
-"""A raylet ends by itself when its agents take more than 15 s to start, as on a busy machine."""
+"""Attempts: a raylet ends if its agents need more than 15 s to start, which happens on a busy machine."""
 _STORE_BYTES: Final = 80 * 2**20
 
 
@@ -60,10 +60,10 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 @contextmanager
 def _cluster() -> Iterator[str]:
-    """The address of a cluster of one machine."""
+    """Start a cluster of one machine; yield its address."""
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Its processes take it over; nobody elsewhere is told of them.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray's processes inherit this, and send no statistics.
     machine = {"num_cpus": PROCESSES, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
     for start in range(1, CLUSTER_STARTS + 1):
         try:
@@ -72,7 +72,7 @@ def _cluster() -> Iterator[str]:
         except Exception as error:
             if start == CLUSTER_STARTS:
                 raise
-            logging.warning("the cluster has not started, and is tried again: %s", error)
+            logging.warning("the cluster did not start, and is started again: %s", error)
     try:
         yield cluster.address
     finally:
@@ -108,13 +108,5 @@ async def _measured(case: str, sections: Mapping[str, Any], seed: int) -> dict[s
 
 
 def _processor_s() -> float:
-    """Of this process, and of all below it that live."""
-    me = psutil.Process()
-    total = 0.0
-    for process in (me, *me.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
+    """Processor seconds of this process and its descendants."""
+    return processor_s(family(psutil.Process()))

@@ -70,7 +70,7 @@ _NUM_UNFROZEN = itertools.count(1)
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct in Hugging Face layout; skips where its package is missing."""
-    from benchmarks.real_model import lacks, unpacked
+    from benchmarks.harness.real_model import lacks, unpacked
 
     if lacking := lacks():
         pytest.skip(f"lacks {lacking}")

@@ -1,4 +1,4 @@
-"""`benchmarks.small_disk` for tests, which are skipped where nothing can be mounted."""
+"""`benchmarks.harness.small_disk` for tests, which are skipped where nothing can be mounted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import small_disk
-from benchmarks.small_disk import LACKING, SmallDisk
+from benchmarks.harness import small_disk
+from benchmarks.harness.small_disk import LACKING, SmallDisk
 
 __all__ = ["SmallDisk", "mounted", "needs_mounts"]
 

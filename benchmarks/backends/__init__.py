@@ -1,7 +1,7 @@
-"""Every sampling engine beside the others: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
+"""Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
 
-Each engine runs in a process of its own; for each width they take turns within seconds of each other, for the machine
-may be slower a minute later. All tokens are completion tokens, prompts' prefill included in the time.
+Each engine runs in a process of its own. For each width the engines take turns within seconds of each other, because
+the machine may be slower a minute later. Tokens are completion tokens; times include the prefill of prompts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from benchmarks.backends import beyond_speed, throughput
 from benchmarks.backends.models import LORA_RANK, MID, Models
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from echo_node.host import hardware
 
 DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random model, side by side on this machine"

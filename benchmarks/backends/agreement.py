@@ -1,8 +1,7 @@
-"""How closely an engine's rollouts are the float32 model's own: the same seeds, on a trained model.
+"""Agreement of an engine's rollouts with those of the float32 model, with the same seeds, on a trained model.
 
-The reference is transformers in float32. It reads each rollout in one pass and draws every token again from the same
-uniforms: if it draws the same token everywhere, its own rollout would have been this very one.
-"""
+The reference is transformers in float32. The reference model reads each rollout in one pass and draws every token again
+from the same uniforms. Equal tokens mean that the reference would have drawn this rollout."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ _Pair = tuple[GroupRequest, FinishedRollout]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """An engine against the reference."""
+    """Agreement of an engine with the reference."""
 
     identical: float
-    """Share of rollouts that are the reference's, token for token."""
+    """Share of rollouts that equal those of the reference, token for token."""
     mean_difference: float
     """|Δ log-probability| in nats, over all tokens."""
     max_difference: float
@@ -40,7 +39,7 @@ class Reference:
     def __init__(self, base: Path, adapter: Path | None) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         if adapter is not None:
-            # It takes seconds to load. Engines' processes load this module, and compare nothing.
+            # PEFT takes seconds to load. Engines' processes load this module without a comparison.
             from peft import PeftModel
 
             with warnings.catch_warnings():
@@ -70,7 +69,7 @@ class Reference:
 
     @torch.inference_mode()
     def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
-        """[rollouts, tokens, vocabulary], of prompts and completions that are as long together."""
+        """[rollouts, tokens, vocabulary] of prompts and completions that have the same length together."""
         ids = np.stack([np.concatenate([group.prompt_ids, rollout.completion_ids[:-1]]) for group, rollout in batch])
         logits: NDArray[np.float32] = self._model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
         return logits
@@ -84,7 +83,7 @@ def _fed_tokens(pair: _Pair) -> int:
 def _redraw(
     logits_TV: NDArray[np.float32], group: GroupRequest, rollout: FinishedRollout
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that the reference draws after each prefix, and its log-probabilities of those that were drawn."""
+    """Draw the reference's token after each prefix, and compute its log-probabilities of the engine's tokens."""
     count = len(rollout.completion_ids)
     logits = logits_TV[-count:]
     tokens, _ = draws.draw(logits, draws.uniforms(group.seed, rollout.index, count), group.temperature)

@@ -1,4 +1,4 @@
-"""The parts of the benchmark but for speed: agreement, swaps, shared prompts, one model over two processes."""
+"""The parts besides speed: agreement, swaps, shared prompts, one model over two processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.backends.agreement import Reference
 from benchmarks.backends.engine_process import EngineProcess, Run
 from benchmarks.backends.models import GROUP_SIZE, Models, sums, texts
 from benchmarks.backends.throughput import Figures
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 AGREEMENT_ENGINES: Final = (
     ("llama_cpp", ("f32", "f16", "q8_0", "q4_k_m")),
@@ -33,7 +33,7 @@ SHARED_MAX_TOKENS: Final = 2
 SPLIT_TOKENS: Final = 8
 SPLIT_REPETITIONS: Final = 3
 SPLIT_S: Final = 120.0
-"""After which there are no further repetitions, but for the second."""
+"""Time after which a third or fourth repetition is left out."""
 
 SWAP_ENGINES: Final = (
     ("tiny", "llama_cpp"),
@@ -61,7 +61,7 @@ def plan() -> list[Planned]:
 
 
 def agreement(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
-    """The trained model, and the trained model with an adapter on it."""
+    """Compare engines on the trained model, with and without an adapter."""
     wanted = [
         (backend, precision)
         for backend, precisions in AGREEMENT_ENGINES
@@ -100,7 +100,7 @@ def agreement(models: Models, scratch: Path, progress: Progress, *, seed: int, t
 
 
 def swaps(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
-    """Two adapters in turns, with a group sampled by each."""
+    """Swap two adapters in turns, and sample a group with each."""
     rows = []
     for model, backend in SWAP_ENGINES:
         if progress.wants(cases.swap(model, backend)):
@@ -133,7 +133,7 @@ def _swap(backend: str, model: str, models: Models, scratch: Path, *, seed: int,
 
 
 def prefix_sharing(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
-    """One group of 16 on a long prompt, against 16 single rollouts on 16 prompts as long."""
+    """Compare one group of 16 on a long prompt with 16 single rollouts on 16 prompts of that length."""
     if not progress.wants(cases.PREFIX_SHARING):
         return {"prefix_sharing_speedup": None}, []
     lengths = {"prompt_tokens": SHARED_PROMPT_TOKENS}
@@ -158,7 +158,7 @@ def prefix_sharing(models: Models, scratch: Path, progress: Progress, *, seed: i
 
 
 def split(models: Models, scratch: Path, progress: Progress, *, seed: int, threads: int) -> Figures:
-    """One model held by two processes, half of the layers each, against one; one thread in each."""
+    """Compare one model in two processes, with half of the layers each, with one process; one thread in each."""
     if not progress.wants(cases.SPLIT):
         return {"rpc_same_tokens": None}, []
     groups = texts([SPLIT_TOKENS], seed + 3)
@@ -189,7 +189,7 @@ def _drawn(run: Run) -> dict[tuple[int, int], list[int]]:
 
 @contextmanager
 def _lending(directory: Path) -> Iterator[str]:
-    """`echo-node lend` in a process of its own; gives what `--with` takes."""
+    """Run `echo-node lend` in a process of its own; yield the argument of `--with`."""
     options = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--data-dir", str(directory)]
     command = [sys.executable, "-u", "-m", "echo_node.main", "lend", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""What the cases are called, and which of them this machine can measure."""
+"""Names of the cases, and reasons why this machine cannot measure a case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def swap(model: str, backend: str) -> str:
 
 @cache
 def lacks(backend: str, precision: str) -> str:
-    """What this machine does not have for an engine on the CPU in this precision; empty: nothing."""
+    """Why this machine cannot run an engine on the CPU in this precision; empty if it can."""
     for possible in survey(hardware.detect()):
         if (possible.choice.name, possible.choice.device) == (backend, "cpu") and possible.missing is not None:
             return possible.missing.got or possible.missing.what

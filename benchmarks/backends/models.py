@@ -1,4 +1,4 @@
-"""What the engines are measured on: the trained model in the box, a random one of a real model's shape, and prompts."""
+"""Models and prompts for the engines: the built-in trained model, and a random model of a real model's shape."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from benchmarks.harness.requests import group_request
 from echo_hub.run.base_model import resolve_base
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_shared import draws
@@ -42,7 +43,7 @@ TINY_MAX_TOKENS: Final = 8
 
 
 class Models:
-    """Directories in Hugging Face layout, made when they are first asked for; each model has two adapters to swap."""
+    """Model directories in Hugging Face layout, made on first use. Each model has two adapters."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self._directory = directory
@@ -73,7 +74,7 @@ def _adapter_pair(base: Path, directory: Path, seed: int) -> tuple[Path, Path]:
 
 
 def _make_adapter(base: Path, directory: Path, seed: int) -> Path:
-    """LoRA on all linear layers, as large as training makes it in its first steps."""
+    """Make a LoRA adapter on all linear layers, with values of the first training steps."""
     config = json.loads((base / "config.json").read_text())
     hidden, heads, head = config["hidden_size"], config["num_attention_heads"], config["head_dim"]
     kv, intermediate = config["num_key_value_heads"] * head, config["intermediate_size"]
@@ -111,17 +112,17 @@ def _normal(rng: np.random.Generator, shape: tuple[int, int], scale: float) -> n
 
 
 def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRequest]:
-    """Groups on the tiny model's own task: short completions that end by themselves."""
+    """Make groups of the tiny model's own task: short completions that end by themselves."""
     task = ArithmeticTask(ArithmeticOptions())
     base = resolve_base("builtin:tiny")
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     stop_id = json.loads((base / "config.json").read_text())["eos_token_id"]
     return [
-        _request(
+        group_request(
             number,
             np.array(tokenizer.encode(task.sample(draws.derive_seed(seed, number)).prompt).ids, np.int32),
             seed=draws.derive_seed("sums", seed, number),
-            rollouts=group_size,
+            indices=range(group_size),
             max_tokens=TINY_MAX_TOKENS,
             stop_ids=(stop_id,),
         )
@@ -132,38 +133,15 @@ def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRe
 def texts(
     max_tokens: list[int], seed: int, *, prompt_tokens: int = MID_PROMPT_TOKENS, group_size: int = GROUP_SIZE
 ) -> list[GroupRequest]:
-    """Groups of random tokens for the mid-size model; each runs to its `max_tokens`, for this model knows no end."""
+    """Make groups of random tokens for the mid-size model. Each rollout has `max_tokens` tokens."""
     rng = np.random.default_rng(seed)
     return [
-        _request(
+        group_request(
             number,
             rng.integers(0, MID["vocab_size"], prompt_tokens).astype(np.int32),
             seed=draws.derive_seed("texts", seed, number),
-            rollouts=group_size,
+            indices=range(group_size),
             max_tokens=limit,
-            stop_ids=(),
         )
         for number, limit in enumerate(max_tokens)
     ]
-
-
-def _request(
-    number: int,
-    prompt_ids: np.ndarray[Any, np.dtype[np.int32]],
-    *,
-    seed: int,
-    rollouts: int,
-    max_tokens: int,
-    stop_ids: tuple[int, ...],
-) -> GroupRequest:
-    return GroupRequest(
-        lease_id=number,
-        group_id=number,
-        indices=tuple(range(rollouts)),
-        prompt_ids=prompt_ids,
-        seed=seed,
-        policy_version=0,
-        temperature=1.0,
-        max_tokens=max_tokens,
-        stop_ids=stop_ids,
-    )

@@ -1,4 +1,4 @@
-"""llama.cpp's own ceiling: the very calls that the engine made, made again with no sampling and no Python between."""
+"""The ceiling of llama.cpp: the engine's calls, repeated without sampling and without Python between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTED: Final = ("llama_decode", "llama_memory_seq_cp", "llama_memory_seq_rm", "l
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch with memory of its own: llama.cpp's structure points into the engine's buffers, which change."""
+    """A batch with its own memory. The original structure points into the engine's buffers, which change."""
 
     native: llama_cpp.llama_batch
     kept: tuple[NDArray[Any], ...]
@@ -50,7 +50,7 @@ class _Batch:
 
 
 class Recording:
-    """The calls of one pass, in order."""
+    """Calls of one pass, in order."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
@@ -58,7 +58,7 @@ class Recording:
 
     @classmethod
     def of(cls, work: Callable[[], object]) -> Self:
-        """Runs `work` and notes what it asks of llama.cpp."""
+        """Run `work`, and record its calls into llama.cpp."""
         recording = cls()
         with ExitStack() as stack:
             for name in NOTED:
@@ -80,7 +80,7 @@ class Recording:
         return note
 
     def replay(self) -> float:
-        """Seconds that the calls alone take. Raises RuntimeError when one of them fails."""
+        """Repeat the calls; return the seconds. Raises RuntimeError if a call fails."""
         began = time.perf_counter()
         results = [function(*arguments) for function, arguments in self._calls]
         seconds = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Completion tokens a second, by engine, precision and width, against each engine's own ceiling."""
+"""Completion tokens a second, by engine, precision and width, compared with each engine's ceiling."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from benchmarks.backends import cases
 from benchmarks.backends.engine_process import EngineProcess, Run
 from benchmarks.backends.generate import GenerateProcess
 from benchmarks.backends.models import GROUP_SIZE, Models, sums, texts
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 from echo_shared.sampling import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TINY_REPETITIONS: Final = {1: 3, 8: 3, 32: 7, 64: 3}
 MID_REPETITIONS: Final = {1: 1, 8: 2, 32: 2, 64: 1}
-"""By width; more where a headline comes from."""
+"""Repetitions by width; more where a headline figure needs them."""
 TURNS_S: Final = 180.0
-"""After which all engines at a width make no further turns."""
+"""Time after which the engines at a width make no further turns."""
 TINY_S: Final = 6.0
 MID_S: Final = {1: 12.0, 8: 15.0, 32: 35.0, 64: 45.0}
-"""About, of one engine at one width on two cores of a server."""
+"""Expected time of one engine, by width."""
 TINY_ENGINES: Final = (("llama_cpp", "f32"), ("torch", "f32"), ("mlx", "f32"))
 MID_ENGINES: Final = (("llama_cpp", "f32"), ("llama_cpp", "q8_0"), ("torch", "f32"), ("torch", "bf16"))
 GENERATE: Final = ("f32", "bf16")
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
-"""Shortest and longest completion: a batch of rollouts never ends all at once."""
+"""Shortest and longest completion, so that the rollouts of a batch end at different times."""
 
 Workload = Callable[[int], list[GroupRequest]]
-"""The groups for a width."""
+"""Makes the groups for a width."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """One engine at one width. `ceilings` and `generate` hold what was measured next to each run."""
+    """One engine at one width. `ceilings` and `generate` are measured next to each run."""
 
     backend: str
     precision: str
     width: int
     runs: list[Run] = field(default_factory=list)
     ceilings: list[float] = field(default_factory=list)
-    """Seconds of the bare calls, for llama.cpp."""
+    """Seconds of llama.cpp's bare calls."""
     generate: list[float] = field(default_factory=list)
-    """Tokens a second of model.generate, for torch."""
+    """Tokens a second of model.generate, next to torch."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def over_ceiling(self) -> float | None:
-        """Median of the ratios of runs that stood next to each other."""
+        """Median ratio of runs that were measured next to each other."""
         if self.ceilings:
             return statistics.median(c / run.seconds for c, run in zip(self.ceilings, self.runs, strict=True))
         if self.generate:
@@ -68,7 +68,7 @@ class Cell:
 Cells = dict[tuple[str, str, int], Cell]
 """By backend, precision and width."""
 Figures = tuple[dict[str, Any], list[dict[str, Any]]]
-"""For the headline, and the rows."""
+"""Headline figures, and rows."""
 
 
 def tiny_workload(seed: int) -> Workload:
@@ -91,7 +91,7 @@ def mid_workload(seed: int) -> Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model, and who samples it."""
+    """A model, and its engines."""
 
     name: str
     base: Callable[[], Path]
@@ -162,7 +162,7 @@ def _over_ceiling(cells: Cells, backend: str, precision: str) -> float | None:
 
 
 def _least(values: Iterable[float | None]) -> float | None:
-    """Of those that were measured."""
+    """Return the least of the measured values."""
     return min((value for value in values if value is not None), default=None)
 
 
@@ -203,7 +203,7 @@ def _take_turns(
 ) -> list[Cell]:
     groups = subject.workload(width)
     cells = [Cell(backend=process.backend, precision=process.precision, width=width) for process in processes]
-    for process in processes:  # What is recorded warms up as well.
+    for process in processes:  # Recording warms the engine up, too.
         process.record(groups) if process.backend == "llama_cpp" else process.sample(groups[:1])
     for _ in progress.repetitions(subject.repetitions[width], within_s=TURNS_S):
         for process, cell in zip(processes, cells, strict=True):

@@ -1,18 +1,16 @@
-"""Is the learner kept busy by lent computers? Real runs beside what the capacity model says of them; and what keeps
-such computers of use although they come and go: work that goes on elsewhere where it was cut off.
+"""Utilisation of a learner whose nodes are lent computers, and work that continues when such a computer is gone.
 
-Nothing heavy is imported with the package: the processes of a real run are modules of it, and nodes load no torch.
-"""
+Real runs are compared with the capacity model's prediction. Cut completions must continue on another node or engine.
+Processes of a real run are modules of this package, so it imports nothing heavy."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = (
     "Real runs whose nodes, links and learner take their time: how busy the learner was, and how busy the capacity "
@@ -29,15 +27,16 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`demo_utilisation`: of the time in which the demo's learner has a batch, the share in which it trains;
-    `demo_utilisation_of_all`: of all time (`benchmarks.demo`)."""
+    """`demo_utilisation`: utilisation of the demo's learner, counting only time with a ready batch;
+    `demo_utilisation_of_all`: the same of all time (`benchmarks.demo`)."""
     from benchmarks import demo
     from benchmarks.capacity import kills, migration, overlap
 
     real_runs = overlap.measure(progress, seed=seed)
     of_demo = demo.measure(seed, progress).headline if progress.wants(demo.CASE) else {}
-    killed = _in_a_directory(kills.measure, progress, seed=seed)
-    migrated = _in_a_directory(migration.measure, progress, seed=seed)
+    with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
+        killed = kills.measure(Path(directory), progress, seed=seed)
+        migrated = migration.measure(Path(directory), progress, seed=seed)
     return Measurement(
         headline={
             **overlap.headline(real_runs),
@@ -49,10 +48,3 @@ def measure(seed: int, progress: Progress) -> Measurement:
         rows=[*real_runs, *killed, *migrated],
         conditions={"demo": of_demo},
     )
-
-
-def _in_a_directory(
-    measure_in: Callable[..., list[dict[str, Any]]], progress: Progress, *, seed: int
-) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="echo-capacity-") as directory:
-        return measure_in(Path(directory), progress, seed=seed)

@@ -1,8 +1,8 @@
-"""Completions cut at random places on one engine and gone on with on another: are they those that nobody cut?
+"""Completions that are cut at random places on one engine and continue on another: are they those of an uncut run?
 
-Two models of one shape, in float32: the trained one in the box on its own task, which is sure of most tokens and stops
-after a few, and one with random weights, which is sure of none and draws `RANDOM_TOKENS`. A completion counts as
-identical when all its tokens are those that the first engine draws undisturbed.
+Two models of one shape, in float32: the built-in model on its own task, which is sure of most tokens and stops after a
+few tokens, and a random model, which is unsure of every token and draws `RANDOM_TOKENS`. A completion is identical if
+all its tokens are those that the first engine draws undisturbed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.backends import cases
 from benchmarks.backends.engine_process import EngineProcess
 from benchmarks.backends.models import sums
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.run.base_model import resolve_base
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 COMPLETIONS: Final = 500
 WIDTH: Final = 64
 GROUPS: Final = 160
-"""Of four: of the trained model's completions some have one token, which cannot be cut."""
+"""Groups of four. Completions of one token, which the trained model sometimes draws, cannot be cut."""
 RANDOM_TOKENS: Final = 64
 RANDOM_RANGE: Final = 0.1
 """Standard deviation of the random weights."""
@@ -38,7 +38,7 @@ WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Undisturbed completions and the requests that go on with them from where they were cut."""
+    """Undisturbed completions, and requests that continue cut copies of these completions."""
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
@@ -53,7 +53,7 @@ class Cut:
         return sum(len(prefix.ids) for request in self.requests for prefix in request.prefixes)
 
     def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
-        """The share of the completions that are among these rollouts, token for token."""
+        """Share of the completions that these rollouts contain, token for token."""
         found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
         same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
         return sum(same) / len(same)
@@ -62,7 +62,7 @@ class Cut:
 def cut(
     groups: Sequence[GroupRequest], rollouts: Sequence[FinishedRollout], *, completions: int, rng: np.random.Generator
 ) -> Cut:
-    """The first `completions` that have two tokens, each cut somewhere between its first and its last."""
+    """Cut the first `completions` rollouts with two or more tokens at a random place."""
     by_name = {(rollout.lease_id, rollout.index): rollout for rollout in rollouts}
     whole: dict[tuple[int, int], FinishedRollout] = {}
     requests = []

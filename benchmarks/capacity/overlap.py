@@ -1,11 +1,10 @@
-"""Real runs on both sides of the boundary: was the learner as busy as the capacity model says of what was measured?
+"""Real runs on both sides of the boundary: is the learner as busy as the capacity model predicts?
 
-Each case is a real hub with real nodes (`real_run`). What a token and a step take at least is set, as is the hub's
-uplink. The nodes' slots are chosen so that their throughput is `over` times what the model says it takes: by the
-learner's time in the run before, and by what a slot yielded in the first one. What it really was is `pool_over_needed`,
-by the run's own books, from which the prediction comes too (`echo_hub.views.pace`). Over the uplink of `SLOW` a version
-takes longer than a step: T_bcast is larger than T_train.
-"""
+Each case is a real hub with real nodes (`real_run`). Each case fixes the least token time, the least step time and the
+hub's uplink. The number of slots is chosen so that the pool's throughput is `over` times what the model says is needed:
+by the learner's time in the previous run, and by a slot's throughput in the first run. `pool_over_needed` is the real
+ratio, by the run's own database, which also gives the prediction (`echo_hub.views.pace`). Over the uplink of `SLOW`, a
+version takes longer than a step."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from typing import Any, Final
 from benchmarks.backends.cases import lacks
 from benchmarks.capacity.real_run import Books, Fleet, run
 from benchmarks.dissemination.links import LinkSet, can_shape, remove_leftovers
-from benchmarks.processes import RunFailed
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.processes import RunFailed
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Workload
 from echo_hub.core.capacity.schedule import predict
@@ -27,16 +26,16 @@ from echo_hub.views.learner_time import learner_time
 from echo_hub.views.pace import Pace
 
 WARM_UP: Final = 4
-"""Steps that are left out: nodes earn their windows, and the hub learns its pace."""
+"""Steps that are left out, in which nodes earn trust and the hub learns their pace."""
 STEPS: Final = 13
-"""Of a run, those of the warm-up among them."""
+"""Steps of a run, warm-up included."""
 TOKEN_S: Final = 0.1
 STEP_S: Final = 2.0
 FAST: Final = LinkSet(hub_up=20, node_down=50, node_up=10)
 SLOW: Final = LinkSet(hub_up=7, node_down=50, node_up=10)
 ENOUGH: Final = 1.2
 SECONDS: Final = 45.0
-"""About, of one case."""
+"""Expected time of one case."""
 
 SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 6},
@@ -52,15 +51,15 @@ SEEN: Final = Pace(
     nodes=(NodeClass(name="both", count=1, rollouts_per_s=SLOTS_SEEN * 2.5, latency_s=0.7),),
     kinds=(),
 )
-"""What the first run is sized by, with so many slots."""
+"""Assumed pace for the first run, with `SLOTS_SEEN` slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run. In sequential mode its pool is that of an asynchronous run with the same numbers."""
+    """One run. A sequential run has the pool of the asynchronous run with the same numbers."""
 
     over: float
-    """Its pool, in what the capacity model says is needed."""
+    """The pool, in multiples of what the capacity model says is needed."""
     max_staleness: int
     publish_every: int = 1
     mode: Mode = "async"
@@ -73,7 +72,7 @@ class Case:
         return f"real run, {how}, pool {self.over:g}"
 
     def settings(self, seed: int) -> dict[str, dict[str, Any]]:
-        """The run's config."""
+        """Sections of the run's configuration."""
         training = {"max_staleness": self.max_staleness, "publish_every": self.publish_every}
         own = {"run": {"name": "capacity", "mode": self.mode, "seed": seed}}
         return {
@@ -101,7 +100,7 @@ ENOUGH_CASES: Final = tuple(case.name for case in CASES if case.over == ENOUGH a
 
 
 class Sizing:
-    """How many slots it takes, by what was seen last."""
+    """Chooses the number of slots by the pace of earlier runs."""
 
     def __init__(self) -> None:
         self._workload, self._nodes, self._slots = SEEN.workload, SEEN.nodes, SLOTS_SEEN
@@ -110,7 +109,7 @@ class Sizing:
         self._sized: dict[tuple[float, int, int], int] = {}
 
     def slots(self, case: Case) -> int:
-        """Of both nodes; the same for the same pool. Raises RunFailed where no number of them is enough."""
+        """Slots of both nodes together, equal for equal pools. Raises RunFailed if no number is enough."""
         workload = replace(
             self._workload,
             mode="async",
@@ -127,7 +126,7 @@ class Sizing:
         return self._sized[pool]
 
     def see(self, case: Case, slots: int, pace: Pace) -> None:
-        """The first run's slots are all at work, as its pool is too small."""
+        """Learn from a run. Only the first run shows a slot's throughput: its pool is too small, so no slot idles."""
         self._workload, self._uplink = pace.workload, case.links.hub_up
         if not self._has_seen:
             self._nodes, self._slots, self._has_seen = pace.nodes, slots, True
@@ -161,7 +160,7 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
 
 
 def figures(case: Case, slots: int, books: Books) -> dict[str, Any]:
-    """What a run's books say was, and what the model makes of them."""
+    """Measured and predicted figures of a run."""
     workload, nodes, steps = books.pace.workload, books.pace.nodes, books.steps[WARM_UP - 1 : STEPS]
     spent = learner_time(steps, started_at=steps[0].trained_at)
     assert spent is not None  # There are steps.
@@ -184,8 +183,8 @@ def figures(case: Case, slots: int, books: Books) -> dict[str, Any]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """`max_prediction_error` is over all runs; `when_enough` is the least of the asynchronous runs with a pool of
-    `ENOUGH`; the others are each of one case or of two."""
+    """`max_prediction_error` is over all runs; `..._when_enough` takes the minimum over asynchronous runs whose pool is
+    `ENOUGH`; each other figure is of one case or of two cases."""
     by_name = {row["case"]: row for row in rows}
     asynchronous, sequential = by_name.get(ASYNC.name), by_name.get(SEQUENTIAL.name)
     enough = [row for row in rows if row["case"] in ENOUGH_CASES]

@@ -1,24 +1,24 @@
-"""One real run: a hub and its nodes as processes, each on a host of its own, and what their books say afterwards.
+"""One real run: hub and nodes run as processes on separate hosts, and the finished database gives the figures.
 
-The hub is `paced_hub`, the nodes are `paced_node`: a real learner and real engines, whose steps and tokens take a known
-time. Their hosts are network namespaces with shaped links (`benchmarks.dissemination.links`), so that a version takes
-long to reach them.
-A run ends when it has trained its steps; nothing of it is in this process but its books.
+Learner and engines are real, but steps and tokens take a known time (`paced_learner`, `paced_node`). The hosts are
+network namespaces with shaped links (`benchmarks.dissemination.links`), so that a version takes long to reach them. A
+run ends when it has trained its steps.
 """
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
-from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
-from benchmarks.processes import hub_process, node_process, wait_for_steps
+from benchmarks.dissemination.links import HUB, LinkSet, open_links
+from benchmarks.harness import hub_with_learner
+from benchmarks.harness.hub_with_learner import LEARNER
+from benchmarks.harness.processes import hub_process, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
@@ -30,26 +30,26 @@ from echo_shared.books import StepRecord
 NUM_NODES: Final = 2
 SERVES_WITHIN_S: Final = 60.0
 STEP_WITHIN_S: Final = 20.0
-"""A run whose steps take longer than this on average has stalled."""
+"""Mean time of a step after which a run counts as stalled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """The nodes of a run, as alike as can be, and the learner's pace."""
+    """Pace of a run's nodes, which are alike, and of its learner."""
 
     slots: int
-    """Rollouts that they draw at once, all together."""
+    """Rollouts that all nodes draw at once."""
     token_s: float
     step_s: float
 
     def width(self, number: int) -> int:
-        """The slots of one node; they count from 1."""
+        """Slots of one node; nodes count from 1."""
         return (self.slots + number - 1) // NUM_NODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What is left of a run."""
+    """Steps and pace of a finished run, by its database."""
 
     steps: tuple[StepRecord, ...]
     pace: Pace
@@ -58,43 +58,36 @@ class Books:
 def run(
     settings: Mapping[str, Mapping[str, Any]], fleet: Fleet, links: LinkSet, directory: Path, *, num_steps: int
 ) -> Books:
-    """Plays a run until so many steps are trained. Raises RunFailed."""
+    """Carry out a run until this many steps are trained. Raises RunFailed."""
     run_directory = RunDirectory(directory / "run")
     with open_links(NUM_NODES, links) as net, ExitStack() as processes:
         config = load_config(None, {**settings, "server": {"host": net.address(HUB), "port": 0}})
         make_run(run_directory, config)
-        hub, url = processes.enter_context(_hub(net, fleet, directory))
+        hub, url = processes.enter_context(
+            hub_process(
+                run_directory.root,
+                directory / "hub.log",
+                module=hub_with_learner.MODULE,
+                within=net.command(HUB),
+                env={LEARNER: "benchmarks.capacity.paced_learner", STEP_S: str(fleet.step_s)},
+            )
+        )
         nodes = [
-            processes.enter_context(_node(net, url, fleet, directory, number)) for number in range(1, 1 + NUM_NODES)
+            processes.enter_context(
+                node_process(
+                    url,
+                    directory / f"node{number}",
+                    ["--insecure", "--backend", "llama_cpp", "--width", str(fleet.width(number))],
+                    module="benchmarks.capacity.paced_node",
+                    within=net.command(number),
+                    env={TOKEN_S: str(fleet.token_s)},
+                )
+            )
+            for number in range(1, 1 + NUM_NODES)
         ]
         within_s = SERVES_WITHIN_S + num_steps * STEP_WITHIN_S
         wait_for_steps(run_directory, num_steps, processes=[hub, *nodes], within_s=within_s)
     return _books(run_directory, config)
-
-
-def _hub(
-    net: Links | Loopback, fleet: Fleet, directory: Path
-) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
-    return hub_process(
-        directory / "run",
-        directory / "hub.log",
-        module="benchmarks.capacity.paced_hub",
-        within=net.command(HUB),
-        env={STEP_S: str(fleet.step_s)},
-    )
-
-
-def _node(
-    net: Links | Loopback, url: str, fleet: Fleet, directory: Path, number: int
-) -> AbstractContextManager[subprocess.Popen[str]]:
-    return node_process(
-        url,
-        directory / f"node{number}",
-        ["--insecure", "--backend", "llama_cpp", "--width", str(fleet.width(number))],
-        module="benchmarks.capacity.paced_node",
-        within=net.command(number),
-        env={TOKEN_S: str(fleet.token_s)},
-    )
 
 
 def _books(run_directory: RunDirectory, config: HubConfig) -> Books:

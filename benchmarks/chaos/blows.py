@@ -1,4 +1,4 @@
-"""What happens to a run: each kind of blow, and which of them fall together in a round."""
+"""Blows: what happens to a run, and which blows come together in a round."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Final
 
 import psutil
 
-from benchmarks import small_disk
 from benchmarks.chaos import memory
 from benchmarks.chaos.scene import Scene, faketime
+from benchmarks.harness import small_disk
 from echo_hub.learner.process import WORKER as LEARNER
 from echo_node.backends.process import WORKER as ENGINE
 
@@ -24,19 +24,19 @@ SCORER: Final = "echo_hub.scoring.worker"
 HUB_KILLED: Final = "hub killed"
 MEMORY_SHORT: Final = "memory short"
 LASTS_S: Final = 3.0
-"""Of what passes by itself."""
+"""Time of a blow that passes by itself."""
 DELAY_S: Final = 0.3
 SHARE: Final = 0.3
-"""Of messages that come twice, or that the next one passes."""
+"""Share of messages that come twice, or after the next message."""
 JUMPS_S: Final = (3_600.0, -1_800.0, 86_400.0, -86_400.0)
 LEAST_BYTES: Final = 2**14
-"""A full disk has so little left."""
+"""Free bytes of a full disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """`strike`: whether there was anything to strike. `weight`: how often it is in the deck. `lacks`: why it cannot be
-    tried here."""
+    """A kind of blow. `strike` returns True if there was anything to strike. `weight` is its number in the deck.
+    `lacks` says why this machine cannot have the blow."""
 
     name: str
     strike: Callable[[Scene, random.Random], Awaitable[bool]]
@@ -46,7 +46,7 @@ class Kind:
 
 
 def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) -> None:
-    """Undoes it, whatever else happens meanwhile."""
+    """Undo a blow after some seconds, at the latest when the scene ends."""
 
     async def undo() -> None:
         try:
@@ -95,7 +95,7 @@ def _hang(scene: Scene, process: psutil.Process | None) -> bool:
         return False
 
     def go_on() -> None:
-        with suppress(psutil.NoSuchProcess):  # It may have been killed meanwhile.
+        with suppress(psutil.NoSuchProcess):  # The process may have been killed meanwhile.
             process.send_signal(signal.SIGCONT)
 
     try:
@@ -179,14 +179,14 @@ OF_GATEWAYS: Final = (
     Kind(name="gateway killed", strike=_kill_gateway, weight=6, is_kill=True),
     Kind(name="broker killed", strike=_kill_broker, weight=3, is_kill=True),
 )
-"""Where gateways hold the connections."""
+"""Blows of runs whose gateways hold the connections."""
 DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_database, weight=6)
-"""Where the store is a server."""
+"""A blow of runs on a database server."""
 
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """All, those that this machine lacks something for included."""
+    """List all kinds, including those that this machine cannot have."""
     return (
         Kind(name=HUB_KILLED, strike=_kill_hub, weight=3, is_kill=True),
         Kind(name="learner killed", strike=_kill_below_hub(LEARNER), weight=3, is_kill=True),
@@ -208,7 +208,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def decks(chance: random.Random, *, on_postgresql: bool = False, by_gateways: bool = False) -> Iterator[Kind]:
-    """Blows for ever: every kind by its weight, in random order, then all again."""
+    """Endless blows: every kind by its weight in random order, then again."""
     others = [*([DATABASE_RESTARTED] if on_postgresql else []), *(OF_GATEWAYS if by_gateways else [])]
     possible = [kind for kind in (*kinds(), *others) if not kind.lacks]
     while True:

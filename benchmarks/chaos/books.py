@@ -1,10 +1,10 @@
-"""What the store's rows say in the end, whatever has happened."""
+"""Checks of the rows of the database."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Engine, Select, func, select
@@ -19,7 +19,8 @@ from echo_shared.messages import ReceiptState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """`acknowledged`: rollouts that nodes were told of; `quarantined`: nodes, all of which are honest."""
+    """`acknowledged` counts rollouts that were acknowledged to nodes, `quarantined` counts nodes; every node is
+    honest."""
 
     acknowledged: int
     lost_after_ack: int
@@ -27,19 +28,16 @@ class Books:
     identity_holds: bool
     quarantined: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def newest_step(engine: Engine) -> int | None:
-    """The newest that is trained; None where the database does not answer, or has no tables yet."""
+    """Return the newest trained step, or None for a silent or empty database."""
     found = _first(engine, select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     return None if found is None else int(found[0] or 0)
 
 
 def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple[int, float] | None:
-    """The newest evaluated version, or this one, and the share of held-out problems that it solves greedily; None where
-    there is none, as yet."""
+    """Return the newest evaluated version, or `of_version`, with its greedy held-out accuracy, or None if there is none
+    yet."""
     wanted = select(evaluations.c.policy_version, evaluations.c.accuracy).where(
         evaluations.c.kind == EvaluationKind.GREEDY.value
     )
@@ -50,7 +48,7 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
 
 
 def _first(engine: Engine, wanted: Select[Any]) -> Any:
-    """The first row; None: there is none."""
+    """Return the first row, or None for an empty result or a silent database."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()
@@ -59,7 +57,7 @@ def _first(engine: Engine, wanted: Select[Any]) -> Any:
 
 
 def check(engine: Engine, acknowledged: Collection[str]) -> Books:
-    """Once the hub has ended."""
+    """Check the database after the end of the hub."""
     with engine.connect() as connection:
         rows = connection.execute(
             select(

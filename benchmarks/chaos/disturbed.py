@@ -1,4 +1,4 @@
-"""Rounds of blows on one run, each followed by a wait for the next trained step."""
+"""Rounds of blows on one run. Each round ends with the next trained step."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.broker import broker_process
 from benchmarks.chaos.blows import MEMORY_SHORT, Kind, decks, kinds
 from benchmarks.chaos.books import Books, check, newest_evaluation
 from benchmarks.chaos.memory import memory_group
-from benchmarks.chaos.scene import Scene, free_port, scene
+from benchmarks.chaos.scene import Scene, scene
 from benchmarks.chaos.wire import Wire
-from benchmarks.postgresql import postgresql
-from benchmarks.small_disk import mounted
+from benchmarks.harness.broker import broker_process
+from benchmarks.harness.postgresql import postgresql
+from benchmarks.harness.site import free_port
+from benchmarks.harness.small_disk import mounted
 
 DISK_BYTES: Final = 2**29
 STARTS_WITHIN_S: Final = 120.0
 RECOVERS_WITHIN_S: Final = 90.0
 MOST_AT_ONCE: Final = 4
 APART_S: Final = 1.5
-"""At most, between two blows of a round."""
+"""Most seconds between two blows of a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """`evaluated`: the newest evaluated version, and what it solves."""
+    """The end of a run. `evaluated` is the newest evaluated version, and its accuracy."""
 
     rounds: list[dict[str, Any]]
     kills: int
@@ -75,7 +76,7 @@ async def run(
 
 
 async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> dict[str, Any]:
-    """A few blows, and how long it took from the last one until another step was trained."""
+    """Strike a few blows, and measure the time from the last blow to another trained step."""
     struck, kills, starts = [], 0, there.hub.num_starts
     for kind in islice(blows, chance.randint(1, MOST_AT_ONCE)):
         if await kind.strike(there, chance):
@@ -83,7 +84,7 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
             kills += kind.is_kill
         await asyncio.sleep(chance.uniform(0.0, APART_S))
     began = time.monotonic()
-    before = await there.reaches(0, within_s=RECOVERS_WITHIN_S)  # As soon as the database answers.
+    before = await there.reaches(0, within_s=RECOVERS_WITHIN_S)  # Waits until the database answers.
     after = None if before is None else await there.reaches(before + 1, within_s=RECOVERS_WITHIN_S)
     return {
         "blows": ", ".join(struck) or "none",

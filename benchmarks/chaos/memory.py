@@ -1,4 +1,4 @@
-"""Too little memory: a control group of Linux that the hub and all that it starts run in."""
+"""Short memory: a control group of Linux for the hub and all of its child processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Final
 
 ROOT: Final = Path("/sys/fs/cgroup")
 FREE: Final = 0.85
-"""Of what the group takes, what it is left."""
+"""Limit of a squeezed group, over its current use."""
 ROOM_BYTES: Final = 2**20
 MOST_ROOM_BYTES: Final = 2**29
 
 
 class MemoryGroup:
-    """Made; `command` before another runs that in it."""
+    """A control group. `command` before another command runs that command in the group."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -33,8 +33,8 @@ class MemoryGroup:
         return (sys.executable, "-c", f"{enter}; os.execvp(sys.argv[1], sys.argv[1:])")
 
     def squeeze(self) -> None:
-        """Less than is in use, or, where the kernel refuses what it cannot take back, hardly more: who asks for more
-        then is ended by it. Raises OSError."""
+        """Set the limit below the current use, or slightly above it if the kernel cannot reclaim enough. The kernel
+        then ends a process that asks for more. Raises OSError."""
         share, room = FREE, 0
         while True:
             used = int(self._usage.read_text())
@@ -44,14 +44,14 @@ class MemoryGroup:
             except OSError as error:
                 if error.errno != errno.EBUSY or room >= MOST_ROOM_BYTES:
                     raise
-            share, room = 1.0, 2 * room or ROOM_BYTES  # What is in use may have grown since it was read.
+            share, room = 1.0, 2 * room or ROOM_BYTES  # The use may have grown since it was read.
 
     def release(self) -> None:
         self._limit.write_text(self._unlimited)
 
 
 def lacking() -> str:
-    """Why there can be none; empty: there can."""
+    """Why this machine cannot have a control group; empty if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "only root on Linux makes control groups"
     try:
@@ -63,7 +63,7 @@ def lacking() -> str:
 
 @contextmanager
 def memory_group() -> Iterator[MemoryGroup]:
-    """Until the block is left, by when what ran in it has ended. Raises OSError."""
+    """Make a group for the time of the block. Its processes must end before the block does. Raises OSError."""
     base = ROOT / "memory" if (ROOT / "memory").is_dir() else ROOT
     place = base / f"echo-chaos-{os.getpid()}"
     place.mkdir()

@@ -1,11 +1,10 @@
-"""The run that everything happens to: its processes, each started again when it ends; nothing else is done for them."""
+"""The disturbed run and its processes. Each process is started again when it ends; nothing else is done for them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,13 +16,15 @@ from typing import Any, Final, TypeVar
 import psutil
 from sqlalchemy import Engine
 
-from benchmarks.broker import BrokerProcess
 from benchmarks.chaos.books import newest_step
 from benchmarks.chaos.memory import MemoryGroup
 from benchmarks.chaos.wire import Wire
+from benchmarks.harness.broker import BrokerProcess
+from benchmarks.harness.postgresql import PostgreSQL
+from benchmarks.harness.processes import ALONE
+from benchmarks.harness.site import Settings, merged
+from benchmarks.harness.small_disk import SmallDisk
 from benchmarks.ingest.behind_gateways import run_id_of, wait_until_taken
-from benchmarks.postgresql import PostgreSQL
-from benchmarks.small_disk import SmallDisk
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -32,11 +33,11 @@ from echo_hub.store.database import connect
 T = TypeVar("T")
 
 AGAIN_S: Final = 1.0
-"""Until a process that has ended is started again, as a service manager does."""
+"""Seconds until an ended process is started again."""
 ENDS_WITHIN_S: Final = 30.0
 LOOK_S: Final = 0.1
 STEPS: Final = 1_000_000
-"""A run that does not come to its end by itself."""
+"""More steps than any run trains."""
 EVALUATED_EVERY: Final = 10
 NODES: Final = 2
 GATEWAYS: Final = 2
@@ -44,9 +45,9 @@ FAKETIME: Final = (
     Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
     Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"),
 )
-"""Where Debian's libfaketime lies."""
+"""Paths of Debian's libfaketime."""
 
-SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+SETTINGS: Final[Settings] = {
     "run": {"name": "chaos"},
     "training": {"groups_per_step": 16, "group_size": 8},
     "sampling": {"max_tokens": 6},
@@ -55,22 +56,11 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "server": {"shared_memory": False},
     "alerts": {"disk_free_bytes": 0},
 }
-"""Of sums, by the smallest base; all else is as `echo-hub init` leaves it."""
-
-
-def settings(*, seed: int, **sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """SETTINGS, these over them."""
-    own = {"run": {"seed": seed}, **sections}
-    return {name: {**SETTINGS.get(name, {}), **own.get(name, {})} for name in SETTINGS.keys() | own.keys()}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+"""Sums with the smallest base. Other settings are those of `echo-hub init`."""
 
 
 class Kept:
-    """A process that is started again, a moment later, however it ends."""
+    """A process that is started again a moment after its end."""
 
     def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -81,7 +71,7 @@ class Kept:
         self.num_starts = 0
 
     async def run(self) -> None:
-        """For ever; cancelled, it lets the process end in its own way."""
+        """Run until cancelled; then let the process end regularly."""
         try:
             while True:
                 self.num_starts += 1
@@ -108,7 +98,7 @@ class Kept:
             await process.wait()
 
     def found(self, module: str = "") -> psutil.Process | None:
-        """The process, or the newest below it that runs this module."""
+        """Find the process, or its newest descendant running `module`; return None without a match."""
         if self.process is None or self.process.returncode is not None:
             return None
         with suppress(psutil.NoSuchProcess):
@@ -120,7 +110,7 @@ class Kept:
         return None
 
     def kill(self, module: str = "") -> bool:
-        """By SIGKILL; False: there is none."""
+        """Kill the process, or its descendant that runs this module. Returns False if there is none."""
         return self.signal(signal.SIGKILL, module)
 
     def signal(self, number: int, module: str = "") -> bool:
@@ -141,8 +131,8 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 @dataclass(kw_only=True)
 class Scene:
-    """What blows may strike. `disk`: the run's file system; `clock`: what shifts the hub's clock; None: not here.
-    `keeping`: what starts the nodes again."""
+    """All that blows may strike. `disk` is the run's file system, `clock` the file that shifts the hub's clock; None if
+    this scene has none. `keeping` are the tasks that start the nodes again."""
 
     run: RunDirectory
     wire: Wire
@@ -159,7 +149,7 @@ class Scene:
     in_background: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def reaches(self, step: int, *, within_s: float) -> int | None:
-        """Waits for the step to be trained; the newest that is, or None: not in that time."""
+        """Wait until the step is trained. Returns the newest trained step, or None after the time."""
 
         def look() -> int | None:
             newest = newest_step(self.engine)
@@ -168,7 +158,7 @@ class Scene:
         return await awaited(look, within_s=within_s)
 
     async def quiet(self) -> None:
-        """Ends the nodes, and waits until the hub has what the broker keeps of what they sent. Raises RunFailed."""
+        """End the nodes, and wait until the hub has taken in what the broker keeps. Raises RunFailed."""
         for task in self.keeping:
             task.cancel()
         await asyncio.wait(self.keeping)
@@ -177,7 +167,7 @@ class Scene:
 
 
 async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
-    """What `look` finds, in a thread, once it finds something; None: not in that time."""
+    """Call `look` in a thread until it finds something, and return that; None after the time."""
     clock = asyncio.get_running_loop().time
     until = clock() + within_s
     while True:
@@ -194,23 +184,26 @@ async def scene(
     hub_port: int,
     *,
     seed: int,
-    steps: int = STEPS,
     disk: SmallDisk | None = None,
     memory: MemoryGroup | None = None,
     database: PostgreSQL | None = None,
     broker: BrokerProcess | None = None,
     fake_clock: bool = False,
 ) -> AsyncIterator[Scene]:
-    """A hub at `hub_port` and its nodes at the other end of `wire`, serving until the block is left. With a broker,
-    GATEWAYS hold their connections, at the port where `wire` ends."""
+    """Serve a hub at `hub_port`, and connect its nodes through `wire`, for the time of the block. With a broker,
+    gateways at the end of `wire` hold the connections."""
     run = RunDirectory((disk.directory if disk is not None else scratch) / "run")
-    sections: dict[str, dict[str, Any]] = {"server": {"port": hub_port}, "training": {"steps": steps}}
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"seed": seed},
+        "server": {"port": hub_port},
+        "training": {"steps": STEPS},
+    }
     if database is not None:
         sections["store"] = {"url": database.url}
     if broker is not None:
         sections["server"]["trusted_proxies"] = ["127.0.0.1"]
         sections["gateways"] = {"url": broker.url, "port": wire.hub_port}
-    make_run(run, load_config(None, settings(seed=seed, **sections)))
+    make_run(run, load_config(None, merged(SETTINGS, sections)))
     clock = scratch / "clock" if fake_clock else None
     env = {"OMP_NUM_THREADS": "1"}
     if clock is not None:
@@ -251,12 +244,11 @@ async def scene(
 
 
 def faketime() -> Path | None:
-    """None: it is not installed."""
+    """Find the library file of libfaketime; return None without an installation."""
     return next((path for path in FAKETIME if path.exists()), None)
 
 
 def _node(home: Path, url: str) -> Kept:
     options = ["--quiet", "--name", home.name, "--data-dir", str(home), "--threads", "1", "--swarm-host", "127.0.0.1"]
-    env = {"OMP_NUM_THREADS": "1", "ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
     command = [sys.executable, "-m", "echo_node.main", "join", url, "--backend", "llama_cpp", *options]
-    return Kept(home.name, command, env=env, log=home.with_suffix(".log"))
+    return Kept(home.name, command, env=ALONE, log=home.with_suffix(".log"))

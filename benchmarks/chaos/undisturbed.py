@@ -1,4 +1,4 @@
-"""The same run with nothing happening to it."""
+"""The same run without blows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.chaos.books import newest_evaluation
-from benchmarks.chaos.scene import awaited, free_port, scene
+from benchmarks.chaos.scene import awaited, scene
 from benchmarks.chaos.wire import Wire
+from benchmarks.harness.site import free_port
 
 A_STEP_S: Final = 30.0
-"""No undisturbed step takes so long."""
+"""More seconds than an undisturbed step takes."""
 
 
 async def accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
-    """What its version solves of the held-out problems. Raises TimeoutError."""
+    """Held-out accuracy of a version of the undisturbed run. Raises TimeoutError."""
     port = free_port()
     async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
         look = partial(newest_evaluation, there.engine, of_version=policy_version)

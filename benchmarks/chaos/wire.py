@@ -1,8 +1,8 @@
-"""The line between nodes and their hub, and all that lines do to what they carry.
+"""The line between nodes and hub, which delays, repeats and swaps messages.
 
-Nodes join the line's address. Of a connection it knows, once it has become a websocket's (RFC 6455), where frames end,
-and so may carry whole messages twice or in another order, as a faulty middle box or a node's own retry would. It is
-also a witness: every rollout of which the hub has told a node that it is committed is in `acknowledged`.
+Nodes join the line's address. Once a connection is a websocket (RFC 6455), the line knows where frames end. So it can
+carry whole messages twice or in another order, as a faulty middlebox or a node's retry would. The line also records
+every rollout that the hub acknowledged to a node (`acknowledged`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from echo_shared.errors import CodecError
 from echo_shared.messages import Receipts, ReceiptState
 
 HELD_S: Final = 0.2
-"""A message that waits for another to go before it waits no longer."""
+"""Longest time for which a message waits to be swapped with the next one."""
 CHUNK: Final = 65_536
 END_OF_HEAD: Final = b"\r\n\r\n"
 WHOLE_MESSAGE: Final = 0x82
-"""The first byte of a frame that is all of a binary message."""
+"""First byte of a frame that is a whole binary message."""
 
 
 class Frames:
-    """Cuts the bytes of one direction of a connection into what may be carried on by itself."""
+    """Cuts the bytes of one direction of a connection into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._is_websocket: bool | None = None
-        """None: the head of the request, or of the answer, is not there yet."""
+        """None until a complete HTTP head has arrived."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """What is whole by now, in its order."""
+        """Add bytes; return the frames that are complete now, in order."""
         if self._is_websocket is False:
             return [data]
         self._buffer += data
@@ -60,13 +60,13 @@ class Frames:
         return taken
 
     def _frame_bytes(self) -> int:
-        """Of the first frame in the buffer; 0: it is not whole."""
+        """Size of the first frame in the buffer; 0 if it is incomplete."""
         start, size = _body(self._buffer)
         return start + size if start and len(self._buffer) >= start + size else 0
 
 
 def _body(frame: bytes | bytearray) -> tuple[int, int]:
-    """Where a frame's payload begins and how long it is; 0, 0: its head is not whole."""
+    """Start and size of a frame's payload; 0, 0 if its head is incomplete."""
     if len(frame) < 2:
         return 0, 0
     size, start = frame[1] & 0x7F, 2
@@ -80,7 +80,7 @@ def _body(frame: bytes | bytearray) -> tuple[int, int]:
 
 
 class Wire:
-    """`hub_port`: where the hub listens on loopback."""
+    """The line to the hub, which listens at `hub_port` of loopback."""
 
     def __init__(self, hub_port: int, chance: random.Random) -> None:
         self.hub_port = hub_port
@@ -89,16 +89,16 @@ class Wire:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.delay_s = 0.0
-        """For which everything is under way, in either direction."""
+        """Delay of each message, in both directions."""
         self.twice = 0.0
-        """The share of messages that arrive two times."""
+        """Share of messages that arrive twice."""
         self.swapped = 0.0
-        """The share of messages that the next one passes."""
+        """Share of messages that arrive after the next message."""
         self.acknowledged: set[str] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Carries what comes until the block is left; the URL that nodes join."""
+        """Carry connections for the time of the block. Yields the URL for nodes."""
         server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -110,7 +110,7 @@ class Wire:
                 await asyncio.wait(self._tasks)
 
     def cut(self) -> int:
-        """Ends all connections, mid-frame or not; how many there were."""
+        """Abort all connections; return their number."""
         count = len(self._writers)
         for writer in self._writers:
             writer.transport.abort()
@@ -129,7 +129,7 @@ class Wire:
             await asyncio.gather(
                 self._direction(reader, to_hub[1], from_hub=False), self._direction(to_hub[0], writer, from_hub=True)
             )
-        except OSError:  # The hub is not there, or either end is gone: what a line does then is to end.
+        except OSError:  # The hub is away, or either end is gone: the connection ends.
             pass
         finally:
             for one in writers:
@@ -195,7 +195,7 @@ class Wire:
         try:
             message = decode_from_hub(frame[_body(frame)[0] :])
         except CodecError:
-            return  # The head of an HTTP answer that begins like a frame; nodes refuse what is none.
+            return  # The head of an HTTP answer can begin like a frame.
         if isinstance(message, Receipts):
             self.acknowledged.update(
                 receipt.rollout_id

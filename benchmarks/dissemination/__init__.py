@@ -1,8 +1,9 @@
-"""How soon a new version reaches every node: Echo, HTTP one-to-many and libtorrent as it comes, beside the bound.
+"""Time until a new version is on every node: Echo, HTTP one-to-many and libtorrent's defaults, and the physical bound.
 
-The payload is a policy version's carrier, the same bytes for all sides, and lies ready when the time begins. Echo's
-ends when the last node may sample from the version: pieces checked, unsealed, decoded, every file compared with the
-signed manifest. HTTP's ends with a hash over the file, libtorrent's with the last piece's.
+The payload is a policy version's carrier, with the same bytes for all sides; it is ready when the time begins. Echo's
+time ends when the last node may sample from the version: pieces are checked, unsealed and decoded, and every file is
+compared with the signed manifest. HTTP's time ends with a hash over the file, libtorrent's with the hash of the last
+piece.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from benchmarks.dissemination.headline import PUBLISHED_DTYPE, SLOW_HUB, headlin
 from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
 from benchmarks.dissemination.rounds import Row, measure_fleet
 from benchmarks.dissemination.wan import homes
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
 
 
 def plan() -> list[Planned]:
-    from benchmarks.dissemination import delta  # As below.
+    from benchmarks.dissemination import delta  # It loads torch, which hosts' processes do without.
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
     return [
@@ -37,7 +38,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    from benchmarks.dissemination import delta  # It loads torch, which each host's process would have to load too.
+    from benchmarks.dissemination import delta  # It loads torch, which hosts' processes do without.
 
     if can_shape():
         remove_leftovers()

@@ -1,6 +1,6 @@
-"""What Echo is compared with: the hub serving everybody over HTTP, and libtorrent as it comes.
+"""Baselines: a hub that serves all nodes over HTTP, and libtorrent with its defaults.
 
-Both transfer the very directory that Echo sends, and both know of it at once: their time begins when the nodes begin.
+Both transfer the same directory as Echo. Their time begins when the nodes begin, so they need no announcement.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from aiohttp import web
 PeerAddress = tuple[str, int]
 CHUNK_BYTES: Final = 2**18
 LIBTORRENT_SETTINGS: Final = {
-    # The swarm is private, and its peers are told: nobody has to be searched for.
+    # The swarm is private and its peers are known, so no search is needed.
     "enable_dht": False,
     "enable_lsd": False,
     "enable_upnp": False,
     "enable_natpmp": False,
-    # Where all hosts are this machine.
+    # All hosts may be this machine.
     "allow_multiple_connections_per_ip": True,
     "alert_mask": int(lt.alert_category.error | lt.alert_category.status),
 }
-"""All others are libtorrent's defaults."""
+"""Settings that differ from libtorrent's defaults."""
 
 
 class HttpServer:
@@ -51,7 +51,7 @@ class HttpServer:
 
 
 async def http_fetch(url: str, target: Path, sha256: str) -> float:
-    """When it was all there and had this hash."""
+    """Fetch a file, verify its hash, and return the completion time."""
     found = hashlib.sha256()
     forever = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=forever) as http, http.get(url) as answer:
@@ -66,7 +66,7 @@ async def http_fetch(url: str, target: Path, sha256: str) -> float:
 
 
 class DefaultLibtorrent:
-    """A session of its own; one torrent at a time."""
+    """A libtorrent session with one torrent at a time."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -81,10 +81,10 @@ class DefaultLibtorrent:
         params = self._params(torrent, parent)
         params.flags |= lt.torrent_flags.seed_mode
         self._handle = self._session.add_torrent(params)
-        await self._until(lt.torrent_checked_alert)  # Who connects before that is turned away, for a minute.
+        await self._until(lt.torrent_checked_alert)  # Earlier connections are refused for a minute.
 
     async def fetch(self, torrent: Path, parent: Path, peers: list[PeerAddress], *, patience_s: float) -> float | None:
-        """When libtorrent had checked the last piece; None when it had not after all this time."""
+        """Fetch a torrent. Returns the time at which the last piece was checked; None after `patience_s`."""
         params = self._params(torrent, parent)
         params.peers = peers
         self._handle = self._session.add_torrent(params)
@@ -96,7 +96,7 @@ class DefaultLibtorrent:
         return time.time()
 
     async def remove(self) -> None:
-        """Ends the transfer; its files stay."""
+        """End the transfer. Its files stay."""
         self._session.remove_torrent(self._handle)
         await self._until(lt.torrent_removed_alert)
 

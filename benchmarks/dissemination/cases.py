@@ -1,4 +1,4 @@
-"""Which links, fleets and payloads are measured, and how often."""
+"""Links, fleets and payloads that are measured, and the number of repetitions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final, Literal
 
 from benchmarks.dissemination.links import LinkSet
 from benchmarks.dissemination.wan.homes import WanSet
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
-"""`echo`: as it comes, the hub chooses the way. `echo swarm`: the same, its way pinned to the swarm."""
+"""`echo` lets the hub choose the way. `echo swarm` pins the way to the swarm."""
 
 LINK_SETS: Final = tuple(
     LinkSet(hub_up=hub_up, node_down=100, node_up=node_up) for hub_up in (20, 100) for node_up in (20, 40)
@@ -20,34 +20,34 @@ FAST_HUB: Final = LINK_SETS[2]
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 """Payload bytes."""
 REPEATS_S: Final = 180.0
-"""After which a case makes no further repetitions."""
+"""Time after which a case makes no further repetitions."""
 START_S: Final = 4.0
-"""About, of a fleet of eight."""
+"""Expected start of a fleet of eight nodes."""
 NUM_NODES: Final = (2, 4, 8, 16)
 LOSSES: Final = (0.0, 0.002, 0.01)
-"""Shares of packets, on the emulated wide-area network."""
+"""Shares of lost packets on the emulated wide-area network."""
 HEADLINE_NODES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One payload on one fleet: every side sends it `repeats` times, in turns."""
+    """One payload on one fleet. Every side sends it `repeats` times, in turns."""
 
     size_bytes: int
     sides: tuple[Side, ...]
     repeats: int = 1
-    """Fewer where they take longer than REPEATS_S."""
+    """Repetitions; fewer if they take longer than REPEATS_S."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCases:
-    """What is measured on one fleet, one after the other; the fleet stands all the time."""
+    """Cases that are measured on one fleet, one after the other."""
 
     links: LinkSet | WanSet
     num_nodes: int
     cases: tuple[Case, ...]
     beside: bool = False
-    """It is measured while others are, which take the time."""
+    """True if the cases are measured in parallel to other fleets."""
 
     def name(self, case: Case) -> str:
         sides = ", HTTP beside the others" if self.beside else ""
@@ -66,7 +66,7 @@ def plan(fleets: Sequence[FleetCases], lacks: str = "") -> list[Planned]:
 
 
 def _seconds(fleet: FleetCases, case: Case) -> float:
-    """About: by the bound, and what HTTP takes in its place."""
+    """Expected time, by the bound and by the time of HTTP."""
     if fleet.beside:
         return 1.0
     bound_s = fleet.links.bound_s(case.size_bytes, fleet.num_nodes)
@@ -76,7 +76,7 @@ def _seconds(fleet: FleetCases, case: Case) -> float:
 
 
 def in_turns() -> list[FleetCases]:
-    """Those measured one after the other."""
+    """Fleets that are measured one after the other."""
     return [
         FleetCases(links=links, num_nodes=num_nodes, cases=tuple(_cases(links, num_nodes)))
         for num_nodes in NUM_NODES
@@ -85,7 +85,7 @@ def in_turns() -> list[FleetCases]:
 
 
 def beside() -> list[FleetCases]:
-    """The slow hub's unicast takes minutes in which machine and links idle: it is measured beside all others."""
+    """Fleets for unicast from the slow hub, which takes minutes of idle links. They are measured in parallel."""
     fleets = []
     for num_nodes in NUM_NODES:
         sizes = (MIDDLE, LARGE) if num_nodes == HEADLINE_NODES else (MIDDLE,)
@@ -95,15 +95,15 @@ def beside() -> list[FleetCases]:
 
 
 def over_wan() -> list[FleetCases]:
-    """Unequal homes, with delay and loss."""
+    """Fleets of unequal homes, with delay and loss."""
     sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
     cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (MIDDLE, SMALL))
     return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
 
 
 def _cases(links: LinkSet, num_nodes: int) -> Iterator[Case]:
-    """Unicast of the larger payloads on the first link set of each hub uplink alone: the nodes' uplinks are of no
-    consequence to it. The largest payload on one fleet, and where libtorrent takes longest on two link sets."""
+    """Measure unicast of larger payloads only on the first link set of each hub uplink: the nodes' uplinks do not
+    matter to it. Measure the largest payload on one fleet, and libtorrent with it on two link sets."""
     is_headline = num_nodes == HEADLINE_NODES
     pinned: tuple[Side, ...] = ("echo swarm",) if is_headline else ()
     unicast: tuple[Side, ...] = ("http",) if links == FAST_HUB else ()

@@ -1,8 +1,8 @@
-"""How small a policy version gets: adapters of real training runs, each against the version 1, 4 and 16 steps before.
+"""Size of a policy version: adapters of real training runs, encoded against versions 1, 4 and 16 steps before.
 
-Two models are trained by the hub's own sampler and learner at each learning rate: the built-in one on its sums, and a
-random one of 512 x 4 on a reward that any model can raise, the share of ids from the lower half of the vocabulary.
-Adapters are as the learner exports them, in float32, and rounded to bfloat16.
+The hub's own sampler and learner train two models at each learning rate: the built-in model on its sums, and a random
+model of 512 x 4 on a reward that any model can raise, the share of ids from the lower half of the vocabulary. Adapters
+are the learner's exports in float32, and the same rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import score_of
-from benchmarks.progress import Planned, Progress
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
@@ -34,15 +35,14 @@ from echo_shared import delta, torch_sampler
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
 from echo_shared.messages import FinishReason
-from echo_shared.sampling import GroupRequest
 
 LEARNING_RATES: Final = (1e-5, 1e-4)
 AHEAD: Final = (1, 4, 16)
 STEPS: Final = 40
-"""Of a run; its last version is what is encoded."""
+"""Steps of a run. Its last version is encoded."""
 GROUP_SIZE: Final = 4
 REPEATS: Final = 5
-"""The fastest counts: everything else is the machine's other work."""
+"""Repetitions, of which the fastest counts: the others include other work of the machine."""
 MID: Final[dict[str, Any]] = {
     "vocab_size": 1024,
     "hidden_size": 512,
@@ -56,15 +56,15 @@ MID: Final[dict[str, Any]] = {
     "eos_token_id": None,
 }
 MID_TOKENS: Final = 8
-"""Of a prompt, and of a completion."""
+"""Tokens of a prompt, and of a completion."""
 SUBJECTS: Final = ("tiny", "mid")
 RUN_S: Final = {"tiny": 25.0, "mid": 35.0}
-"""About."""
+"""Expected time of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model, and what it is trained on, by group."""
+    """A model, and its prompt and reward by group."""
 
     name: str
     base: Path
@@ -82,11 +82,10 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> list[dict[str, Any]]:
-    """A row for each model, learning rate, dtype and number of steps between a version and its parent.
+    """Measure a row for each model, learning rate, dtype and number of steps between a version and its parent.
 
-    Ratios are of bytes over those of the raw adapter's files; encode_mb_s and decode_mb_s count the raw bytes, of the
-    delta, in one thread, files written and read included. `exact`: every file came back as it was, of keyframe and
-    delta.
+    Ratios are bytes over those of the raw adapter's files. `encode_mb_s` and `decode_mb_s` count raw bytes of the delta
+    in one thread, with file access. `exact` is True if every file of keyframe and delta came back unchanged.
     """
     disable_progress_bar()
     torch.set_num_threads(1)
@@ -111,7 +110,7 @@ def _name(subject: str, rate: float) -> str:
 
 
 def _told(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of the newest run: what its last version takes as a delta against the one before."""
+    """Delta ratios of the newest run's last version against the version before."""
     newest = [row for row in rows if (row["model"], row["lr"]) == (rows[-1]["model"], rows[-1]["lr"])]
     return {f"{row['dtype']} delta_ratio": row["delta_ratio"] for row in newest if row["ahead"] == 1}
 
@@ -165,7 +164,7 @@ def _config(seed: int, *, rate: float, max_tokens: int) -> HubConfig:
 
 
 def _train(subject: Subject, rate: float, seed: int, directory: Path) -> dict[int, Path]:
-    """Trains for STEPS; the versions that are compared, by step, as the learner exports them."""
+    """Train for `STEPS`. Returns the exported versions that are compared, by step."""
     config = _config(seed, rate=rate, max_tokens=subject.max_tokens)
     settings = LearnerSettings.of_run(config, base_dir=subject.base, stop_ids=subject.stop_ids)
     policy = Policy.load(settings)
@@ -183,14 +182,11 @@ def _train(subject: Subject, rate: float, seed: int, directory: Path) -> dict[in
 
 def _sampled(policy: Policy, subject: Subject, groups: Iterable[int]) -> Iterator[TrainingGroup]:
     requests = [
-        GroupRequest(
-            lease_id=group,
-            group_id=group,
-            indices=tuple(range(GROUP_SIZE)),
-            prompt_ids=subject.prompt(group),
+        group_request(
+            group,
+            subject.prompt(group),
+            indices=range(GROUP_SIZE),
             seed=derive_seed("delta", subject.name, group),
-            policy_version=0,
-            temperature=1.0,
             max_tokens=subject.max_tokens,
             stop_ids=subject.stop_ids,
         )
@@ -213,7 +209,7 @@ def _sampled(policy: Policy, subject: Subject, groups: Iterable[int]) -> Iterato
 
 
 def _rounded(version: Path) -> Path:
-    """The same adapter in bfloat16, rounded to nearest."""
+    """Round an adapter to bfloat16."""
     directory = version.with_name(f"{version.name}-bfloat16")
     directory.mkdir()
     weights = {name: weight.bfloat16() for name, weight in load_file(version / WEIGHTS_FILE).items()}
@@ -240,7 +236,7 @@ def _rows(versions: dict[int, Path], scratch: Path) -> Iterator[dict[str, Any]]:
 
 
 def _coded(version: Path, parent: Path | None, scratch: Path) -> tuple[int, float, float, bool]:
-    """Bytes of the payload, seconds to encode and to decode it, and whether all files came back."""
+    """Bytes of the payload, seconds to encode and to decode it, and True if all files came back."""
     payload, decoded = scratch / "payload", scratch / "decoded"
     shutil.rmtree(decoded, ignore_errors=True)
     encode_s = _fastest(lambda: delta.encode(version, payload, parent=parent))

@@ -1,4 +1,4 @@
-"""Echo's hub as far as dissemination goes: all its real parts, without learner, store and pages."""
+"""The part of Echo's hub that disseminates versions: real parts, without learner, store and pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUN: Final = "benchmark"
 
 
 class EchoHub:
-    """One run, which lasts over restarts in its directory. It is its own gateway's inbox."""
+    """One run, which its directory keeps over restarts. It is the inbox of its own gateway."""
 
     def __init__(self, address: str, directory: Path, *, way: str, port: int) -> None:
         self._address = address
@@ -49,7 +49,7 @@ class EchoHub:
         self.tracker_is_down = False
 
     async def open(self) -> str:
-        """The URL to join."""
+        """Serve; return the URL for nodes."""
         self._directory.mkdir(parents=True, exist_ok=True)
         me = key_file.load_or_create(self._directory / "hub.key")
         self._run_id = f"{me.node_id}-{RUN}"
@@ -87,7 +87,7 @@ class EchoHub:
 
     @property
     def carriers(self) -> Path:
-        """Where what is sent lies."""
+        """Directory of the published carriers."""
         return self._directory / "artefacts"
 
     async def publish(self, version: int, adapter: Path) -> Carrier:
@@ -156,11 +156,11 @@ class EchoHub:
         return answer
 
     async def _record(self, news: Sequence[Release | Arrival]) -> None:
-        """A hub's store takes it; here the nodes say themselves when a version has come."""
+        """Record nothing: here the nodes themselves report the arrival of a version."""
 
 
 def _write_base(directory: Path) -> Path:
-    """As small as a base model can be: nodes fetch it when they join, and nothing is measured then."""
+    """Write the smallest possible base model. Nodes fetch it when they join, before any measurement."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "benchmark"}))
     save_file({"weight": np.zeros(1, np.float32)}, directory / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Echo's node: the whole daemon, but for an engine, which has nothing to do with how versions travel."""
+"""Echo's node: the whole daemon without an engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES: Final = {"pushed_bytes", "mesh_bytes", "swarm_bytes", "web_seed_bytes"}
 
 
 class EchoNode(Daemon):
-    """Call `open`, then `received` for each version."""
+    """A node. Call `open`, then `received` for each version."""
 
     def __init__(self, url: str, address: str, directory: Path) -> None:
         paths = Paths.find(directory)
@@ -40,26 +40,26 @@ class EchoNode(Daemon):
         self._has_base = asyncio.Event()
 
     async def open(self) -> None:
-        """Returns once the node has joined and has the base model."""
+        """Join; return once the node has the base model."""
         self._daemon = asyncio.create_task(self.run(), name="daemon")
         base = asyncio.create_task(self._has_base.wait())
         await asyncio.wait({self._daemon, base}, return_when=asyncio.FIRST_COMPLETED)
         if self._daemon.done():
-            self._daemon.result()  # Raises what ended it.
+            self._daemon.result()  # Raises the error that ended the daemon.
 
     async def received(self, version: int) -> dict[str, Any]:
-        """Waits for this version: when it was verified, and how it came."""
+        """Wait for this version. Returns the time of its verification, and its sources."""
         async with self._news:
             await self._news.wait_for(lambda: version in self._here)
         at, fetched = self._here[version]
         return {"at": at, **fetched.model_dump(include=SOURCES)}
 
     async def digest(self, version: int) -> str:
-        """A hash of this version's files as they lie here."""
+        """Hash of this version's files on the disk."""
         return await asyncio.to_thread(digest_of, self._artefact(version))
 
     def has(self, version: int) -> bool:
-        """Whether this version has been verified."""
+        """True if this version has been verified."""
         return version in self._here
 
     async def _tell_shell(self, event: Event) -> None:
@@ -81,10 +81,10 @@ class EchoNode(Daemon):
 
 
 class _NoEngine(EngineSupervisor):
-    """Loads for ever."""
+    """An engine that never finishes loading."""
 
     def __init__(self) -> None:
-        """Takes none of an engine's parts."""
+        """Skip the parts of a real engine."""
         self._child = None
 
     async def run(self, after_s: float, max_width: int) -> None:
@@ -93,4 +93,4 @@ class _NoEngine(EngineSupervisor):
 
 class _Unseen:
     def update(self, snapshot: NodeSnapshot) -> None:
-        """Nobody looks."""
+        """Show nothing."""

@@ -1,7 +1,7 @@
-"""What goes wrong in real fleets, done to Echo's real parts: every honest node must end with the very files, unaided.
+"""Faults of real fleets: every honest node must end with the right files, without help.
 
-The nodes of a small fleet have joined; a version is announced; before or midway comes the fault. A node that has not
-verified the version `PATIENCE_S` after the damage is done is stuck. Faults take links of their own, so root's rights.
+The nodes of a small fleet have joined. A version is announced; the fault comes before that or midway. A node that has
+not verified the version `PATIENCE_S` after the fault is stuck. Faults need links of their own, and so root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.dissemination.fleet import Fleet, HostFailed, open_fleet
 from benchmarks.dissemination.links import HUB, Links, LinkSet, can_shape, run_command
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.rounds import Row, digests, received, shares
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +28,18 @@ LINKS: Final = LinkSet(hub_up=20, node_down=100, node_up=20)
 NUM_NODES: Final = 4
 PAYLOAD_BYTES: Final = 4_000_000
 MIDWAY_S: Final = 0.8
-"""After the announcement; the bound is twice that."""
+"""Time after the announcement: half of the bound."""
 OUTAGE_S: Final = 10.0
 PATIENCE_S: Final = 90.0
 WAYS: Final = ("broadcast", "swarm")
 AT_ONCE: Final = 2
+"""Scenes in parallel."""
 SCENE_S: Final = 20.0
-"""About."""
-"""Scenes that run beside each other."""
 DISK_BYTES: Final = 64 * 2**20
 VERSION: Final = 1
 SIDE: Final = "echo"
 VICTIM: Final = 1
-"""The host to which it happens, where it happens to a node."""
+"""The host of faults that happen to a node."""
 
 CONDITIONS: Final = (
     f"{NUM_NODES} nodes, {LINKS.name} Mbit/s, {PAYLOAD_BYTES / 1e6:g} MB; each with the way pinned, "
@@ -50,15 +49,15 @@ CONDITIONS: Final = (
 
 
 class Scene:
-    """A fleet, and the version that it is to get."""
+    """A fleet, and the version for it."""
 
     def __init__(self, fleet: Fleet, links: Links, *, way: str, seed: int, at_end: ExitStack) -> None:
         self.fleet = fleet
         self.links = links
         self.honest = list(fleet.nodes)
-        """Hosts whose nodes must have the version in the end."""
+        """Hosts whose nodes must get the version."""
         self.at_end = at_end
-        """Closed when all processes have ended."""
+        """Closed after the end of all processes."""
         self.payload_bytes = 0
         self.announced_at = 0.0
         self.adapter = fleet.directory / "adapter"
@@ -67,7 +66,7 @@ class Scene:
         write_adapter(self.adapter, PAYLOAD_BYTES, seed)
 
     async def open_hub(self) -> str:
-        """The URL, which is the same after a restart."""
+        """Open the hub; return its URL, which is the same after a restart."""
         url: str = await self.fleet.hub.ask("open_echo", side=SIDE, way=self._way, port=self._port)
         self._port = int(url.rpartition(":")[2])
         return url
@@ -80,14 +79,15 @@ class Scene:
         self.announced_at = await self.fleet.hub.ask("announce", side=SIDE, version=VERSION)
 
     async def announce_and_wait_till_midway(self) -> None:
-        """Raises RuntimeError when a node has the version by then: the fault would be none."""
+        """Announce, and wait. Raises RuntimeError if a node already has the version: the fault would come too late."""
         await self.announce()
         await asyncio.sleep(MIDWAY_S)
         if any(await self.fleet.of_nodes("has", side=SIDE, version=VERSION)):
             raise RuntimeError("the version had arrived before the fault came")
 
     async def until_received(self) -> tuple[list[Row], set[str]]:
-        """What the honest nodes say in the end, and hashes of what they have. Raises TimeoutError when one is stuck."""
+        """Wait for all honest nodes. Returns their reports, and hashes of their files. Raises TimeoutError if a node is
+        stuck."""
         nodes = [self.fleet.nodes[host] for host in self.honest]
         async with asyncio.timeout(PATIENCE_S):
             return await received(nodes, SIDE, VERSION), await digests(nodes, SIDE, VERSION)
@@ -98,13 +98,13 @@ Act = Callable[[Scene], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`before` happens when the hub is up and before nodes join it, `play` announces the version."""
+    """A fault. `before` runs between the start of the hub and the joins of nodes; `play` announces the version."""
 
     name: str
     before: Act | None = None
     play: Act = Scene.announce
     nodes_are_linked: bool = True
-    """Before the version is announced."""
+    """True if all nodes are linked before the announcement."""
 
 
 async def _turn_one_hostile(scene: Scene) -> None:
@@ -136,7 +136,8 @@ async def _cut_uplink(scene: Scene) -> None:
 
 
 async def _restart_hub(scene: Scene) -> None:
-    """As the real one: what its store says is published is published again, and whoever connects is offered it."""
+    """Restart like a real hub: the restarted hub publishes the version again and offers the version to joining
+    nodes."""
     await scene.announce_and_wait_till_midway()
     await scene.fleet.hub.kill()
     await scene.fleet.start(HUB)
@@ -179,7 +180,7 @@ def plan() -> list[Planned]:
 
 
 async def try_all(seed: int, progress: Progress) -> list[Row]:
-    """A row a fault and way."""
+    """Try all wanted faults; one row for each fault and way."""
     turns = asyncio.Semaphore(AT_ONCE)
 
     async def in_turn(fault: Fault, way: str) -> Row:
@@ -197,7 +198,8 @@ def _name(fault: Fault, way: str) -> str:
 
 
 async def try_one(fault: Fault, way: str, seed: int) -> Row:
-    """`survived`: every honest node has exactly what the hub published. `seconds`: until the last of them had it."""
+    """Try one fault. `survived` is True if every honest node has exactly the published files; `seconds` counts until
+    the slowest honest node had all files."""
     about = {"fault": fault.name, "way": way, "nodes": NUM_NODES}
     with tempfile.TemporaryDirectory(prefix="echo-faults-") as directory, ExitStack() as at_end:
         try:
@@ -217,7 +219,7 @@ async def try_one(fault: Fault, way: str, seed: int) -> Row:
 async def _run(
     fault: Fault, way: str, seed: int, directory: Path, at_end: ExitStack
 ) -> tuple[Scene, list[Row], set[str]]:
-    """As `Scene.until_received`."""
+    """Play one fault. Returns the scene, and the results of `Scene.until_received`."""
     async with open_fleet(LINKS, NUM_NODES, directory) as fleet:
         if not isinstance(fleet.net, Links):
             raise RuntimeError("faults take shaped links")

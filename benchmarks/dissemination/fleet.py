@@ -1,4 +1,4 @@
-"""The benchmark's end of its hosts: a hub's process and the nodes', each on its own link."""
+"""The benchmark's view of hub and node processes, one process per link."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ import psutil
 from benchmarks.dissemination.host import MAX_LINE_BYTES
 from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
+from benchmarks.harness.processes import processor_s
 
 ANSWER_S: Final = 300.0
-"""A host that takes longer is stuck."""
+"""Longest time of an answer."""
 HUB_MODULE: Final = "benchmarks.dissemination.hub_host"
 NODE_MODULE: Final = "benchmarks.dissemination.node_host"
 
 
 class HostFailed(Exception):
-    """A host's process says that it could not do what it was asked, or has ended."""
+    """A host's process could not do a request, or has ended."""
 
 
 class Host:
-    """One process. Use `Host.start`."""
+    """One process. Make it with `Host.start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
         self._process = process
@@ -53,7 +54,7 @@ class Host:
         return cls(process, f"{log.stem}, whose log is {log}")
 
     async def ask(self, do: str, **arguments: object) -> Any:
-        """The answer's result. Raises HostFailed, TimeoutError."""
+        """Make a request; return its result. Raises HostFailed, TimeoutError."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         assert self._process.stdin is not None
@@ -67,12 +68,11 @@ class Host:
             del self._asked[number]
 
     def cpu_s(self) -> float:
-        """Processor time that it has used so far."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
+        """Processor seconds so far."""
+        return processor_s([psutil.Process(self._process.pid)])
 
     async def end(self) -> None:
-        """In good order, or after a few seconds by force."""
+        """End the process, after a few seconds by force."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -83,7 +83,7 @@ class Host:
         await self._reader
 
     async def kill(self) -> None:
-        """As the power does."""
+        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
@@ -106,7 +106,7 @@ class Host:
 
 
 class Fleet:
-    """A hub and its nodes, each a process on a host of its own. Use `open_fleet`."""
+    """Hub and node processes on separate hosts. Make a fleet with `open_fleet`."""
 
     def __init__(self, net: Links | Loopback | Wan, directory: Path) -> None:
         self.net = net
@@ -119,11 +119,11 @@ class Fleet:
 
     @property
     def nodes(self) -> dict[int, Host]:
-        """By their host's number, which counts from 1."""
+        """Nodes by the number of their host, which counts from 1."""
         return {number: host for number, host in self._hosts.items() if number != HUB}
 
     async def start(self, number: int, directory: Path | None = None) -> Host:
-        """A process on this host, in the place of one that has ended; its data lie in `directory`."""
+        """Start a process on this host, or start it again. Its data lie in `directory`."""
         name = "hub" if number == HUB else f"node{number}"
         where = directory or self.directory / name
         where.mkdir(parents=True, exist_ok=True)
@@ -136,11 +136,11 @@ class Fleet:
         return self._hosts[number]
 
     def cpu_s(self) -> float:
-        """Processor time that all processes together have used so far."""
+        """Processor seconds of all processes so far."""
         return sum(host.cpu_s() for host in self._hosts.values())
 
     async def of_nodes(self, do: str, **arguments: object) -> list[Any]:
-        """What all nodes, asked at once, answer, in their order."""
+        """Ask all nodes at once; return their answers in order."""
         return await asyncio.gather(*(node.ask(do, **arguments) for node in self.nodes.values()))
 
     async def end(self) -> None:
@@ -149,7 +149,7 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(links: LinkSet | WanSet, num_nodes: int, directory: Path) -> AsyncIterator[Fleet]:
-    """All processes have started; they and the links end with it."""
+    """Start all processes. They and the links end with the block."""
     opened = open_wan(num_nodes, links) if isinstance(links, WanSet) else open_links(num_nodes, links)
     with opened as net:
         fleet = Fleet(net, directory)

@@ -1,4 +1,4 @@
-"""The few figures that matter, out of all rows."""
+"""Headline figures of all rows."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from benchmarks.dissemination.rounds import Row
 from benchmarks.dissemination.simulated import HEADLINE_KINDS, NUM_NODES
 
 GROWTH: Final = (4, 16)
-"""Nodes: from, to."""
+"""Numbers of nodes that are compared."""
 SLOW_HUB: Final = 20
-"""Its uplink in Mbit/s: there the bound does not grow with the nodes, so that growth tells of the scheme alone."""
+"""Uplink of the slow hub in Mbit/s. Its bound does not grow with the nodes, so growth shows the scheme alone."""
 USUAL_LOSS: Final = 0.002
-"""Share of packets that a home link may lose without being a lossy one."""
+"""Share of packets that a usual home link may lose."""
 PUBLISHED_DTYPE: Final = "bfloat16"
 TOLERANCE: Final = 0.1
-"""A carrier is a little larger or smaller than the payload that was asked for."""
+"""Relative difference between a carrier and the requested payload."""
 
 
 def headline(
     sent: Sequence[Row], deltas: Sequence[Row], tried: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]
 ) -> dict[str, Any]:
-    """The worst of all link sets; of neighbouring versions, the worst of all models. None: not measured.
-
-    `far`: over the emulated network.
-    """
+    """Return the worst of all link sets and models. None: not measured. `far` are rows of the emulated network."""
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
     return {
         "ratio_to_bound_64MB_N8": max((row["ratio_to_bound"] for row in large), default=None),
@@ -48,7 +45,7 @@ def headline(
 
 
 def _wan(far: Sequence[Row]) -> dict[str, float | None]:
-    """The worst of the losses that each is about; of the emulator, the worst of all."""
+    """Return the worst of each group of losses, and the emulator's worst of all."""
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
     lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
@@ -77,13 +74,13 @@ def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Ite
 
 
 def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float | None:
-    """Seconds over the slow hub's links, the slowest of them."""
+    """Return the slowest time over the links of the slow hub."""
     rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
     return max((float(row["seconds"]) for row in rows), default=None)
 
 
 def _delta_ratio(deltas: Sequence[Row], rate: float) -> float | None:
-    """Of what is published, and one step on."""
+    """Delta ratio of the published dtype, one step on."""
     ratios = [
         float(row["delta_ratio"])
         for row in deltas

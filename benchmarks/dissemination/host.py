@@ -1,9 +1,8 @@
-"""A process on one host of the benchmark: it obeys requests, one JSON object a line, and answers each with one.
+"""A process on one host of the benchmark, which answers requests: one JSON object in a line each.
 
-Requests are {"id", "do", ...}: `do` names a method of the host's object, the rest are its arguments. They run beside
-each other. The answer is {"id", "result"} or {"id", "error"}. The process ends when its standard input does, so that
-none outlives the benchmark.
-"""
+A request is {"id", "do", ...}: `do` names a method of the host's object, the rest are its arguments. Requests run in
+parallel. The answer is {"id", "result"} or {"id", "error"}. The end of standard input ends the process, so no process
+outlives the benchmark."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ MAX_LINE_BYTES = 2**22
 
 
 async def obey(host: object) -> None:
-    """Until the end of standard input; what is still running then is cancelled."""
+    """Answer requests until the end of standard input; then cancel the running ones."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -34,6 +33,6 @@ async def _carry_out(host: object, request: dict[str, Any]) -> None:
     number, method = request.pop("id"), getattr(host, request.pop("do"))
     try:
         answer = {"id": number, "result": await method(**request)}
-    except Exception as error:  # noqa: BLE001 - whoever asked raises it.
+    except Exception as error:  # noqa: BLE001 - The asking process raises it.
         answer = {"id": number, "error": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer), flush=True)

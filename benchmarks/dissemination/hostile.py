@@ -1,4 +1,4 @@
-"""A node that sends other bytes than it was sent, to whoever takes them: over the mesh, and in the swarm."""
+"""A node that sends corrupt bytes to its peers, over the mesh and in the swarm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _honest_hand_on = Mesh.hand_on
 
 
 def turn() -> None:
-    """From now on, in this process."""
+    """Turn the node of this process hostile."""
     for kind, name, method in ((Mesh, "hand_on", _hand_on), (BitTorrentSwarm, "fetch", _seed_rubbish)):
         setattr(kind, name, method)
 
@@ -28,14 +28,14 @@ def _hand_on(mesh: Mesh, piece: Piece, branches: Iterable[tuple[int, bytes]]) ->
 async def _seed_rubbish(
     swarm: BitTorrentSwarm, torrent: bytes, parent: Path, *, tracker_urls: Iterable[str] = (), **_: Any
 ) -> FetchStats:
-    """In place of a fetch, and without an end: it says that it has everything, and sends zeros."""
+    """Claim all pieces in place of a fetch, and send zeros without end."""
     layout = read_torrent(torrent)
     for path, size in layout.files:
         file = parent / layout.name / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(bytes(size))
-    # libtorrent would look at a piece before it sends it, and find out.
+    # libtorrent would check a piece before it sends it.
     assert swarm._session is not None
     swarm._session.apply_settings({"disable_hash_checks": True})
     await swarm.seed(torrent, parent / layout.name, tracker_urls)
-    return await asyncio.Future()  # For as long as its daemon, which would make nothing of it, is patient.
+    return await asyncio.Future()  # The fetch never ends.

@@ -1,4 +1,4 @@
-"""The hub's process: all that serves a payload, of every side. `python -m benchmarks.dissemination.hub_host`."""
+"""The hub's process with the servers of all sides. `python -m benchmarks.dissemination.hub_host`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.dissemination.host import obey
 
 
 class HubHost:
-    """`address` is this host's own. What is asked of it comes from `benchmarks.dissemination.rounds` and `faults`."""
+    """The hub's host at `address`. `rounds` and `faults` call its methods."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -24,12 +24,12 @@ class HubHost:
         self._hubs: dict[str, EchoHub] = {}
 
     async def open_echo(self, side: str, way: str, port: int = 0) -> str:
-        """The hub's URL."""
+        """Open a hub; return its URL."""
         self._hubs[side] = EchoHub(self._address, self._directory / side, way=way, port=port)
         return await self._hubs[side].open()
 
     async def open_baselines(self, side: str) -> dict[str, Any]:
-        """They send what the hub of `side` has made."""
+        """Open the baselines, which send the carriers of this side's hub."""
         self._http = HttpServer(self._address, self._hubs[side].carriers)
         await self._http.open()
         self._libtorrent = DefaultLibtorrent(self._address)
@@ -37,7 +37,7 @@ class HubHost:
         return {"url": self._http.url, "peer": [self._address, self._libtorrent.port]}
 
     async def prepare(self, side: str, version: int, adapter: str) -> dict[str, Any]:
-        """Publishes, but does not tell anybody."""
+        """Publish without an announcement."""
         began_at = time.perf_counter()
         carrier = await self._hubs[side].publish(version, Path(adapter))
         seconds = time.perf_counter() - began_at
@@ -53,7 +53,7 @@ class HubHost:
         }
 
     async def announce(self, side: str, version: int) -> float:
-        """When."""
+        """Announce a version; return the time."""
         began_at = time.time()
         self._hubs[side].announce(version)
         return began_at
@@ -65,7 +65,7 @@ class HubHost:
         await self._libtorrent.remove()
 
     async def linked(self, side: str, num_nodes: int) -> None:
-        """Waits until so many nodes are all linked with each other."""
+        """Wait until this many nodes are all linked with each other."""
         await self._hubs[side].linked(num_nodes)
 
     async def silence_tracker(self, side: str) -> None:

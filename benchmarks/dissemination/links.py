@@ -1,10 +1,9 @@
-"""Hosts on home links: network namespaces on one bridge, each of whose two directions is shaped by itself.
+"""Hosts on home links: network namespaces on one bridge, with both directions of each link shaped.
 
-Host 0 is the hub, the others are the nodes. Where the kernel has netem, every link also has a delay. Without root's
-rights, or without iproute2, all hosts are this machine's loopback interface, and nothing is shaped.
+Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Without root or
+without iproute2, all hosts share this machine's loopback interface, and nothing is shaped.
 
-What is made here has a name of its own for each run and is removed by `close`; what a killed run has left is removed
-by the next one.
+Namespaces have names of their own for each run. `close` removes them; the next run removes those of a killed run.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import psutil
 
 HUB: Final = 0
 DELAY_MS: Final = 10
-"""One way, of each host's link, where there is netem."""
+"""One-way delay of each host's link, with netem."""
 QUEUE_MS: Final = 50
-"""What waits before a link at most: no deeper than a home router's queue is."""
+"""Depth of the queue before a link: not more than that of a home router."""
 UPLINK_BURST: Final = "16kb"
 DOWNLINK_BURST: Final = "32kb"
 CONGESTION_CONTROLS: Final = ("cubic", "reno")
-"""Of TCP, the first that may be chosen here: those of home computers. Without delay BBR is no measure of anything: its
-window, rate times least delay, is then a few packets."""
+"""TCP congestion controls of home computers, by preference. BBR would measure nothing without delay: its window, rate
+times least delay, would be a few packets."""
 HUB_DOWN_MBIT_S: Final = 1000
 CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 PREFIX: Final = "echo-bench"
@@ -40,7 +39,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSet:
-    """Megabits a second."""
+    """Rates of all links, in megabits a second."""
 
     hub_up: int
     node_down: int
@@ -48,7 +47,7 @@ class LinkSet:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Of a table's row."""
+        """Columns of a row."""
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": self.node_up}
 
     @property
@@ -56,7 +55,7 @@ class LinkSet:
         return f"hub {self.hub_up}, nodes {self.node_down}/{self.node_up}"
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
-        """No scheme has `size_bytes` on all nodes sooner.
+        """Return the lower bound of seconds for spreading `size_bytes` to all nodes by any scheme.
 
         Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
         """
@@ -69,18 +68,18 @@ class LinkSet:
 
 
 class Loopback:
-    """All hosts are this machine, unshaped."""
+    """All hosts are this machine, without shaping."""
 
     def address(self, host: int) -> str:
         return "127.0.0.1"
 
     def command(self, host: int) -> list[str]:
-        """What a program is prefixed with to run on this host."""
+        """Command before a program that runs on this host."""
         return []
 
 
 class Links:
-    """Namespaces and their links. Use `open_links`."""
+    """Namespaces and their links. Make them with `open_links`."""
 
     def __init__(self, num_nodes: int, links: LinkSet) -> None:
         self._links = links
@@ -92,7 +91,7 @@ class Links:
         return f"10.77.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """What a program is prefixed with to run on this host."""
+        """Command before a program that runs on this host."""
         return ["ip", "netns", "exec", self._host(host)]
 
     def open(self) -> None:
@@ -103,25 +102,25 @@ class Links:
             self._join(host)
 
     def close(self) -> None:
-        """Removes what is there; the links go with their namespaces."""
+        """Remove the namespaces, and the links with them."""
         delete_namespaces(f"{self._name}-")
 
     def cut(self, host: int) -> None:
-        """Nothing goes in or out any more; connections stay open, and wait."""
+        """Stop all traffic of a host. Connections stay open."""
         _ip("-n", self._bridge, "link", "set", f"port{host}", "down")
 
     def mend(self, host: int) -> None:
         _ip("-n", self._bridge, "link", "set", f"port{host}", "up")
 
     def block_port(self, host: int, port: int) -> None:
-        """What comes to this port of the host is dropped in silence."""
+        """Drop all packets to this port of the host."""
         rules = ("-n", self._host(host), "rule")
-        _ip(*rules, "add", "pref", "20", "lookup", "local")  # In place of the first one, which nothing can precede.
+        _ip(*rules, "add", "pref", "20", "lookup", "local")  # Replaces the first rule, which no rule can precede.
         _ip(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
         _ip(*rules, "delete", "pref", "0")
 
     def part_nodes(self) -> None:
-        """Nodes no longer reach each other, only the hub; what they send each other is dropped in silence."""
+        """Drop all packets between nodes, so that they reach only the hub."""
         for host in range(1, self._num_hosts):
             run_command("bridge", "-n", self._bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
 
@@ -158,7 +157,7 @@ class Links:
 
 @contextmanager
 def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
-    """The best that this machine allows, removed at the end."""
+    """Open the best links that this machine allows, for the time of the block."""
     if not can_shape():
         yield Loopback()
         return
@@ -171,7 +170,7 @@ def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
 
 
 def conditions() -> str:
-    """What `open_links` gives here."""
+    """Describe the links of `open_links` on this machine."""
     if not can_shape():
         return "loopback only, not shaped: shaped links take root and iproute2"
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
@@ -180,12 +179,12 @@ def conditions() -> str:
 
 
 def can_shape() -> bool:
-    """Whether this process may make namespaces with shaped links."""
+    """True if this process may make namespaces with shaped links."""
     return hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "bridge")))
 
 
 def has_netem() -> bool:
-    """Found out by using it, on the loopback interface of a namespace of its own."""
+    """True if netem works on the loopback interface of a fresh namespace."""
     with _probe() as namespace:
         try:
             _tc(namespace, "lo", "root", "netem", "delay", "1ms")
@@ -196,7 +195,7 @@ def has_netem() -> bool:
 
 @contextmanager
 def _probe() -> Iterator[str]:
-    """A namespace to find out in what this kernel allows."""
+    """Make a namespace for trying out what the kernel allows."""
     namespace = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     _ip("netns", "add", namespace)
     try:
@@ -206,13 +205,13 @@ def _probe() -> Iterator[str]:
 
 
 def congestion_control() -> str:
-    """Of TCP, by which hosts in namespaces send."""
+    """TCP congestion control of hosts in namespaces."""
     with _probe() as namespace:
         return choose_congestion_control(namespace) or "the congestion control of this machine"
 
 
 def choose_congestion_control(namespace: str) -> str | None:
-    """What was chosen; None where nothing may be."""
+    """Choose a congestion control; return it, or None if none may be chosen."""
     for control in CONGESTION_CONTROLS:
         try:
             _ip("netns", "exec", namespace, "sh", "-c", f"echo {control} > {CONGESTION_CONTROL}")
@@ -223,7 +222,7 @@ def choose_congestion_control(namespace: str) -> str | None:
 
 
 def remove_leftovers() -> None:
-    """Deletes the namespaces of benchmarks whose process no longer lives."""
+    """Delete the namespaces of benchmarks whose process has ended."""
     for name in _namespaces():
         found = re.match(rf"{PREFIX}-(\d+)-", name)
         if found and not psutil.pid_exists(int(found[1])):
@@ -231,7 +230,7 @@ def remove_leftovers() -> None:
 
 
 def delete_namespaces(prefix: str) -> None:
-    """Those that are there of such names, and the links in them."""
+    """Delete all namespaces whose names begin with `prefix`, with their links."""
     for name in _namespaces():
         if name.startswith(prefix):
             _ip("netns", "delete", name)
@@ -250,7 +249,7 @@ def _tc(namespace: str, device: str, *arguments: str) -> None:
 
 
 def run_command(*command: str) -> str:
-    """What it prints. Raises RuntimeError with what it complains of."""
+    """Run a command; return its output. Raises RuntimeError with its error output."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")

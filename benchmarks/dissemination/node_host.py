@@ -1,4 +1,4 @@
-"""A node's process: all that receives a payload, of every side. `python -m benchmarks.dissemination.node_host`."""
+"""A node's process with the receivers of all sides. `python -m benchmarks.dissemination.node_host`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.dissemination.host import obey
 
 
 class NodeHost:
-    """`address` is this host's own. What is asked of it comes from `benchmarks.dissemination.rounds` and `faults`."""
+    """A node's host at `address`. `rounds` and `faults` call its methods."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -24,24 +24,24 @@ class NodeHost:
         self._nodes: dict[str, EchoNode] = {}
 
     async def join(self, side: str, url: str) -> None:
-        """Returns when the node has all but a policy version."""
+        """Join; return once the node has the base model."""
         self._nodes[side] = EchoNode(url, self._address, self._directory / side)
         await self._nodes[side].open()
 
     async def turn_hostile(self) -> None:
-        """Once it has joined."""
+        """Turn the joined node hostile."""
         hostile.turn()
 
     async def received(self, side: str, version: int) -> dict[str, Any]:
-        """Waits for this version: when it was verified, and how it came."""
+        """Wait for this version. Returns the time of its verification, and its sources."""
         return await self._nodes[side].received(version)
 
     async def digest(self, side: str, version: int) -> str:
-        """A hash of this version's files as they lie here."""
+        """Hash of this version's files on the disk."""
         return await self._nodes[side].digest(version)
 
     async def has(self, side: str, version: int) -> bool:
-        """Whether this version has been verified."""
+        """True if this version has been verified."""
         return self._nodes[side].has(version)
 
     async def open_baselines(self) -> PeerAddress:
@@ -50,7 +50,7 @@ class NodeHost:
         return (self._address, self._libtorrent.port)
 
     async def http(self, url: str, sha256: str) -> float:
-        """When it was there, verified."""
+        """Fetch by HTTP; return the time of verification."""
         target = self._directory / "http"
         try:
             return await http_fetch(url, target, sha256)
@@ -58,14 +58,14 @@ class NodeHost:
             target.unlink()
 
     async def libtorrent(self, torrent: str, peers: list[tuple[str, int]], patience_s: float) -> float | None:
-        """When it was there, verified; None when it was not after all this time."""
+        """Fetch with libtorrent; return the time of verification, or None after `patience_s`."""
         addresses = [(str(host), int(port)) for host, port in peers]
         target = self._directory / "libtorrent"
         return await self._libtorrent.fetch(Path(torrent), target, addresses, patience_s=patience_s)
 
     async def libtorrent_forget(self) -> None:
         await self._libtorrent.remove()
-        shutil.rmtree(self._directory / "libtorrent", ignore_errors=True)  # None, where nothing had come.
+        shutil.rmtree(self._directory / "libtorrent", ignore_errors=True)  # It is missing if no piece came.
 
 
 if __name__ == "__main__":

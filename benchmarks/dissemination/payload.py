@@ -1,4 +1,4 @@
-"""What is sent: an adapter in PEFT's layout, of random weights that nothing compresses."""
+"""The payload: an adapter in PEFT's layout with random weights, which cannot be compressed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 TENSORS: Final = 8
 _EXPONENTS: Final = 0x7F80
-"""Of bfloat16: from here on, without the sign, a bit pattern is no finite number."""
+"""The least bit pattern of bfloat16, without the sign, that is no finite number."""
 
 
 def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
-    """bfloat16 numbers, every finite one as likely as the others."""
-    import torch  # Nodes, which only need `digest_of`, do without.
+    """Write an adapter of uniformly random finite bfloat16 numbers."""
+    import torch  # Nodes only need `digest_of`.
     from safetensors.torch import save_file
 
     rng = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
 
 
 def digest_of(adapter: Path) -> str:
-    """Of all its files, names and contents. Blocks."""
+    """Hash the names and contents of all files. Blocks."""
     found = hashlib.sha256()
     for path in sorted(adapter.iterdir()):
         found.update(path.name.encode())

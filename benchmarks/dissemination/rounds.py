@@ -1,6 +1,6 @@
-"""One fleet's cases: every side sends the same bytes to the same nodes over the same links, in turns.
+"""Cases of one fleet: all sides take turns sending equal bytes to equal nodes over equal links.
 
-A time counts from the moment the hub announces a payload that lies ready until the last node has verified it.
+A time begins when the hub announces a payload that is ready, and ends when the last node has verified it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
 from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.wan.homes import Wan
-from benchmarks.progress import Progress
+from benchmarks.harness.progress import Progress
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
-"""The hub's setting."""
+"""Setting of the hub."""
 PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
-"""With libtorrent: that time, and so many times the bound."""
+"""Libtorrent gets `PATIENCE_S` and this multiple of the bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 
 EMULATED: Final = ("emulator_cores", "emulator_late_ms", "up_queue_ms")
-"""Of the worst run."""
+"""Figures of the worst run."""
 
 
 async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
-    """A row a case and side."""
+    """Measure the wanted cases of a fleet; one row for each case and side."""
     wanted = cases.wanted(progress)
     if not wanted:
         return []
@@ -54,7 +54,7 @@ class _Rounds:
         self._version = 0
 
     async def open(self) -> None:
-        """All connections that a standing fleet has are there then."""
+        """Open all sides, and wait until the nodes are linked."""
         sides = {side for case in self._cases.cases for side in case.sides}
         for side, way in WAYS.items():
             if side in sides or side == "echo":
@@ -74,7 +74,7 @@ class _Rounds:
             own: dict[Side, Row] = {
                 side: await self._prepare(side, adapter) for side in case.sides if side in WAYS and side != "echo"
             }
-            # Whoever begins, begins in turns.
+            # The first side changes with each repetition.
             first = repeat % len(case.sides)
             for side in case.sides[first:] + case.sides[:first]:
                 cpu_s = self._fleet.cpu_s()
@@ -91,8 +91,8 @@ class _Rounds:
         return rows
 
     def _carried(self) -> Row:
-        """What the network, where it is emulated, took of a core since last asked, how late its packets were, and how
-        long homes' packets waited before their uplinks."""
+        """Figures of an emulated network since the last call: its share of a core, the delay of its packets, and the
+        waiting time of homes' packets before their uplinks."""
         net = self._fleet.net
         if not isinstance(net, Wan):
             return {}
@@ -120,7 +120,7 @@ class _Rounds:
         return float(max(await self._fleet.of_nodes("http", url=url, sha256=payload["sha256"])) - began_at)
 
     async def _over_libtorrent(self, payload: Row) -> Row:
-        """Now and then libtorrent, left to itself, does not get to the end: all it was given counts as its time."""
+        """Send with libtorrent. Sometimes its transfer never ends; then its whole patience counts as its time."""
         bound_s = self._cases.links.bound_s(payload["bytes"], self._cases.num_nodes)
         patience_s = PATIENCE_S + PATIENCE_BOUNDS * bound_s
         about = {"torrent": payload["torrent"], "patience_s": patience_s}
@@ -143,7 +143,7 @@ class _Rounds:
         return {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
 
     def _row(self, side: Side, runs: list[Row]) -> Row:
-        """The median run, and the worst."""
+        """Make a row of the median run and the worst run."""
         links, num_nodes = self._cases.links, self._cases.num_nodes
         seconds = [run["took_s"] for run in runs]
         bound_s = links.bound_s(runs[0]["bytes"], num_nodes)
@@ -167,16 +167,16 @@ class _Rounds:
 
 
 async def received(nodes: Iterable[Host], side: Side, version: int) -> list[Row]:
-    """Waits until all have the version: when each had it, and how it came."""
+    """Wait until all nodes have the version; return their reports."""
     got: list[Row] = await asyncio.gather(*(node.ask("received", side=side, version=version) for node in nodes))
     return got
 
 
 async def digests(nodes: Iterable[Host], side: Side, version: int) -> set[str]:
-    """Hashes of the version's files as they lie on these nodes. Those that still wait for it would be held up."""
+    """Hashes of the version's files on these nodes. Call it when no node still waits: hashing would slow it down."""
     return set(await asyncio.gather(*(node.ask("digest", side=side, version=version) for node in nodes)))
 
 
 def shares(got: list[Row], payload_bytes: int) -> Row:
-    """What came to the nodes from whom, over what each needs."""
+    """Bytes by source, over the bytes that each node needs."""
     return {name: sum(node[source] for node in got) / payload_bytes / len(got) for name, source in SHARES.items()}

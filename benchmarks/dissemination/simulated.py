@@ -1,7 +1,7 @@
-"""Fleets too large for one machine: the hub's own planner, over simulated lines (`echo_hub.simulator.spreading`).
+"""Fleets that are too large for one machine: the hub's own planner on simulated lines (`echo_hub.simulator.spreading`).
 
-Every fleet gets the same payload twice, the first time from a hub that knows nothing of its nodes. Time is virtual, and
-no processor time is in it. What the planner itself takes of a processor is measured by asking it the same again.
+Every fleet gets the same payload twice, the first time from a hub that knows nothing about its nodes. Time is virtual,
+without processor time. The planner's processor time is measured by repeating its calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 from benchmarks.dissemination.rounds import Row
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 from echo_hub.core.spread.broadcast import Broadcast, Send
 from echo_hub.core.spread.windows import Paths
 from echo_hub.simulator.agenda import Agenda
@@ -33,21 +33,21 @@ KINDS: Final[tuple[Kind, ...]] = ("equal", "unequal", "some hand on nothing", "o
 HEADLINE_KINDS: Final[tuple[Kind, ...]] = ("equal", "unequal")
 PAYLOAD_BYTES: Final = 8 * 2**20
 HUB_UP, NODE_UP, NODE_DOWN = 20.0, 20.0, 100.0
-"""Mbit/s; where all are equal, no uplink may idle."""
+"""Mbit/s of equal nodes, whose uplinks must not idle."""
 UNEQUAL_UP: Final = (8.0, 40.0)
-"""Mbit/s, from where to where; evenly spread."""
+"""Range of unequal uplinks in Mbit/s, evenly spread."""
 DELAY_S: Final = 0.02
-"""One way, from any host to any other."""
+"""One-way delay between any two hosts."""
 SILENT_SHARE: Final = 0.1
-"""Of the nodes where some hand on nothing: their uplinks carry what they say, and no pieces."""
+"""Share of nodes that hand on nothing: their uplinks carry messages but no pieces."""
 SILENT_UP: Final = 1e-4
 JOINS_AT: Final = 0.5
-"""Of the bound."""
+"""Time of a late join, in multiples of the bound."""
 VERSIONS: Final = 2
 PATIENCE_S: Final = 60.0
-"""Of virtual time: who has nothing by then counts as having it then."""
+"""Virtual time after which a node counts as complete."""
 MOST_CPU_S: Final = 20.0
-"""Of one version: one that takes more of a processor ends there, and its time so far counts."""
+"""Most processor time of one version. A version that takes more ends there, and its time so far counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _measured(case: SimulatedCase, seed: int, progress: Progress) -> Row:
 
 
 def uplinks(case: SimulatedCase, seed: int) -> list[float]:
-    """Of the nodes, in bytes/s."""
+    """Uplinks of the nodes in bytes a second."""
     rng, count = Random(seed), case.num_nodes
     ups = [NODE_UP] * count
     if case.kind != "equal":
@@ -110,7 +110,7 @@ def uplinks(case: SimulatedCase, seed: int) -> list[float]:
 
 @dataclass(slots=True)
 class Recording:
-    """What one planner was asked, and what was known beforehand."""
+    """Calls of one planner, and its knowledge before them."""
 
     paths: Paths
     num_pieces: int
@@ -118,10 +118,10 @@ class Recording:
     asked: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
 
     def cpu_s(self) -> float:
-        """Seconds of a processor that its answers take."""
+        """Repeat the calls; return their processor seconds."""
         planner = Broadcast(paths=copy.deepcopy(self.paths), num_pieces=self.num_pieces, piece_bytes=self.piece_bytes)
         gc.collect()
-        gc.freeze()  # What the simulation itself holds is not the planner's to look through.
+        gc.freeze()  # Garbage collection must not look through the objects of the simulation.
         try:
             began_at = time.thread_time()
             for method, arguments, named in self.asked:
@@ -132,7 +132,7 @@ class Recording:
 
 
 class _Recorded(Broadcast):
-    """Notes what it is asked."""
+    """A planner that records its calls."""
 
     recording: Recording
 
@@ -172,24 +172,23 @@ class SimulatedFleet:
 
     @property
     def num_pushed(self) -> float:
-        """Pieces that the hub itself has sent, over those of one payload."""
+        """Payload copies sent by the hub itself."""
         return self._spreading.bytes_pushed / PAYLOAD_BYTES
 
     @property
     def estimate_s(self) -> float:
-        """What the choice of the way reckons with, if it knows all uplinks."""
+        """Return the hub's estimate for a broadcast, with knowledge of all uplinks."""
         return self._spreading.estimates(PAYLOAD_BYTES, self._nodes)[Way.BROADCAST]
 
     def spread(self, version: int) -> float:
-        """Seconds until all have it, from its announcement or, of the one that joins late, from when it has joined and
-        as much of the bound has passed as had when it did."""
+        """Announce a version; return the seconds until all nodes have it. A late node joins at `JOINS_AT` bounds."""
         began_at, cpu_at = self._agenda.now, time.thread_time()
         had = self._had[version] = set()
         late = self._nodes[-1] if self._late and version == 1 else None
         self._spreading.announce(version, PAYLOAD_BYTES, [node for node in self._nodes if node is not late])
         joins_at = began_at + JOINS_AT * self.bound_s
         while len(had) < len(self._nodes) and self._agenda.now < began_at + PATIENCE_S:
-            if self._agenda.next_at == inf:  # Somebody has turned elsewhere.
+            if self._agenda.next_at == inf:  # A node uses another way.
                 self._agenda.now = began_at + PATIENCE_S
                 break
             if time.thread_time() - cpu_at > MOST_CPU_S:

@@ -1,7 +1,7 @@
 """One target under atheris: `python -m benchmarks.fuzzing.child TARGET CORPUS [libFuzzer's own options]`.
 
-libFuzzer ends the process: with status 0 after the runs that were asked for, else with a finding, which it has written
-down (`-artifact_prefix`).
+libFuzzer ends the process: with status 0 after the requested runs, or with a finding, which it writes to a file
+(`-artifact_prefix`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Changes to bytes that keep their form: a value in a MessagePack or JSON tree becomes another, and all else stays.
+"""Mutations that keep the form of bytes: they change values in a MessagePack or JSON tree.
 
-Blind changes of bytes seldom get behind the first look at a message; these nearly always do.
+Blind mutations of bytes seldom pass the first check of a message; these mutations nearly always do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgpack
 
 Blind = Callable[[bytes, int], bytes]
-"""Changes bytes in any way: (data, most bytes)."""
+"""Mutates bytes in any way: (data, most bytes)."""
 
 UNPACKED: Final = msgpack.UnpackException
 _ODD: Final[tuple[Any, ...]] = (
@@ -27,12 +27,12 @@ _ODD: Final[tuple[Any, ...]] = (
 
 
 def frame(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
-    """Of a MessagePack frame."""
+    """Mutate a MessagePack frame."""
     return _changed(data, most, seed, blind, lambda raw: msgpack.unpackb(raw, strict_map_key=False), _packed)
 
 
 def text(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
-    """Of a JSON document."""
+    """Mutate a JSON document."""
     return _changed(data, most, seed, blind, json.loads, _written)
 
 
@@ -56,7 +56,7 @@ def _changed(
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             tree = _with_a_change(tree, chance, blind)
             changed = write(tree)
-            if len(changed) > most:  # Now, not after the next: each may make it many times as large.
+            if len(changed) > most:  # Each change may make the message many times as large.
                 return blind(data, most)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, UNPACKED):
         return blind(data, most)
@@ -64,7 +64,7 @@ def _changed(
 
 
 def _with_a_change(tree: Any, chance: random.Random, blind: Blind) -> Any:
-    """Goes down to a place by chance and changes what is there."""
+    """Change the value at a random place of the tree."""
     if isinstance(tree, dict) and tree and chance.random() < 0.9:
         key = chance.choice(list(tree))
         kind = chance.random()

@@ -1,8 +1,7 @@
-"""What reads bytes of strangers, as functions of those bytes, with examples to begin from.
+"""Targets: functions that read bytes of strangers, with valid examples.
 
-A target may raise the errors that its callers expect (`EchoError`); anything else that it raises, a hang, or memory
-beyond its bounds is a finding. *Cheap* targets take microseconds; *dear* ones write files or decipher.
-"""
+A target may raise the errors that its callers expect (`EchoError`). Other errors, hangs and excessive memory count as
+findings. *Cheap* targets take microseconds; *dear* targets write files or decipher."""
 
 from __future__ import annotations
 
@@ -57,19 +56,19 @@ _HUB: Final = Identity(Ed25519PrivateKey.from_private_bytes(_KEY))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`read` raises EchoError for what is not valid, and nothing else."""
+    """A target. `read` raises EchoError for invalid bytes, and no other error."""
 
     read: Callable[[bytes], object]
     examples: Callable[[], Sequence[bytes]]
-    """Of what is valid."""
+    """Makes valid examples."""
     runs: int = CHEAP_RUNS
     mutate: Callable[[bytes, int, int, mutation.Blind], bytes] | None = None
-    """Changes that keep the form: of what is valid, the limit of bytes, a seed, and what changes it blindly."""
+    """Mutates valid bytes: (data, most bytes, seed, blind mutation)."""
     most_bytes: int = 4_096
 
 
 def run(target: Target, data: bytes) -> bool:
-    """Whether the bytes are valid. Raises whatever is a finding."""
+    """Read the bytes; return True if they are valid. Any error is a finding."""
     try:
         target.read(data)
     except EchoError:
@@ -78,15 +77,15 @@ def run(target: Target, data: bytes) -> bool:
 
 
 def _read_large(data: bytes) -> None:
-    """As large frames are read, by their message's own fields: what is valid as a small one, which is read whole, is
-    the same message. What nobody knows is skipped there and may be anything."""
+    """Read a frame by fields, as large frames are read, and compare it with the same frame read whole. Reading by
+    fields skips unknown fields."""
     small, large = (_decoded(data, small_bytes) for small_bytes in (len(data), 0))
     if small is not None and small != large:
         raise AssertionError(f"read whole: {small!r}; by its fields: {large!r}")
 
 
 def _decoded(data: bytes, small_bytes: int) -> bytes | None:
-    """The message as it would be sent again; None of what is none."""
+    """Decode a message and encode it again; None if it is invalid."""
     before = codec.SMALL_BYTES
     vars(codec)["SMALL_BYTES"] = small_bytes
     try:
@@ -203,7 +202,7 @@ def _versions(parent: Path | None) -> list[bytes]:
 
 
 def _read_adapter(data: bytes) -> None:
-    """The weights' file, and before it, up to the first zero byte, the configuration."""
+    """Read an adapter. The bytes up to the first zero byte are its configuration, the rest its weights."""
     config, _, weights = data.partition(b"\0")
     directory = _scratch() / "adapter_read"
     directory.mkdir(exist_ok=True)
@@ -218,8 +217,7 @@ def _adapters() -> list[bytes]:
 
 @cache
 def _scratch() -> Path:
-    """A directory that goes with the process; or, where that is ended by libFuzzer, with the directory for temporary
-    files."""
+    """Make a directory that is removed with the process, or with TMPDIR if libFuzzer ends the process."""
     directory = tempfile.TemporaryDirectory(prefix="echo-fuzz-")
     _KEPT.append(directory)
     return Path(directory.name)
@@ -230,7 +228,7 @@ _KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @cache
 def _adapter() -> Path:
-    """A small one."""
+    """Make a small adapter."""
     directory = _scratch() / "adapter"
     directory.mkdir()
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"

@@ -1,9 +1,8 @@
 """The learner and the sampler on a CUDA GPU, with random weights of real models' shapes: speed, memory, agreement.
 
-Six minutes at most, on a machine with PyTorch, transformers and PEFT; no weights are downloaded. Every part has a
-process of its own with a time limit: one that fails costs its own row, which says why. The part "end to end" runs a hub
-and a node on the built-in model, or on that in the directory ECHO_BENCHMARK_MODEL. Without a GPU all is left out.
-"""
+Six minutes at most, on a machine with PyTorch, transformers and PEFT; no weights are downloaded. Every part runs in a
+separate process with a time limit: one that fails costs its own row, which says why. The part "end to end" runs a hub
+and a node on the built-in model, or on that in the directory ECHO_BENCHMARK_MODEL. Without a GPU all is left out."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from typing import Any, Final
 
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.shapes import ON_CPU, SHAPES, device_type
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 
 SERVER: Final = running.Server()
-"""The first part starts it."""
+"""Started by the first part."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
 """Limit of each part in seconds, for one shape."""
 WHOLE_S: Final = 350.0
@@ -95,7 +94,7 @@ def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_part(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-    """The figures of one part, or `error`: why there are none."""
+    """Return the figures of one part, or `error`: why there are none."""
     if running.CAN_FORK:
         return SERVER.run(part, shape, seed, limit_s=limit_s)
     return running.run_alone(part, shape, seed, limit_s=limit_s)

@@ -12,7 +12,6 @@ import math
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +24,8 @@ from benchmarks import gpu
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
+from benchmarks.harness.requests import group_request
+from benchmarks.harness.torch_timing import matrix_operations_per_s, timed
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import determinism, packing
@@ -47,13 +48,13 @@ STEPS: Final = 3
 """The first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
-"""Seconds for importing the libraries, if a part is started alone and without a limit."""
+"""Import time of a part that starts alone without a limit."""
 RESERVE_S: Final = 5.0
 """Seconds kept for work after a loop."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """A step, cut as the learner would cut it."""
+    """Time steps that are cut as the learner would cut them."""
     budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
@@ -78,7 +79,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     trained = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
     budget.say("a matrix product is timed")
     operations = shape.operations(trained + len(groups) * PROMPT_TOKENS, trained)
-    peak = matrix_operations_per_s(policy.device)
+    peak = matrix_operations_per_s(policy.device, torch.bfloat16 if policy.device.type == "cuda" else torch.float32)
     return {
         "step_s": step_s,
         "first_step_s": seconds[0],
@@ -94,7 +95,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Draws at several widths, swaps the adapter, and lets float32 draw again."""
+    """Sample at several widths, swap the adapter, and draw again in float32."""
     budget.say("the model is made")
     _, policy = load(shape, seed)
     row: dict[str, Any] = {"left_out": []}
@@ -142,10 +143,10 @@ def agreement(
 
 
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """The same step by TRL's trainer, in turns: see `benchmarks.learner`."""
+    """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
+    from benchmarks.harness.progress import Planned, Progress
     from benchmarks.learner import compare
     from benchmarks.learner.cases import Case
-    from benchmarks.progress import Planned, Progress
 
     case = Case(
         name="beside TRL",
@@ -173,7 +174,7 @@ PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {
 
 
 def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
-    """A policy whose base is made on the device: to write one of 8B and to read it again takes minutes."""
+    """Load a policy whose base is made on the device, because writing and reading 8B weights takes minutes."""
     kind = device_type()
 
     def random_base(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> Any:
@@ -206,7 +207,7 @@ def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
 
 
 def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
-    """Random tokens, of lengths from an eighth of the longest."""
+    """Make random tokens. The shortest rollout has an eighth of the longest one's tokens."""
     rng = np.random.default_rng(seed)
     lengths = np.linspace(shape.completion_tokens / 8, shape.completion_tokens, shape.groups * GROUP_SIZE)
     shuffled = rng.permutation(lengths.round().astype(int)).reshape(shape.groups, GROUP_SIZE)
@@ -231,16 +232,12 @@ def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
 def requests(shape: Shape, seed: int, width: int) -> list[GroupRequest]:
     rng = np.random.default_rng(seed)
     return [
-        GroupRequest(
-            lease_id=number,
-            group_id=number,
-            indices=tuple(range(GROUP_SIZE)),
-            prompt_ids=tokens(rng, shape, PROMPT_TOKENS),
+        group_request(
+            number,
+            tokens(rng, shape, PROMPT_TOKENS),
+            indices=range(GROUP_SIZE),
             seed=derive_seed("gpu", seed, number),
-            policy_version=0,
-            temperature=1.0,
             max_tokens=shape.drawn_tokens,
-            stop_ids=(),
         )
         for number in range(width // GROUP_SIZE)
     ]
@@ -250,29 +247,8 @@ def tokens(rng: np.random.Generator, shape: Shape, count: int) -> Any:
     return rng.integers(0, shape.vocabulary, count).astype(np.int32)
 
 
-def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds on the device, and what it gave."""
-    synchronize()
-    began = time.perf_counter()
-    result = run()
-    synchronize()
-    return time.perf_counter() - began, result
-
-
-def synchronize() -> None:
-    if device_type() == "cuda":
-        torch.cuda.synchronize()
-
-
 def peak_gib() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device_type() == "cuda" else None
-
-
-def matrix_operations_per_s(device: torch.device) -> float:
-    """Operations a second of a large product in bfloat16 (on a CPU: a small one, in float32), the best of a few."""
-    size, dtype = (8_192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-    return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))
 
 
 def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:

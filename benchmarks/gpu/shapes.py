@@ -1,4 +1,4 @@
-"""Models of random weights: as their config.json has them, but for the vocabulary's rows that no token uses."""
+"""Shapes of models with random weights, from their config.json, without unused rows of the vocabulary."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from transformers import Qwen3Config
 
 ON_CPU: Final = "ECHO_BENCHMARK_GPU_ON_CPU"
-"""Set, the same parts run on the CPU, on a shape of milliseconds: for this benchmark's own tests."""
+"""Environment variable: if set, all parts run on the CPU with a tiny shape, for tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A model and the work that it is given."""
+    """A model, and its work."""
 
     hidden: int
     layers: int
@@ -26,14 +26,14 @@ class Shape:
     vocabulary: int = 151_936
     tied: bool
     completion_tokens: int = 512
-    """Of the longest rollout that is trained on."""
+    """Tokens of the longest trained rollout."""
     groups: int = 8
     drawn_tokens: int = 64
     widths: tuple[int, ...] = (8, 64, 256)
     tiny: bool = False
 
     def config(self) -> Any:
-        """For transformers."""
+        """Return the configuration for transformers."""
         return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -50,7 +50,8 @@ class Shape:
         )
 
     def operations(self, inputs: int, trained: int) -> float:
-        """Of the matrix products of a step: forward, and backward to the inputs, for the weights are frozen."""
+        """Operations of a step's matrix products: forward, and backward to the inputs, because the weights are
+        frozen."""
         attention = self.head_dim * (2 * self.heads + 2 * self.key_value_heads)
         layer = self.hidden * (attention + 3 * self.intermediate)
         return 4.0 * (inputs * self.layers * layer + trained * self.vocabulary * self.hidden)
@@ -82,7 +83,7 @@ SHAPES: Final = {
 
 
 def device_type() -> str:
-    """Where it is measured; empty: nowhere."""
+    """Return the device of the measurement; empty if there is none."""
     if os.environ.get(ON_CPU):
         return "cpu"
     return "cuda" if torch.cuda.is_available() else ""

@@ -1,37 +1,36 @@
-"""What a hub costs on the books of a long run: a million rollouts, by 1,000 and by 10,000 nodes that are connected.
+"""Cost of a hub on the database of a long run: a million rollouts, with 1,000 and with 10,000 connected nodes.
 
-The hub is a real one on a real store; `benchmarks.books` has filled it. Its nodes are connected as the hub's parts see
-them, without their sockets; nothing is trained meanwhile. Times are of the processor, on PostgreSQL, whose server
-computes elsewhere, by the clock. Each case is a process of its own.
+Hub and store are real; `benchmarks.harness.books` has filled the database. Nodes are connected in the hub's own parts,
+without sockets, and nothing is trained. Times are processor times on SQLite, and clock times on PostgreSQL, whose
+server has a process of its own. Each case runs in a process of its own.
 
-- `start_s`: from nothing to an open port, the look for damage included; `start_over_empty_s`: over an empty run's.
-- `snapshot_ms`: one picture of the run and its nodes, a fiftieth of them with something new; the median. The first one
-  of a hub, `first_snapshot_ms`, reads all nodes.
-- `leaderboard_ms`, `metrics_ms`: all that the hub computes for one answer to `/leaderboard` and to `/metrics`, the
-  median. `loop_ms`: of its event loop's thread, the most of all these.
-- `watched_share`: of a core, while a browser watches `/` and something changes all the time.
-- `worst_query_ms`: the slowest statement of the writer in its turns, for one set of parameters, of three steps the one
-  in which it was quickest, so that what else the machine did counts little; `worst_query`: which.
-  `turn_ms`: a whole step of them.
-- `bytes_per_rollout`: the tables of rollouts, groups, steps and credit, all indices included; tokens have a cap of
-  their own. `bytes_per_version_per_node`: what the books grow by with each version that all nodes fetch.
+- `start_s`: from the start to an open port, with the search for damage; `start_over_empty_s`: minus that of an empty
+  run.
+- `snapshot_ms`: median time of one picture of run and nodes, after news from 1 in 50 nodes. `first_snapshot_ms` is the
+  first picture, which reads all nodes.
+- `leaderboard_ms`, `metrics_ms`: the hub's processor time per answer of `/leaderboard` and `/metrics`, the median.
+  `loop_ms`: the most of these in the event loop's thread.
+- `watched_share`: share of a core while a browser watches `/` and the run changes all the time.
+- `worst_query_ms`: the writer's slowest statement for one set of parameters, in the fastest of three steps, so that
+  other work of the machine counts little; `worst_query` names it. `turn_ms`: all statements of a step.
+- `bytes_per_rollout`: tables of rollouts, groups, steps and credit with their indices, without tokens, which have a cap
+  of their own. `bytes_per_version_per_node`: growth of the database with each version that all nodes fetch.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.books import Amount
 from benchmarks.growth.case import measure_run
-from benchmarks.measurement import Measurement
-from benchmarks.postgresql import lacking, postgresql
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.books import Amount
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.pool import pool
+from benchmarks.harness.postgresql import lacking, postgresql
+from benchmarks.harness.progress import Planned, Progress
 
 DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of nodes: start, pages, queries, bytes"
 ROLLOUTS: Final = 1_000_000
@@ -39,14 +38,14 @@ ROLLOUTS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`groups_per_step`: so that a step's rollouts are a few of each node's."""
+    """A number of nodes, with steps that have a few rollouts of each node."""
 
     name: str
     nodes: int
     groups_per_step: int
     seconds: float
     server: bool = False
-    """The store is PostgreSQL."""
+    """True for PostgreSQL."""
 
     def amount(self, scale: float) -> Amount:
         nodes = max(20, round(scale * self.nodes))
@@ -75,7 +74,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
-    """Nodes, rollouts and groups a step are `scale` times what they are by default."""
+    """Measure with nodes, rollouts and groups a step multiplied by `scale`."""
     rows: list[dict[str, Any]] = []
 
     def note(name: str, row: dict[str, Any]) -> None:
@@ -85,14 +84,14 @@ def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
 
     for case in CASES:
         if progress.wants(case.name):
-            note(case.name, _in_a_process(_measure_case, case, case.amount(scale), seed))
+            note(case.name, _apart(_measure_case, case, case.amount(scale), seed))
     return Measurement(headline=headline(rows), rows=rows)
 
 
-def _in_a_process(what: Any, *values: Any) -> dict[str, Any]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as one:
-        found: dict[str, Any] = one.submit(what, *values).result()
-    return found
+def _apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Call a function in a process of its own."""
+    with pool(1) as process:
+        return process.submit(function, *arguments).result()
 
 
 def _measure_case(case: Case, amount: Amount, seed: int) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def _measure_case(case: Case, amount: Amount, seed: int) -> dict[str, Any]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By case what has a goal, "_N" of SQLite with N nodes; None was not measured."""
+    """Figures of each case: "..._N" of N nodes with SQLite, "..._N_postgresql" with PostgreSQL. None: not measured."""
     by_case = {row["case"]: row for row in rows}
     found: dict[str, Any] = {}
     for case in CASES:

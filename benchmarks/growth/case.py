@@ -1,4 +1,4 @@
-"""One hub on filled books: how it starts, what its pages cost, what its writer asks for, how its books grow."""
+"""One hub on a filled database: its start, its pages, its writer's statements, the growth of its tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from sqlalchemy import Engine, func, select, text
 
-from benchmarks.books import GROUP_SIZE, Amount, fill
-from benchmarks.driven_hub import write_adapter
 from benchmarks.growth.looks import connect_all, measure_pages
 from benchmarks.growth.turns import Turns, hearing
+from benchmarks.harness.books import GROUP_SIZE, Amount, fill
+from benchmarks.harness.driven_hub import write_adapter
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
@@ -40,7 +40,7 @@ STEPS: Final = 3
 
 
 def measure_run(scratch: Path, url: str, amount: Amount, *, seed: int) -> dict[str, Any]:
-    """`url`: of an empty database; "" = the run's own SQLite file."""
+    """Measure a run. `url` is that of an empty database; empty for the run's own SQLite file."""
     run = RunDirectory(scratch / "run")
     more = {
         "run": {"name": "growth", "seed": seed},
@@ -53,7 +53,7 @@ def measure_run(scratch: Path, url: str, amount: Amount, *, seed: int) -> dict[s
 
 
 async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: int) -> dict[str, Any]:
-    await _start_s(config, run)  # Imports, and what a run makes once.
+    await _start_s(config, run)  # The first start imports modules and makes files.
     empty_s, _ = await _start_s(config, run)
     engine = connect(config.store.url or run.database_url)
     began_s = time.monotonic()
@@ -75,7 +75,7 @@ async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: i
 
 
 async def _start_s(config: HubConfig, run: RunDirectory) -> tuple[float, float]:
-    """To an open port, by the clock and of the processor."""
+    """Start a hub until its port is open; return clock seconds and processor seconds."""
     began_at, began_s = time.monotonic(), time.process_time()
     async with open_hub(config, run):
         return time.monotonic() - began_at, time.process_time() - began_s
@@ -109,7 +109,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
             fetched_s = time.process_time() - fetched_s
             await turns.keep_house()
             of_steps.append(heard.worst)
-            if number:  # Before, there may be more versions than are kept.
+            if number:  # The first step may still retire versions.
                 grown.append((_used_bytes(engine, PER_VERSION) - before) / len(ids))
     await store.close()
     least = {sql: min(step.get(sql, math.inf) for step in of_steps) for step in of_steps for sql in step}
@@ -127,7 +127,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
 
 
 def _used_bytes(engine: Engine, tables: Sequence[str]) -> int:
-    """What these tables take with their indices; of PostgreSQL once it has vacuumed, as it does by itself."""
+    """Bytes of these tables with their indices; on PostgreSQL after a vacuum."""
     with engine.connect() as connection:
         if engine.dialect.name != "sqlite":
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f"VACUUM {', '.join(tables)}"))

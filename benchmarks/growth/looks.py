@@ -1,4 +1,4 @@
-"""What a hub's pages cost it with thousands of connected nodes: pictures of the run, the leaderboard, /metrics."""
+"""Cost of a hub's pages with thousands of connected nodes: pictures of the run, the leaderboard, /metrics."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from echo_hub.run.directory import RunDirectory
 
 LOOKS: Final = 7
 SHARE_NEW: Final = 50
-"""One node of so many says something new between two looks."""
+"""One node in 50 reports something new between two looks."""
 WATCHED_S: Final = 10.0
 CHANGE_S: Final = 0.05
-"""Something changes so often while a page is watched."""
+"""Time between changes while a page is watched."""
 
 
 def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> None:
-    """As the hub's parts see them: who they are, and what they say."""
+    """Connect nodes in the hub's own parts, without sockets."""
     coordinator, now = hub.coordinator, time.time()
     coordinator.start(now)
     for node_id in node_ids:
@@ -64,7 +64,7 @@ async def measure_pages(hub: Hub, run: RunDirectory, node_ids: Sequence[str]) ->
     loop_s = [0.0]
 
     async def ask(path: str) -> float:
-        """Of the processor, in ms, for one answer; what the asking itself takes included."""
+        """Processor milliseconds of one answer, with the request itself."""
         process_s, own_s = time.process_time(), time.thread_time()
         async with http.get(path) as answer:
             await answer.read()
@@ -89,7 +89,7 @@ async def _median(one: Callable[[int], Awaitable[float]]) -> float:
 
 
 async def _watched_share(hub: Hub, http: aiohttp.ClientSession) -> float:
-    """Of a core, with one watcher of the operator's page."""
+    """Share of a core with one watcher of the operator's page."""
     changes = hub.pages.changes
 
     async def change() -> None:

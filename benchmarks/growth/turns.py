@@ -1,8 +1,8 @@
-"""The writer's turns on a long run's books, and what each of its statements takes.
+"""The store writer's turns on a long run's database, and the duration of every statement.
 
-One step's work is written in the turns that a busy hub makes of it, by the store's own writer: groups are opened and
-leased, rollouts come in, are scored, checked and dropped, a step is planned and trained, its version is published and
-fetched by all nodes; then nodes are noted as there, and old steps, rollouts and fetches let go.
+The store's own writer writes one step in the turns of a busy hub: groups are opened and leased, rollouts arrive, are
+scored, checked and dropped, a step is planned and trained, and all nodes fetch its version. Then nodes are noted as
+present, and old steps, rollouts and fetches are retired.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from sqlalchemy import Engine
 from sqlalchemy.event import listen, remove
 
-from benchmarks.books import BYTES, GROUP_SIZE, LEASE_SIZE
+from benchmarks.harness.books import BYTES, GROUP_SIZE, LEASE_SIZE
 from echo_hub.core.effects import (
     CheckingCredited,
     CheckRecorded,
@@ -50,15 +50,15 @@ from echo_shared.books import RunEvent
 from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
 PART: Final = 512
-"""Records of a kind in one turn, at most."""
+"""Most records of a kind in one turn."""
 WRITER: Final = "store-writer"
 _LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
-"""Of parameters, however many."""
+"""A list of parameters of any length."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """What the writer's statements took: of each the most, in seconds for one set of parameters."""
+    """The longest time of each of the writer's statements, in seconds for one set of parameters."""
 
     worst: dict[str, float] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -70,7 +70,8 @@ class Heard:
 
 @contextmanager
 def hearing(engine: Engine) -> Iterator[Heard]:
-    """Queries are carried out once more, to their last row, for SQLite finds each row when it is asked for."""
+    """Time the writer's statements during the block. Queries run once more to their last row, because SQLite finds rows
+    on demand."""
     heard = Heard()
     clock = time.thread_time if engine.dialect.name == "sqlite" else time.perf_counter
 
@@ -101,7 +102,7 @@ def hearing(engine: Engine) -> Iterator[Heard]:
 
 @dataclass(slots=True, kw_only=True)
 class Turns:
-    """The next free ids; each step takes its own."""
+    """The writer's work, with the next free ids."""
 
     store: AsyncStore
     nodes: Sequence[str]
@@ -112,7 +113,7 @@ class Turns:
     now: float
 
     async def work(self) -> None:
-        """A whole step, in its turns."""
+        """Write a whole step."""
         groups = range(self.group_id, self.group_id + self.groups_per_step)
         leases = [
             RolloutsLeased(
@@ -179,7 +180,7 @@ class Turns:
             await self.store.apply(records[start : start + PART], self.now, [event])
 
     async def fetched_by_all(self) -> None:
-        """The newest version by every node, as the distributor tells of it."""
+        """Record the fetch of the newest version by every node, as the distributor does."""
         version = self.step - 1
         await self.store.record_distribution(
             [Release(policy_version=version, adapter_bytes=BYTES, payload_bytes=BYTES, carrier="delta", way=Way.SWARM)],
@@ -203,7 +204,7 @@ class Turns:
             await self.store.record_distribution(arrivals, self.now)
 
     async def keep_house(self) -> None:
-        """As `Housekeeping` does; who joins, too."""
+        """Keep house as `Housekeeping` does, and let a node join."""
         await self.store.nodes_still_here(self.nodes, self.now)
         await self.store.prune(self.step - 20)
         joined = self.nodes[0]
@@ -213,7 +214,7 @@ class Turns:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """As `Retention` does, of the oldest step that is there, if it may go."""
+        """Retire the oldest step as `Retention` does."""
         books = Retirement(self.store.store)
         last = books.last()
         after = books.beginning() if last is None else last.through

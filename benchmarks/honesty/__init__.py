@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty import shopping
 from benchmarks.honesty.samplers import (
     ANOTHER_MODEL,
@@ -28,8 +30,6 @@ from benchmarks.honesty.samplers import (
     opened,
 )
 from benchmarks.honesty.short_run import GROUPS, ShortRun
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.step import make_optimizer, train_step

@@ -1,13 +1,12 @@
-"""What does a rollout cost the hub from a node's frame to its receipts, and how many nodes does one hub hold?
+"""The hub's cost of a rollout from a node's frame to its receipts, and the number of nodes that one hub holds.
 
-A real hub with its store, scorers and admission, in a process of its own; nodes by hand, which draw nothing, in others;
-and in the same run a bare echo of the very frames, as the yardstick: what a frame costs the event loop and the
-websocket library alone. Costs are processor time by process, so that a busy machine changes them little. At the end of
-each case the hub is killed, and every rollout that it has acked is looked for in its store. Where gateways hold the
-connections, one of them is killed at the same moment, and the hub started again: the rest is at the broker.
+One process runs the hub with store, scorers and admission. Hand-made nodes, which draw nothing, have other processes. A
+bare echo of the same frames is the yardstick: the cost of the event loop and of the websocket library alone. Costs are
+processor time by process, so that a busy machine changes them little. Each case ends by killing the hub and looking up
+every acked rollout in the database. If gateways hold the connections, one gateway is killed at the same moment, and the
+hub is started again to read the rest from the broker.
 
-Nothing heavy is imported with the package: its processes are modules of it.
-"""
+The processes are modules of this package, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.ingest.cases import CASES, FRAMES, Case
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.ingest.cases import CASES, FRAMES
 
 DESCRIPTION: Final = (
     "Rollouts that many nodes send one hub: processor time of the hub beside that of a bare websocket echo of the same "
@@ -38,7 +37,7 @@ SHOWN: Final = (
     "lost",
 )
 RATIO_NODES: Final = 1_000
-"""The headline's ratio is of the case with so many."""
+"""Nodes of the headline's ratio."""
 
 
 def plan() -> list[Planned]:
@@ -46,12 +45,13 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`cpu_ratio_to_echo_1000`: processor time of the echo's process for a frame over that of the hub's for a rollout,
-    by 1,000 nodes with frames of 2 KB; `..._postgresql`: the same with that store, without what its server takes;
-    `cpu_ratio_hub_with_gateways`: the same where gateways hold the connections, the
-    worst of those cases, frames of 2 KB, without what gateways and broker take. The others are the worst of all cases:
-    `scored_over_acked` when all nodes send what they can, `p99_ack_ms_half_load` at half of the rate that was acked
-    then; `lost` of all."""
+    """Measure all wanted cases.
+
+    `cpu_ratio_to_echo_1000` is the echo's processor time of a frame over the hub's processor time of a rollout, with
+    1,000 nodes and frames of 2 KB; `..._postgresql` excludes the database server's time. `cpu_ratio_hub_with_gateways`
+    is the worst case with gateways and excludes the time of gateways and broker. The other figures are the worst of all
+    cases: `scored_over_acked` at full load, `p99_ack_ms_half_load` at half of the rate of full load, `lost` as a sum.
+    """
     from benchmarks.ingest.running import run
 
     rows: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures that matter, of those cases that were measured."""
+    """Headline figures of the measured cases."""
     small = [row for row in rows if row["frame_bytes"] == FRAMES[0]]
     of_ratio = [row for row in small if row["nodes"] == RATIO_NODES and not row["gateways"] and not row["server"]]
     of_server = [row for row in small if row["nodes"] == RATIO_NODES and row["server"]]
@@ -82,6 +82,3 @@ def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "lost": sum(row["lost"] for row in small),
         "bytes_per_connection": max(of_connections, default=None),
     }
-
-
-__all__ = ["DESCRIPTION", "Case", "measure", "plan"]

@@ -1,21 +1,19 @@
-"""Gateways before the hub of a case, all on one port, and the NATS server between them and it."""
+"""Gateways before the hub of a case, all on one port, and the NATS server between gateways and hub."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.broker import BrokerProcess
-from benchmarks.processes import RunFailed, ended
+from benchmarks.harness.broker import BrokerProcess
+from benchmarks.harness.processes import RunFailed, served
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.subjects import Subjects
@@ -26,49 +24,24 @@ LOOK_S: Final = 0.2
 TAKEN_WITHIN_S: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gateways:
-    """Made by `gateway_processes`."""
-
-    url: str
-    """Of all together."""
-    processes: tuple[subprocess.Popen[str], ...]
-
-
 @contextmanager
-def gateway_processes(run: Path, hub_url: str, log: Path, *, number: int) -> Iterator[Gateways]:
-    """So many for the run, behind one address: the system divides connections among them. Raises RunFailed."""
-    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # While they start, it is nobody else's.
+def gateway_processes(
+    run: Path, hub_url: str, log: Path, *, number: int
+) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
+    """Start gateways behind one address, whose connections the system divides among them. Yields their URL and their
+    processes. Raises RunFailed."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # Keeps the port until the gateways have it.
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "echo_hub.main", "gateway", str(run), "--port", str(port)]
-        env = {**os.environ, "ECHO_HUB_GATEWAYS__HUB_URL": hub_url}
-        with ExitStack() as stack, log.open("ab") as output:
-            processes = tuple(
-                stack.enter_context(_started([*command], env=env, output=output.fileno())) for _ in range(number)
-            )
-            urls = {_url_of(process, log) for process in processes}
-            assert len(urls) == 1, urls
+        env = {"ECHO_HUB_GATEWAYS__HUB_URL": hub_url}
+        with ExitStack() as stack:
+            gateways = [stack.enter_context(served(command, log, env=env, says="Gateway")) for _ in range(number)]
             taken.close()
-            yield Gateways(url=urls.pop(), processes=processes)
-
-
-@contextmanager
-def _started(command: list[str], *, env: dict[str, str], output: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, env=env, text=True)
-    with ended(process):
-        yield process
-
-
-def _url_of(process: subprocess.Popen[str], log: Path) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("Gateway"):
-            return line.split()[1]
-    raise RunFailed(f"a gateway has not begun to serve: see {log}")
+            yield gateways[0][1], [process for process, _ in gateways]
 
 
 def run_id_of(store_url: str) -> str:
-    """Of a run that was served."""
+    """Return the id of a run that was served before."""
     store = Store.open(store_url, beside_hub=True)
     try:
         return store.run_meta()["run_id"]
@@ -77,15 +50,15 @@ def run_id_of(store_url: str) -> str:
 
 
 def wait_until_taken(broker: BrokerProcess, run_id: str) -> None:
-    """Until the hub has committed all that is stored. Raises RunFailed."""
+    """Wait until the hub has committed everything that the broker keeps. Raises RunFailed."""
     asyncio.run(_until_taken(broker.url, Subjects(run_id).stream))
 
 
 async def _until_taken(url: str, stream: str) -> None:
     client = await Broker.open(GatewaysConfig(url=url), name="benchmark")
-    until = time.monotonic() + TAKEN_WITHIN_S
+    give_up_at = time.monotonic() + TAKEN_WITHIN_S
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < give_up_at:
             try:
                 if not await client.waiting(stream):
                     return

@@ -1,4 +1,4 @@
-"""How many nodes, what they send, and where the hub's books are."""
+"""Cases: the number of nodes and gateways, the frames, and the database."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import broker, postgresql
+from benchmarks.harness import broker, postgresql
 
 FRAMES: Final = (2_000, 16_000)
-"""Bytes of a rollout's frame, about: completions of 210 and 1,960 tokens."""
+"""Approximate bytes of a rollout's frame: completions of 210 and 1,960 tokens."""
 NODES: Final = (10, 100, 1_000, 3_000)
 GATEWAYS: Final = (1, 2, 4)
 BEHIND_GATEWAYS: Final = 100
 """Nodes."""
 NODES_OF_SERVER: Final = (100, 1_000)
-"""Where the store is PostgreSQL."""
+"""Nodes of cases with PostgreSQL."""
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
-"""Rollouts that all nodes together hold at least."""
+"""Least rollouts that all nodes hold together."""
 LEAST_HELD: Final = 1
-"""Rollouts that each of them holds."""
+"""Least rollouts that each node holds."""
 STEP_GROUPS: Final = 1_024
 GROUP_SIZE: Final = 8
 
@@ -32,9 +32,9 @@ class Case:
 
     nodes: int
     gateways: int = 0
-    """Before it, each in a process of its own; 0: it holds the nodes' connections itself."""
+    """Gateway processes before the hub; 0 if the hub itself holds the nodes' connections."""
     server: bool = False
-    """Its store is PostgreSQL, else SQLite."""
+    """True for PostgreSQL, False for SQLite."""
 
     @property
     def name(self) -> str:
@@ -49,18 +49,18 @@ class Case:
 
     @property
     def lacks(self) -> str:
-        """What it takes and this machine does not have; empty: nothing."""
+        """Why this machine cannot measure the case; empty if it can."""
         return (broker.lacking() if self.gateways else "") or (postgresql.lacking() if self.server else "")
 
     @property
     def capacity(self) -> int:
-        """Rollouts that a node says it can hold."""
+        """Capacity that a node reports."""
         return max(LEAST_HELD, IN_FLIGHT // self.nodes)
 
     def settings(
         self, base: Path, *, seed: int, broker_url: str = "", store_url: str = ""
     ) -> Mapping[str, Mapping[str, Any]]:
-        """The hub's. Nothing of what nodes send was drawn by any model, so nobody computes it again."""
+        """Settings of the hub. The nodes' rollouts were drawn by no model, so no verifier checks them."""
         most = 1_000_000
         return {
             "run": {"name": "ingest", "seed": seed},

@@ -1,4 +1,4 @@
-"""A bare websocket echo by the hub's own library, in a process of its own: the yardstick. Prints its URL."""
+"""The yardstick: a process that only echoes websocket frames, with the hub's own library. Prints `Echo` and its URL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aiohttp import WSMsgType, web
 
 
 async def echo(request: web.Request) -> web.WebSocketResponse:
-    """Says everything back."""
+    """Send every frame back."""
     socket = web.WebSocketResponse(compress=False)
     await socket.prepare(request)
     async for message in socket:
@@ -18,13 +18,13 @@ async def echo(request: web.Request) -> web.WebSocketResponse:
 
 
 async def serve() -> None:
-    """For ever."""
+    """Serve until the process is ended."""
     app = web.Application()
     app.add_routes([web.get("/echo", echo)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=4_096).start()
-    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    print(f"Echo http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
     await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""Frames of rollouts as a node would send them, made at little cost, of tokens that no model has drawn."""
+"""Cheap frames of rollouts, as a node would send them, with tokens that no model has drawn."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from echo_shared.messages.fields import pack_array
 
 OVERHEAD_BYTES: Final = 330
-"""Of a frame, about, beside its tokens."""
+"""Approximate bytes of a frame without its tokens."""
 VARIANTS: Final = 64
-"""Different completions, which are sent again and again."""
+"""Number of completions, which are sent in turn."""
 DIGITS: Final = (20, 30)
-"""Tokens of the built-in model, of which none ends a completion."""
+"""Range of tokens of the built-in model without stop tokens."""
 
 
 class Completions:
-    """Of one size. `stop_id` ends each."""
+    """Completions of one size. `stop_id` ends each."""
 
     def __init__(self, frame_bytes: int, stop_id: int, *, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -32,7 +32,7 @@ class Completions:
         self._next = 0
 
     def frame(self, lease: dict[str, Any], index: int) -> tuple[str, bytes]:
-        """A rollout of a lease, and its id."""
+        """Make a rollout of a lease. Returns its id and its frame."""
         ids, logprobs = self._variants[self._next % VARIANTS]
         self._next += 1
         rollout_id = f"{lease['lease_id']}-{index}"

@@ -1,7 +1,6 @@
-"""A process with many nodes by hand, or many clients of the echo: it sends what it is told to, and counts.
+"""A process with many hand-made nodes, or many clients of the echo. It sends what it is told to send, and counts.
 
-A node's messages are checked nowhere here, and no model draws: what such a process costs does not count, and has to
-leave the machine to the hub.
+Nodes check no message and draw nothing: such a process must leave the machine to the hub.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import aiohttp
@@ -26,14 +27,16 @@ from echo_shared.identity import Identity
 from echo_shared.messages import NodeStatus
 from echo_shared.sessions import NodeSession
 
+PROCESSES: Final = 2
+ANSWERS_WITHIN_S: Final = 180.0
+ENDS_WITHIN_S: Final = 10.0
 JOINING: Final = 32
-"""At once."""
+"""Connections that are opened at the same time."""
 PACE_S: Final = 0.002
 HOLD_S: Final = 1.0
-"""At less than all that they can, so many nodes work that each has a rollout for about so long: the others are paused,
-or the hub would see all of them become slow at once."""
-FOR_EVER: Final = aiohttp.ClientTimeout(total=None)
-SCORED: Final = frozenset({"scored", "trained"})
+"""Time for which a node holds a rollout at less than full load. The other nodes are paused: otherwise the hub would see
+all nodes become slow at once."""
+FOREVER: Final = aiohttp.ClientTimeout(total=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +45,12 @@ class Load:
 
     frame_bytes: int
     per_s: float | None
-    """None: whatever they are leased, at once."""
+    """Rollouts a second; None to send every leased rollout at once."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Of a time. `waits_s`: from each rollout that was sent to its ack, or each frame to its echo."""
+    """Counts of a time. `waits_s` lists ack delays of rollouts, or echo delays of frames."""
 
     acked: int = 0
     scored: int = 0
@@ -55,6 +58,14 @@ class Counts:
     waits_s: list[float] = field(default_factory=list)
     ended: int = 0
     """Connections that the hub has closed."""
+
+    def __iadd__(self, other: Counts) -> Counts:
+        self.acked += other.acked
+        self.scored += other.scored
+        self.dropped += other.dropped
+        self.waits_s += other.waits_s
+        self.ended += other.ended
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +80,12 @@ class _Node:
 
     def __init__(self, lender: Lender, socket: aiohttp.ClientWebSocketResponse, heartbeat_s: float) -> None:
         self.socket = socket
-        self._lender = lender
         self.heartbeat_s = heartbeat_s
-        self._version = 0
         self.revoked: set[int] = set()
         self.works = True
-        """Else it is paused, and holds nothing."""
+        """False while the node is paused: it then holds nothing."""
+        self._lender = lender
+        self._version = 0
 
     async def report(self) -> None:
         status = NodeStatus(
@@ -86,7 +97,7 @@ class _Node:
         await self.socket.send_bytes(encode(status))
 
     async def beat(self, delay_s: float) -> None:
-        """As nodes do; not all at the same moment."""
+        """Report at each heartbeat, the first time after `delay_s`."""
         await asyncio.sleep(delay_s)
         with suppress(ConnectionError):
             while not self.socket.closed:
@@ -117,36 +128,54 @@ class _Node:
                 pass
 
 
-class Lender:
-    """The nodes of one process."""
+class _Clients:
+    """Connections of one process, and their counts."""
 
-    def __init__(self, url: str, *, capacity: int, seed: int) -> None:
-        self.capacity = capacity
+    def __init__(self, url: str, *, seed: int) -> None:
         self.counts = Counts()
-        self.held: deque[_Held] = deque()
-        self.sends_at_once = False
         self.acked: list[str] = []
-        """All that ever were."""
+        """Ids of all acked rollouts."""
         self._url = url
         self._seed = seed
-        self._sent_at: dict[str, float] = {}
-        self._nodes: list[_Node] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._completions: Completions | None = None
-        self._stop_id = 0
-        self._load: Load | None = None
-        self._pacer: asyncio.Task[None] | None = None
 
     async def join(self, session: aiohttp.ClientSession, count: int) -> None:
         places = asyncio.Semaphore(JOINING)
 
         async def one() -> None:
             async with places:
-                self._nodes.append(await self._join(session))
+                await self._join(session)
 
         await asyncio.gather(*(one() for _ in range(count)))
 
-    async def _join(self, session: aiohttp.ClientSession) -> _Node:
+    async def _join(self, session: aiohttp.ClientSession) -> None:
+        raise NotImplementedError
+
+    async def load(self, load: Load) -> None:
+        """Put this load on the server from now on."""
+        raise NotImplementedError
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Lender(_Clients):
+    """The nodes of one process."""
+
+    def __init__(self, url: str, *, capacity: int, seed: int) -> None:
+        super().__init__(url, seed=seed)
+        self.capacity = capacity
+        self.held: deque[_Held] = deque()
+        self.sends_at_once = False
+        self._sent_at: dict[str, float] = {}
+        self._nodes: list[_Node] = []
+        self._completions: Completions | None = None
+        self._load: Load | None = None
+        self._pacer: asyncio.Task[None] | None = None
+
+    async def _join(self, session: aiohttp.ClientSession) -> None:
         own = NodeSession(
             me=Identity.generate(), pinned_hub_key=None, software_version="1", nonce=secrets.token_bytes(32)
         )
@@ -162,15 +191,9 @@ class Lender:
         welcome = msgpack.unpackb(await socket.receive_bytes())
         node = _Node(self, socket, welcome["heartbeat_s"])
         self._begin(node.listen())
-        return node
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._nodes.append(node)
 
     async def load(self, load: Load) -> None:
-        """From now on; first of all they say that they want work."""
         is_first, self._load = self._load is None, load
         self._completions = None
         self.sends_at_once = load.per_s is None
@@ -213,6 +236,7 @@ class Lender:
             await asyncio.sleep(PACE_S)
 
     def told(self, receipts: list[dict[str, Any]]) -> None:
+        """Count receipts of the hub."""
         now, counts = time.perf_counter(), self.counts
         for receipt in receipts:
             rollout_id, state = receipt["rollout_id"], receipt["state"]
@@ -221,38 +245,26 @@ class Lender:
                 counts.acked += 1
                 counts.waits_s.append(now - sent_at)
                 self.acked.append(rollout_id)
-            if state == "scored":
-                counts.scored += 1
-            elif state == "dropped":
-                counts.dropped += 1
+            counts.scored += state == "scored"
+            counts.dropped += state == "dropped"
 
 
-class Echoed:
-    """Clients of the echo; each sends a frame when it has had the one before back."""
+class Echoed(_Clients):
+    """Clients of the echo. Each sends a frame once it has the previous one back."""
 
     def __init__(self, url: str, *, seed: int) -> None:
-        self.counts = Counts()
-        self._url = url
-        self._seed = seed
-        self._tasks: list[asyncio.Task[None]] = []
+        super().__init__(url, seed=seed)
         self._completions: Completions | None = None
         self._sockets: list[aiohttp.ClientWebSocketResponse] = []
 
-    async def join(self, session: aiohttp.ClientSession, count: int) -> None:
-        places = asyncio.Semaphore(JOINING)
-
-        async def one() -> None:
-            async with places:
-                socket = await session.ws_connect(f"{self._url}/echo", compress=0, max_msg_size=0)
-                self._sockets.append(socket)
-
-        await asyncio.gather(*(one() for _ in range(count)))
+    async def _join(self, session: aiohttp.ClientSession) -> None:
+        self._sockets.append(await session.ws_connect(f"{self._url}/echo", compress=0, max_msg_size=0))
 
     async def load(self, load: Load) -> None:
-        """From now on."""
+        is_first = self._completions is None
         self._completions = Completions(load.frame_bytes, 1, seed=self._seed)
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._talk(socket)) for socket in self._sockets]
+        for socket in self._sockets if is_first else ():
+            self._begin(self._talk(socket))
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         lease = {"lease_id": 1_000_000, "group_id": 100_000, "policy_version": 10}
@@ -267,30 +279,30 @@ class Echoed:
 
 
 def main(pipe: Connection, kind: str, url: str, count: int, capacity: int, seed: int) -> None:
-    """The process: says "joined", then does what it is told."""
+    """Run the process: join, then obey the pipe."""
     asyncio.run(_serve(pipe, kind, url, count, capacity, seed))
 
 
 async def _serve(pipe: Connection, kind: str, url: str, count: int, capacity: int, seed: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=FOR_EVER) as session:
-        lender = Lender(url, capacity=capacity, seed=seed) if kind == "hub" else Echoed(url, seed=seed)
-        await lender.join(session, count)
+    async with aiohttp.ClientSession(connector=connector, timeout=FOREVER) as session:
+        clients = Lender(url, capacity=capacity, seed=seed) if kind == "hub" else Echoed(url, seed=seed)
+        await clients.join(session, count)
         pipe.send("joined")
         while (told := await _next(pipe)) is not None:
             if isinstance(told, Load):
-                await lender.load(told)
+                await clients.load(told)
             elif told == "counts":
-                counts, lender.counts = lender.counts, Counts(ended=lender.counts.ended)
+                counts, clients.counts = clients.counts, Counts(ended=clients.counts.ended)
                 pipe.send(counts)
             else:
-                pipe.send(lender.acked if isinstance(lender, Lender) else [])
+                pipe.send(clients.acked)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
 
 
 async def _next(pipe: Connection) -> Any:
-    """What the process is told; None: it is to end."""
+    """Wait for the next order; None at the end of the pipe."""
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
     loop.add_reader(pipe.fileno(), there.set)
@@ -301,3 +313,75 @@ async def _next(pipe: Connection) -> Any:
         return None
     finally:
         loop.remove_reader(pipe.fileno())
+
+
+class LendersFailed(Exception):
+    """A process of lenders has ended, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lenders:
+    """All processes of lenders together. See `opened`."""
+
+    pipes: tuple[Connection, ...]
+
+    def load(self, frame_bytes: int, *, per_s: float | None = None) -> None:
+        """Put this load on the server from now on; None for full load."""
+        for pipe in self.pipes:
+            pipe.send(Load(frame_bytes=frame_bytes, per_s=None if per_s is None else per_s / len(self.pipes)))
+
+    def counts(self) -> Counts:
+        """Counts since the last call."""
+        total = Counts()
+        for counts in self._ask("counts"):
+            total += counts
+        return total
+
+    def acked(self) -> list[str]:
+        """Ids of all acked rollouts."""
+        return [rollout_id for acked in self._ask("acked") for rollout_id in acked]
+
+    def _ask(self, what: str) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send(what)
+        return [answer(pipe) for pipe in self.pipes]
+
+
+def answer(pipe: Connection, *, within_s: float = ANSWERS_WITHIN_S) -> Any:
+    """Receive an answer. Raises LendersFailed."""
+    try:
+        if pipe.poll(within_s):
+            return pipe.recv()
+    except EOFError as error:
+        raise LendersFailed("a process of lenders has ended") from error
+    raise LendersFailed(f"a process of lenders has said nothing for {within_s:g} s")
+
+
+@contextmanager
+def opened(kind: str, url: str, *, count: int, capacity: int = 0, seed: int) -> Iterator[Lenders]:
+    """Open `count` connections, of nodes to the hub or of clients to the echo. Raises LendersFailed."""
+    context = get_context("spawn")
+    processes: list[BaseProcess] = []
+    pipes: list[Connection] = []
+    number = min(PROCESSES, count)
+    try:
+        for place in range(number):
+            ours, theirs = context.Pipe()
+            of_this = count // number + (place < count % number)
+            arguments = (theirs, kind, url, of_this, capacity, seed * number + place)
+            process: BaseProcess = context.Process(target=main, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            processes.append(process)
+            pipes.append(ours)
+        for pipe in pipes:
+            answer(pipe)
+        yield Lenders(pipes=tuple(pipes))
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for one in processes:
+            one.join(ENDS_WITHIN_S)
+            if one.is_alive():
+                one.kill()
+                one.join()

@@ -1,4 +1,4 @@
-"""One case: the echo, then a hub, by the same connections and frames; and what is left of the hub when it is killed."""
+"""One case: the echo, then a hub, by the same connections and frames; then the database of the killed hub."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,14 +17,15 @@ import numpy as np
 import psutil
 from sqlalchemy import select
 
-from benchmarks.broker import broker_process
-from benchmarks.ingest import lenders
+from benchmarks.harness import hub_with_learner
+from benchmarks.harness.broker import broker_process
+from benchmarks.harness.hub_with_learner import LEARNER
+from benchmarks.harness.postgresql import postgresql
+from benchmarks.harness.processes import family, hub_process, processor_s, served, wait_until_ready
+from benchmarks.ingest import lender
 from benchmarks.ingest.behind_gateways import gateway_processes, run_id_of, wait_until_taken
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS, Case
-from benchmarks.ingest.lender import Counts
-from benchmarks.ingest.lenders import Lenders
-from benchmarks.postgresql import postgresql
-from benchmarks.processes import ended, hub_process, wait_until_ready
+from benchmarks.ingest.lender import Counts, Lenders
 from echo_hub.config.file import load_config
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -35,12 +36,12 @@ from echo_shared.messages import ReceiptState, rollout_id
 from echo_shared.process_memory import own_bytes
 
 WARM_UP_S: Final = 4.0
-"""After it the hub's nodes hold all that they can: fresh keys are given more with each round."""
+"""Time until nodes hold all that they can: the hub gives new keys more with each round."""
 NODES_PER_WARM_UP_S: Final = 500
-"""More of them take longer."""
+"""Nodes for each further second of warm-up."""
 WINDOW_S: Final = 6.0
 SETTLE_S: Final = 2.0
-"""Behind a change of the load."""
+"""Time after a change of the load."""
 ECHO_S: Final = 2.0
 SCORER: Final = "echo_hub.scoring.warden"
 CONTEXT_TOKENS: Final = MOST_TOKENS + 256
@@ -48,27 +49,27 @@ CONTEXT_TOKENS: Final = MOST_TOKENS + 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What happened in a time."""
+    """Counts and processor times of a time."""
 
     seconds: float
     counts: Counts
     hub_s: float
-    """Processor time of the process that was watched, all its threads."""
+    """Processor time of the hub, or of the echo."""
     scorers_s: float = 0.0
     gateways_s: float = 0.0
 
     def wait_ms(self, percent: float) -> float:
-        """Of the time to the ack."""
+        """Return a percentile of the time to the ack."""
         return float(np.percentile(self.counts.waits_s, percent)) * 1_000 if self.counts.waits_s else float("nan")
 
     def us_each(self, seconds: float) -> float:
-        """Of a rollout, or a frame."""
+        """Microseconds a rollout, or a frame."""
         return seconds / max(1, self.counts.acked) * 1e6
 
 
 def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
-    """A row for each size of frame. Raises RunFailed, LendersFailed and BrokerFailed."""
-    echoed = _echo(case, seed=seed)
+    """Measure a case; one row for each size of frame. Raises RunFailed, LendersFailed and BrokerFailed."""
+    echoed = _echo(case, directory / "echo.log", seed=seed)
     base = _base(directory / "base")
     run_directory = RunDirectory(directory / "run")
     with ExitStack() as stack:
@@ -78,16 +79,18 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
         settings = case.settings(base, seed=seed, broker_url=broker_url, store_url=store_url)
         make_run(run_directory, load_config(None, settings))
         hub, hub_url = stack.enter_context(_hub(run_directory, directory))
-        url, gateways = hub_url, None
+        url: str = hub_url
+        gateways: list[subprocess.Popen[str]] = []
         if broker is not None:
             log = directory / "gateways.log"
-            gateways = stack.enter_context(gateway_processes(run_directory.root, url, log, number=case.gateways))
-            url = gateways.url
+            url, gateways = stack.enter_context(
+                gateway_processes(run_directory.root, hub_url, log, number=case.gateways)
+            )
         wait_until_ready(hub_url)
         before = own_bytes(hub.pid)
-        nodes = stack.enter_context(lenders.opened("hub", url, count=case.nodes, capacity=case.capacity, seed=seed))
+        nodes = stack.enter_context(lender.opened("hub", url, count=case.nodes, capacity=case.capacity, seed=seed))
         per_connection = (own_bytes(hub.pid) - before) / case.nodes
-        of_gateways = () if gateways is None else tuple(process.pid for process in gateways.processes)
+        of_gateways = tuple(process.pid for process in gateways)
         rows = [
             {
                 "case": case.name,
@@ -101,8 +104,8 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
             for place, frame_bytes in enumerate(FRAMES)
         ]
         _kill(hub)
-        if broker is not None and gateways is not None:
-            _kill(gateways.processes[0])
+        for gateway in gateways[:1]:
+            _kill(gateway)
         acked = nodes.acked()
         if broker is not None:
             with _hub(run_directory, directory):
@@ -112,7 +115,12 @@ def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
 
 
 def _hub(run: RunDirectory, directory: Path) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
-    return hub_process(run.root, directory / "hub.log", module="benchmarks.ingest.quick_hub")
+    return hub_process(
+        run.root,
+        directory / "hub.log",
+        module=hub_with_learner.MODULE,
+        env={LEARNER: "benchmarks.ingest.quick_learner"},
+    )
 
 
 def _loads(
@@ -147,8 +155,12 @@ def _loads(
     }
 
 
-def _echo(case: Case, *, seed: int) -> dict[int, Window]:
-    with _echo_process() as (server, url), lenders.opened("echo", url, count=case.nodes, seed=seed) as clients:
+def _echo(case: Case, log: Path, *, seed: int) -> dict[int, Window]:
+    command = [sys.executable, "-m", "benchmarks.ingest.echo_server"]
+    with (
+        served(command, log, env={}, says="Echo") as (server, url),
+        lender.opened("echo", url, count=case.nodes, seed=seed) as clients,
+    ):
         windows = {}
         for frame_bytes in FRAMES:
             clients.load(frame_bytes)
@@ -157,49 +169,26 @@ def _echo(case: Case, *, seed: int) -> dict[int, Window]:
         return windows
 
 
-@contextmanager
-def _echo_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "benchmarks.ingest.echo_server"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    with ended(server):
-        assert server.stdout is not None
-        yield server, server.stdout.readline().strip()
-
-
 def _window(pids: Sequence[int], of: Lenders, seconds: float) -> Window:
-    """`pids`: of the hub or the echo, then of the gateways."""
+    """Measure for some seconds. `pids` lists the process of hub or echo first, then gateway processes."""
     process, *gateways = [psutil.Process(pid) for pid in pids]
-    scorers = [child for child in process.children() if SCORER in child.cmdline()]
+    scorers = [one for child in process.children() if SCORER in child.cmdline() for one in family(child)]
     of.counts()
-    began_at, hub_s, scorers_s = time.monotonic(), _processor_s([process]), _processor_s(_all(scorers))
-    gateways_s = _processor_s(gateways)
+    began_at, hub_s, scorers_s = time.monotonic(), processor_s([process]), processor_s(scorers)
+    gateways_s = processor_s(gateways)
     time.sleep(seconds)
     counts = of.counts()
     return Window(
         seconds=time.monotonic() - began_at,
         counts=counts,
-        hub_s=_processor_s([process]) - hub_s,
-        scorers_s=_processor_s(_all(scorers)) - scorers_s,
-        gateways_s=_processor_s(gateways) - gateways_s,
+        hub_s=processor_s([process]) - hub_s,
+        scorers_s=processor_s(scorers) - scorers_s,
+        gateways_s=processor_s(gateways) - gateways_s,
     )
 
 
-def _all(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """They, and what they have started."""
-    return [one for process in processes for one in (process, *process.children(recursive=True))]
-
-
-def _processor_s(processes: Sequence[psutil.Process]) -> float:
-    """Of all their threads. Linux counts it to the nanosecond, and tells by a clock whose number is made of the
-    process's (clock_getcpuclockid(3)); elsewhere it is told in ticks."""
-    if sys.platform == "linux":
-        return sum(time.clock_gettime((~process.pid << 3) | 2) for process in processes)
-    times = [process.cpu_times() for process in processes]
-    return sum(one.user + one.system for one in times)
-
-
 def _base(directory: Path) -> Path:
-    """The built-in model, with room for long completions: nobody here computes with it."""
+    """Copy the built-in model, with a longer context. No process computes with it."""
     shutil.copytree(resolve_base("builtin:tiny"), directory)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "max_position_embeddings": CONTEXT_TOKENS}))
@@ -207,13 +196,13 @@ def _base(directory: Path) -> Path:
 
 
 def _kill(hub: subprocess.Popen[str]) -> None:
-    """At once, in mid-work."""
+    """Kill a process within its work."""
     hub.kill()
     hub.wait()
 
 
 def _lost(url: str, acked: Sequence[str]) -> int:
-    """How many of these rollouts the killed hub's store does not have as received, or further on."""
+    """Count acked rollouts that the database does not have as received, or in a later state."""
     engine = connect(url)
     with engine.connect() as connection:
         have = select(rollouts.c.lease_id, rollouts.c.index).where(rollouts.c.state != ReceiptState.LEASED)

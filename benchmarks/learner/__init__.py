@@ -1,11 +1,11 @@
-"""One training step here beside the same step in TRL's GRPOTrainer: time, peak memory, loss and gradient.
+"""A training step of Echo compared with the same step of TRL's GRPOTrainer: time, peak memory, loss and gradient.
 
-Model, batch, adapter, objective, precision and micro-batch budget are the same, and so are the tokens and the old
-log-probabilities: nothing is sampled. What is timed on both sides is a whole optimizer step on prepared completions:
-forward and backward passes, gradient clipping, AdamW; here also the packing of the batch. TRL pads when it generates;
-that is not timed. TRL runs its own `train()`; of its options those are set that make it fastest in the same memory
-(no gradient checkpointing where time is measured, fused AdamW, its chunked output layer, which is always on).
-Each side has a process of its own, and they take turns step by step, for the machine may be slower a minute later.
+Model, batch, adapter, objective, precision and micro-batch budget are the same, and so are tokens and old
+log-probabilities: nothing is sampled. Both sides time a whole optimizer step on prepared completions: forward and
+backward passes, gradient clipping, AdamW; Echo's side also packs the batch. TRL pads when it generates, which is not
+timed. TRL runs its own `train()`, with the options that make it fastest in the same memory (no gradient checkpointing
+where time is measured, fused AdamW, its chunked output layer, which is always on). Each side has a process of its own.
+The sides take turns step by step, because the machine may be slower a minute later.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Final
 
 import torch
 
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learner.cases import CASES, Case, make_model
 from benchmarks.learner.side import Side, Step
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
 from echo_shared.torch_precision import multiplies
 
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
 
 STEPS_S: Final = 120.0
-"""After which a case makes no further steps, but for the second."""
+"""Time after which a case makes no further steps, except for its second step."""
 
 TOLD: Final = ("trl_s", "echo_s", "time_ratio", "memory_ratio", "gradient_difference", "steps")
 
@@ -69,14 +69,14 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[str, Any]:
-    """One case's row: our step and TRL's, in turns, on the same batch."""
+    """Compare Echo's step with TRL's, in turns, on the same batch. Returns the case's row."""
     base = make_model(case, scratch, seed)
     with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)
         pairs = [(trl.step(), echo.step()) for _ in repetitions]
         peaks, whole_peak = (trl.peak_bytes(), echo.peak_bytes()), echo.whole_peak_bytes()
         speed = echo.matrix_operations_per_s()
-    # The first step also allocates, and is compared instead.
+    # The first step also allocates memory. It gives the differences, not the times.
     timed = pairs[1:] or pairs
     seconds = [statistics.median(step.seconds for step in steps) for steps in zip(*timed, strict=True)]
     tokens, operations = case.work(seed)

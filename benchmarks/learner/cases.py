@@ -1,10 +1,10 @@
-"""What both sides train: models of random weights, batches of mixed lengths, adapters."""
+"""Work of both sides: models of random weights, batches of mixed lengths, adapters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -17,14 +17,14 @@ from echo_hub.run.base_model import resolve_base
 
 LORA_RANK: Final = 16
 LEARNING_RATE: Final = 1e-6
-"""Small enough for each step to be the first one's work again."""
+"""So small that each step repeats the work of the first step."""
 SPREAD: Final = 8
-"""The longest completion over the shortest, of random weights."""
+"""The longest completion over the shortest, for random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model, a batch, and how it is computed."""
+    """A model, a batch, and options of the computation."""
 
     name: str
     hidden: int
@@ -37,18 +37,18 @@ class Case:
     groups: int = 2
     group_size: int = 8
     micro_batch: int = 8
-    """TRL's rollouts in one pass; Echo's passes hold as many tokens as that."""
+    """Rollouts in one pass of TRL. A pass of Echo holds as many tokens."""
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
     base: str = ""
-    """A base model in the box, in place of random weights of the shape; its `head_dim` and heads are the case's."""
+    """A built-in base in place of random weights. Its shape is that of the case."""
     head_dim: int = 64
     spread: int = SPREAD
     """The longest completion over the shortest."""
     steps: int = 4
-    """Fewer, two at least, where they take long."""
+    """Steps; fewer, but at least two, if they take long."""
     seconds: float
-    """About, for both sides' steps, on two cores of a server."""
+    """Expected time of both sides' steps on two cores."""
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -63,13 +63,13 @@ class Case:
         return self.heads // 2 if self.base else max(1, self.heads // 4)
 
     def lengths(self, seed: int) -> list[int]:
-        """Of all completions, in the batch's order."""
+        """Lengths of all completions, in the order of the batch."""
         even = np.linspace(self.longest / self.spread, self.longest, self.groups * self.group_size)
         return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
 
     def work(self, seed: int) -> tuple[int, float]:
-        """Completion tokens of a step, and the floating-point operations of its matrix products in the body and the
-        output layer: forward, and backward to the inputs, for the weights are frozen. Prompts count once a group."""
+        """Completion tokens of a step, and floating-point operations of its matrix products: forward, and backward to
+        the inputs, because the weights are frozen. Prompts count once for each group."""
         tokens = sum(self.lengths(seed))
         heads = 2 * self.head_dim * (self.heads + self.key_value_heads)
         layer = self.hidden * (heads + 3 * self.intermediate)
@@ -77,60 +77,25 @@ class Case:
         return tokens, 4.0 * (inputs * self.layers * layer + tokens * self.vocabulary * self.hidden)
 
 
+MEDIUM: Final = Case(
+    name="100 M parameters",
+    seconds=75,
+    hidden=768,
+    layers=12,
+    intermediate=2048,
+    vocabulary=32_000,
+    prompt_tokens=32,
+    longest=96,
+)
+WIDE: Final = replace(MEDIUM, name="wide vocabulary", hidden=256, layers=4, intermediate=768, vocabulary=151_936)
 CASES: Final = (
-    Case(
-        name="100 M parameters",
-        seconds=75,
-        hidden=768,
-        layers=12,
-        intermediate=2048,
-        vocabulary=32_000,
-        prompt_tokens=32,
-        longest=96,
+    MEDIUM,
+    replace(
+        MEDIUM, name="long prompts", seconds=40, hidden=512, layers=6, intermediate=1536, prompt_tokens=128, longest=64
     ),
-    Case(
-        name="long prompts",
-        seconds=40,
-        hidden=512,
-        layers=6,
-        intermediate=1536,
-        vocabulary=32_000,
-        prompt_tokens=128,
-        longest=64,
-    ),
-    Case(
-        name="wide vocabulary",
-        seconds=75,
-        hidden=256,
-        layers=4,
-        intermediate=768,
-        vocabulary=151_936,
-        prompt_tokens=32,
-        longest=96,
-    ),
-    Case(
-        name="wide vocabulary, recomputed layers",
-        seconds=35,
-        hidden=256,
-        layers=4,
-        intermediate=768,
-        vocabulary=151_936,
-        prompt_tokens=32,
-        longest=96,
-        checkpointing=True,
-        steps=1,
-    ),
-    Case(
-        name="100 M parameters, bfloat16",
-        seconds=90,
-        hidden=768,
-        layers=12,
-        intermediate=2048,
-        vocabulary=32_000,
-        prompt_tokens=32,
-        longest=96,
-        precision="bfloat16",
-    ),
+    WIDE,
+    replace(WIDE, name="wide vocabulary, recomputed layers", seconds=35, checkpointing=True, steps=1),
+    replace(MEDIUM, name="100 M parameters, bfloat16", seconds=90, precision="bfloat16"),
     Case(
         name="long completions, the base in the box",
         seconds=40,
@@ -149,7 +114,7 @@ CASES: Final = (
 
 
 def make_model(case: Case, scratch: Path, seed: int) -> Path:
-    """Random weights in Hugging Face layout, the same for cases of one shape; or the base in the box."""
+    """Make random weights in Hugging Face layout, once for each shape; or return the built-in base."""
     if case.base:
         return resolve_base(case.base)
     directory = scratch / f"{case.hidden}-{case.layers}-{case.intermediate}-{case.vocabulary}"
@@ -174,7 +139,8 @@ def make_model(case: Case, scratch: Path, seed: int) -> Path:
 
 
 def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
-    """Random tokens. The behaviour's log-probabilities are about what random weights give, so that some are clipped."""
+    """Make random tokens. Behavior log-probabilities are near those of random weights, so that some ratios are
+    clipped."""
     rng = np.random.default_rng([seed, 1])
     lengths = iter(case.lengths(seed))
     groups = []
@@ -196,7 +162,7 @@ def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
 
 @torch.no_grad()
 def fill_adapter(parameters: Mapping[str, torch.nn.Parameter], seed: int) -> None:
-    """The same weights on both sides, none of them zero."""
+    """Fill the adapter with weights that are equal on both sides, and not zero."""
     generator = torch.Generator().manual_seed(seed)
     for name in sorted(parameters):
         values = torch.randn(parameters[name].shape, generator=generator)

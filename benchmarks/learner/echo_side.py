@@ -1,4 +1,4 @@
-"""Echo's learner, step by step."""
+"""Echo's side: the learner, step by step."""
 
 from __future__ import annotations
 

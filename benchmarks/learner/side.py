@@ -1,4 +1,4 @@
-"""One of the two trainers in a process of its own, which makes a step when it is asked to."""
+"""A process for one trainer, which makes optimizer steps on request."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.harness.torch_timing import matrix_operations_per_s, synchronize
 from benchmarks.learner.cases import Case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one optimizer step took and gave."""
+    """Time and results of one optimizer step."""
 
     seconds: float
     loss: float
     gradient: dict[str, NDArray[np.float32]]
-    """After clipping, by the names in PEFT's files; empty after the first step."""
+    """The clipped gradient by the names in PEFT's files; empty after the first step."""
 
 
 class Side:
-    """A context manager around the process; `name` is trl or echo."""
+    """Context manager of the process. `name` is `trl` or `echo`."""
 
     def __init__(self, name: str, case: Case, base: Path, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -52,17 +53,17 @@ class Side:
         return step
 
     def peak_bytes(self) -> int:
-        """See `benchmarks.learner.CONDITIONS`."""
+        """Peak memory of the steps (`benchmarks.learner.CONDITIONS`)."""
         peak: int = self._ask("peak")
         return peak
 
     def whole_peak_bytes(self) -> int:
-        """The most that this side's process held, the model included."""
+        """Peak memory of the process, model included."""
         peak: int = self._ask("whole peak")
         return peak
 
     def matrix_operations_per_s(self) -> float:
-        """Of a large matrix product on this side's device, in the case's precision."""
+        """Operations a second of a large matrix product on this device, in the case's precision."""
         speed: float = self._ask("speed")
         return speed
 
@@ -86,7 +87,7 @@ def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None
 
 
 class Questions:
-    """Answers the parent. A side calls `started` when it is ready, then `wait` before and `done` after each step."""
+    """Answers to the parent process. A side calls `started` once, then `wait` before and `done` after each step."""
 
     def __init__(self, pipe: Connection, case: Case) -> None:
         self._pipe = pipe
@@ -101,24 +102,25 @@ class Questions:
         _reset_peak()
 
     def wait(self) -> bool:
-        """Whether there is to be one more step."""
+        """Wait for a request; return True if it is one for another step."""
         try:
             while (question := self._pipe.recv()) != "step":
                 self._pipe.send(self._answer(question))
         except EOFError:
             return False
-        _synchronize()
+        synchronize()
         self._began = time.perf_counter()
         return True
 
     def _answer(self, question: str) -> float:
         if question == "speed":
-            return _matrix_peak(self._dtype)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return matrix_operations_per_s(device, self._dtype)
         peak = _memory_bytes(peak=True)
         return peak if question == "whole peak" else peak - self._baseline
 
     def done(self, loss: Callable[[], float], gradient: Callable[[], dict[str, NDArray[np.float32]]]) -> None:
-        _synchronize()
+        synchronize()
         seconds = time.perf_counter() - self._began
         self._steps += 1
         step = Step(
@@ -127,25 +129,6 @@ class Questions:
             gradient=gradient() if self._steps == 1 else {},
         )
         self._pipe.send(step)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _matrix_peak(dtype: torch.dtype) -> float:
-    """Operations a second, the best of a few products."""
-    size, device = (8_192, "cuda") if torch.cuda.is_available() else (1_024, "cpu")
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-    best = 0.0
-    for _ in range(5):
-        _synchronize()
-        began = time.perf_counter()
-        left @ right
-        _synchronize()
-        best = max(best, 2 * size**3 / (time.perf_counter() - began))
-    return best
 
 
 def _memory_bytes(*, peak: bool) -> int:
@@ -160,5 +143,5 @@ def _reset_peak() -> None:
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     else:
-        # Sets VmHWM to what is resident now (proc(5)).
+        # Sets VmHWM to the resident memory (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")

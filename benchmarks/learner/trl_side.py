@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on completions that are there already."""
+"""TRL's side: GRPOTrainer on prepared completions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MANY_STEPS = 10_000
 
 
 class _Trainer(GRPOTrainer):  # type: ignore[misc]
-    """Takes its batch from `batch` in place of generating and scoring it; notes losses and gradients."""
+    """Trains on `batch` without generating and scoring; records losses and the gradient."""
 
     batch: dict[str, Tensor]
     losses: list[Tensor]
@@ -42,7 +42,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class _Turns(TrainerCallback):
-    """Begins a step when the parent asks for it, and ends the training when nobody will ask again."""
+    """Begins a step on request, and ends the training when no further request can come."""
 
     def __init__(self, trainer: _Trainer, questions: Questions) -> None:
         self._trainer = trainer
@@ -54,8 +54,7 @@ class _Turns(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._trainer.losses = []
         if not self._questions.wait():
-            # Whatever the trainer would do now is of no use to anybody.
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # End the training at once.
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -68,13 +67,13 @@ class _Turns(TrainerCallback):
 
 
 def adapter(model: Any) -> dict[str, Any]:
-    """What is trained, by its names in PEFT's files."""
+    """Trained weights by their names in PEFT's files."""
     named = model.named_parameters()
     return {name.replace(".default.", "."): weight for name, weight in named if weight.requires_grad}
 
 
 def padded_batch(groups: list[TrainingGroup]) -> dict[str, Tensor]:
-    """What TRL's generation gives: completions padded to the longest of the whole batch."""
+    """Make the result of TRL's generation: completions padded to the longest of the batch."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
     longest = max(len(rollout.completion_ids) for _, rollout in rollouts)
 
@@ -152,7 +151,7 @@ def _arguments(case: Case, directory: str) -> GRPOConfig:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """For form's sake: nothing is tokenised."""
+    """Make a minimal tokenizer. Nothing is tokenised."""
     words = Tokenizer(WordLevel({"0": 0}, unk_token="0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="0", unk_token="0")
 

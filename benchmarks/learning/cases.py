@@ -1,4 +1,4 @@
-"""What is compared: who samples, how old its rollouts are when they are trained on, and the objective."""
+"""Cases: the mode of the run, its staleness bound, and the objective."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_hub.config.sections import HubConfig
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """One way to train; each is run once a seed."""
+    """One way to train. Each case runs once for each seed."""
 
     name: str
     mode: str
@@ -20,7 +20,7 @@ class Case:
     groups_per_step: int = 32
     group_size: int = 8
     problems: int = 1024
-    """Held out."""
+    """Held-out problems."""
     base: str = "builtin:tiny"
     task: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 6
@@ -80,4 +80,4 @@ FLEET: Final = tuple(
     )
     for bound in (1, 4)
 )
-"""Completions of some ten to three hundred tokens, by the nodes of a recording."""
+"""Completions of ten to three hundred tokens, by the nodes of a recording."""

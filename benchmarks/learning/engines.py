@@ -1,4 +1,4 @@
-"""Who draws in a virtual run: the learner's own policy, or a node's engine of any kind, in this process."""
+"""Samplers of a virtual run: the learner's own policy, or a node's engine of any kind, in this process."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from echo_shared import torch_sampler
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 Draw = Callable[[Policy, Mapping[str, Tensor], Sequence[GroupRequest]], Iterable[FinishedRollout]]
-"""All rollouts of the requests, by these weights of the policy's adapter."""
+"""Draws all rollouts of the requests with these weights of the policy's adapter."""
 
 
 def by_policy(policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[GroupRequest]) -> list[FinishedRollout]:
-    """A `Draw` in float32 by the learner's own model."""
+    """Draw in float32 with the learner's own model."""
     with policy.holding(weights):
         return list(torch_sampler.sample_groups(policy.model, requests))
 
 
 class NodeEngine:
-    """A `Draw` by the engine that a node would run: its weights in the engine's own precision, its own kernels."""
+    """Draws with a node's real engine: real precision, real kernels."""
 
     def __init__(self, backend: str, precision: str, *, base_dir: Path, scratch: Path, width: int = 64) -> None:
-        """Opens it. Raises BackendError. `scratch` keeps the base model as the engine reads it."""
+        """Open the engine. `scratch` keeps the base model in the engine's own format. Raises BackendError."""
         self._scratch = scratch
         self._engine = make_engine(backend)
         self._engine.open(base_dir, scratch, EngineSettings(width=width, threads=1, precision=precision))

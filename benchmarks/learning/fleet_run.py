@@ -1,14 +1,13 @@
-"""A run by a real fleet in virtual time: who is slow, rounds its weights or draws long completions loses more of them.
+"""A run by a real fleet in virtual time: slow nodes, rounded weights and long completions lose more rollouts.
 
-The nodes are those of a recording (`recording`): each draws by its own engine in its own precision, at the paces that
-its machine took, completions that are as long as the model makes them. Nothing that is unfinished goes on elsewhere.
-Coordinator, problems, scorer and learner are the hub's own, as in every virtual run. What a rollout would have earned
-is known even of those that nobody waited for, and so are two things:
+The nodes are those of a recording (`recording`). Every node uses its recorded engine, precision and pace; completions
+are as long as the model makes them. Unfinished rollouts do not continue elsewhere. Coordinator, problems, scorer and
+learner are the hub's own, as in every virtual run. The length and the reward of dropped rollouts are known too, which
+gives two figures:
 
-    length_bias   whether what is learned from is what was asked for: | mean tokens of what was trained / mean tokens of
-                  all that was asked for - 1 |, where each place of each group counts once, however often it was leased,
-                  with the mean of what was leased for it
-    lost_share    what that costs: of the tokens of all that was leased, the share that was not trained
+    length_bias   | mean tokens of the trained rollouts / mean tokens of all requested rollouts - 1 |; each place of a
+                  group counts once, with the mean of its leases
+    lost_share    share of the tokens of all leased rollouts that was not trained
 """
 
 from __future__ import annotations
@@ -39,38 +38,37 @@ from echo_shared.messages import rollout_id
 
 TRAINED: Final = "trained"
 POOL_OVER_NEED: Final = 1.15
-"""Rollouts that the fleet draws in a step's time over those that the step takes: what hubs keep working
-(`cost.margin`)."""
+"""Rollouts that the fleet draws in a step's time, over those of the step: the margin of hubs (`cost.margin`)."""
 MEASURED_PROBLEMS: Final = 64
-"""By which the completions' mean length is known before the run."""
+"""Problems that give the mean length of completions before the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What became of the rollouts of one outcome."""
+    """Rollouts of one outcome."""
 
     outcome: str
-    """`trained`, or why they were dropped."""
+    """`trained`, or the drop reason."""
     rollouts: int
     tokens: float
-    """Mean."""
+    """Mean tokens."""
     reward: float
-    """Mean of what they earned, or would have."""
+    """Mean reward, dropped rollouts included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
-    """What a run by a fleet comes to."""
+    """Figures of a run by a fleet."""
 
     points: list[Point]
     fates: list[Fate]
     asked_tokens: float
-    """Mean of all that was asked for, each place of a group once."""
+    """Mean tokens of all requested rollouts, each place of a group once."""
     asked_reward: float
     shortest: int
-    """Tokens that 1 % of the completions do not exceed."""
+    """The 1 % quantile of tokens."""
     longest: int
-    """Tokens that 99 % of them do not exceed."""
+    """The 99 % quantile of tokens."""
     utilisation: float
 
     @property
@@ -79,7 +77,7 @@ class FleetFigures:
 
     @property
     def reward_bias(self) -> float:
-        """Mean reward of what was trained less that of all that was asked for."""
+        """Mean reward of the trained rollouts minus that of all requested rollouts."""
         return self._trained.reward - self.asked_reward
 
     @property
@@ -93,12 +91,12 @@ class FleetFigures:
 
 
 class FleetLearning(Learning):
-    """Knows of every leased rollout how long it is, what it earns, and what became of it."""
+    """Knows the length, the reward and the outcome of every leased rollout."""
 
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
         self.places: dict[str, tuple[int, int]] = {}
-        """Group and index."""
+        """Group and index of each rollout."""
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.outcomes: dict[str, str] = {}
@@ -123,7 +121,7 @@ class FleetLearning(Learning):
         super().record(record)
 
     def mean_tokens(self) -> float:
-        """Of the base model's completions of the first problems."""
+        """Mean tokens of the base model's completions of the first problems."""
         leases = [
             SendLease(
                 node_id="",
@@ -141,7 +139,7 @@ class FleetLearning(Learning):
 
     @property
     def fates(self) -> list[Fate]:
-        """Of all whose outcome is known."""
+        """Fates of all rollouts with a known outcome."""
         found = []
         for outcome in sorted({*self.outcomes.values()}, key=lambda outcome: (outcome != TRAINED, outcome)):
             names = [name for name in self._known if self.outcomes[name] == outcome]
@@ -157,7 +155,7 @@ class FleetLearning(Learning):
         return found
 
     def mean_asked(self, of: Mapping[str, float]) -> float:
-        """Of `of`, a figure a rollout: the mean of all places of which something's outcome is known, each once."""
+        """Mean of a figure of each rollout, over all places with a known outcome, each place once."""
         by_place: dict[tuple[int, int], list[float]] = {}
         for name in self._known:
             by_place.setdefault(self.places[name], []).append(of[name])
@@ -165,12 +163,12 @@ class FleetLearning(Learning):
 
     @property
     def _known(self) -> list[str]:
-        """Rollouts whose outcome is known."""
+        """Rollouts with a known outcome."""
         return [name for name in self.outcomes if name in self.tokens]
 
 
 def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
-    """The figures of one run, from its start to its last step."""
+    """Carry out one run, from its start to its last step."""
     torch.set_num_threads(1)
     disable_progress_bar()
     base_dir = resolve_base(config.model.base)
@@ -209,7 +207,8 @@ def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
 
 
 def scenario_of(config: HubConfig, nodes: Sequence[RecordedNode], *, mean_tokens: float) -> Scenario:
-    """A learner as fast as the fleet lets it be, and versions that take their time to reach the nodes."""
+    """Make a scenario of a learner that is as fast as the fleet allows, and versions that take time to reach the
+    nodes."""
     training = config.training
     rollouts = training.groups_per_step * training.group_size
     drawn_per_s = sum(node.width / node.traits.s_per_token for node in nodes) / mean_tokens

@@ -1,42 +1,31 @@
-"""The picture of all curves: held-out accuracy and training reward against trained rollouts."""
+"""Picture of all curves: held-out accuracy and training reward against trained rollouts."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.harness import curves
 from benchmarks.learning.virtual_run import Point
 
 
-def draw(curves: Mapping[str, Sequence[Sequence[Point]]]) -> bytes:
-    """A PNG; each line is the mean over seeds, its band goes from the lowest to the highest seed."""
+def draw(points: Mapping[str, Sequence[Sequence[Point]]]) -> bytes:
+    """Draw a PNG of all cases."""
     figure = Figure(figsize=(13, 5.5), layout="constrained")
     held_out, training = figure.subplots(1, 2)
-    _panel(held_out, curves, lambda point: point.accuracy, first=0)
+    curves.draw(held_out, {name: _curve(seeds, lambda point: point.accuracy) for name, seeds in points.items()})
     held_out.set_title("Greedy accuracy on held-out problems")
-    _panel(training, curves, lambda point: point.reward, first=1)
+    # There is no reward before the first step.
+    stepped = {name: [of_seed[1:] for of_seed in seeds] for name, seeds in points.items()}
+    curves.draw(training, {name: _curve(seeds, lambda point: point.reward or 0.0) for name, seeds in stepped.items()})
     training.set_title("Mean reward of the step's rollouts")
+    for axes in (held_out, training):
+        axes.set_xlabel("Trained rollouts")
     figure.legend(*held_out.get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=110)
-    return image.getvalue()
+    return curves.png(figure)
 
 
-def _panel(
-    axes: Axes, curves: Mapping[str, Sequence[Sequence[Point]]], value: Callable[[Point], float | None], *, first: int
-) -> None:
-    for number, (name, of_case) in enumerate(curves.items()):
-        by_place = list(zip(*(points[first:] for points in of_case), strict=True))
-        rollouts = [seeds[0].trained_rollouts for seeds in by_place]
-        values = [[found for point in seeds if (found := value(point)) is not None] for seeds in by_place]
-        means = [fmean(of_seeds) for of_seeds in values]
-        # Lines that lie on each other are told apart by their strokes.
-        (line,) = axes.plot(rollouts, means, label=name, linewidth=1.6, linestyle=("-", "--")[number % 2])
-        lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]
-        axes.fill_between(rollouts, lowest, highest, color=line.get_color(), alpha=0.08)
-    axes.set_xlabel("Trained rollouts")
-    axes.grid(alpha=0.3)
+def _curve(seeds: Sequence[Sequence[Point]], value: Callable[[Point], float]) -> curves.Curve:
+    places = list(zip(*seeds, strict=True))
+    return [place[0].trained_rollouts for place in places], [[value(point) for point in place] for place in places]

@@ -1,10 +1,9 @@
-"""A fleet of unequal machines as it really was: how long each took for a token, rollout after rollout.
+"""A recorded fleet of unequal machines: the seconds that each took for a token, rollout after rollout.
 
-`python -m benchmarks.learning.recording FILE` plays a short run of a hub and the nodes of `FLEET`, as processes with
-engines, precisions and priorities of their own, and writes down of each node, in the order in which its
-rollouts came in, the seconds a token took it (its own `sampling_s` over its tokens, out of the run's books). What lies
-beside this module was recorded so on two cores that other programs used too.
-"""
+`python -m benchmarks.learning.recording FILE` carries out a short run of a hub and the nodes of `FLEET`, which are
+processes with different engines, precisions and priorities. The output file lists every node's seconds per token,
+rollout by rollout in order of arrival: `sampling_s` over the tokens, from the run's database. arrivals.json was
+recorded so on two cores that other programs used too."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.processes import RunFailed, hub_process, node_process, wait_for_steps
+from benchmarks.harness.processes import RunFailed, hub_process, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -30,27 +29,27 @@ from echo_shared.rollout_books import RolloutFilter
 RECORDED: Final = Path(__file__).with_name("arrivals.json")
 RECORDS_WITHIN_S: Final = 300.0
 UPLINK_BYTES_S: Final = 2.5e6
-"""Of each node; links are not recorded. 20 Mbit/s, and 100 down."""
+"""Uplink of each node, 20 Mbit/s; links are not recorded."""
 DOWNLINK_BYTES_S: Final = 12.5e6
 LEAST_ROLLOUTS: Final = 16
-"""Of every node."""
+"""Least rollouts of every node."""
 MOST_ROLLOUTS: Final = 256
-"""Of each, the first: enough to repeat."""
+"""Rollouts of each node that are kept, the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What one node is started with."""
+    """Options and priority of one node."""
 
     backend: str
     precision: str
     width: int
     nice: int
-    """Its priority among the others, which leaves it a share of a busy processor."""
+    """Niceness of the process, which leaves it a share of a busy processor."""
 
     @property
     def options(self) -> list[str]:
-        """Of `echo-node join`."""
+        """Options of `echo-node join`."""
         return ["--backend", self.backend, "--precision", self.precision, "--width", str(self.width)]
 
 
@@ -74,23 +73,23 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedNode:
-    """One of the fleet."""
+    """A node of the recorded fleet."""
 
     backend: str
     precision: str
     width: int
     paces: tuple[float, ...]
-    """Seconds a token, of each rollout in the order in which they came in."""
+    """Seconds a token of each rollout, in the order of arrival."""
 
     @property
     def traits(self) -> Traits:
-        """The simulator's node that draws at this pace."""
+        """Make the simulator's node with this pace."""
         return Traits(
             width=self.width,
             capacity=2 * self.width,
             s_per_token=sum(self.paces) / len(self.paces),
             paces=self.paces,
-            prefill_s=0.0,  # It is in the paces: a node's time includes its prompts.
+            prefill_s=0.0,  # The paces include the prompts.
             fetch_s=0.0,
             phase=0.0,
             price_per_hour=0.0,
@@ -100,12 +99,12 @@ class RecordedNode:
 
 
 def load(file: Path = RECORDED) -> tuple[RecordedNode, ...]:
-    """The nodes of a recording."""
+    """Read the nodes of a recording."""
     return tuple(RecordedNode(**{**node, "paces": tuple(node["paces"])}) for node in json.loads(file.read_text()))
 
 
 def of_books(store: Store, fleet: Mapping[str, Machine]) -> list[RecordedNode]:
-    """What a run's books say of these nodes, by their names. Raises RunFailed where one has returned too little."""
+    """Read the paces of these nodes from a run's database. Raises RunFailed if a node has returned too few rollouts."""
     arrivals: dict[str, list[tuple[float, float]]] = {name: [] for name in fleet}
     before: tuple[int, int] | None = NEWEST
     while before is not None:
@@ -134,7 +133,7 @@ def of_books(store: Store, fleet: Mapping[str, Machine]) -> list[RecordedNode]:
 def record(
     directory: Path, settings: Mapping[str, Mapping[str, Any]], fleet: Mapping[str, Machine]
 ) -> list[RecordedNode]:
-    """Plays the run with these nodes, as processes, to its end; `directory` keeps it. Raises RunFailed."""
+    """Carry out the run with these nodes, as processes, below `directory`. Raises RunFailed."""
     run = RunDirectory(directory / "run")
     config = load_config(None, settings)
     make_run(run, config)

@@ -1,9 +1,8 @@
-"""One run in virtual time: the simulator's world, whose work is real. Problems, sampler and learner are the hub's own.
+"""One run in virtual time: the simulator's world with real work. Problems, sampler and learner are the hub's own.
 
-Nodes are as fast as can be: they draw every lease the moment that it is given, by the version that it names, and a
-step takes a second. So a run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps
-old: the worst that the bound allows.
-"""
+Nodes take no time: a lease is drawn immediately with its named version, while a training step takes one second. So a
+run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps old: the worst case of the
+bound."""
 
 from __future__ import annotations
 
@@ -49,26 +48,26 @@ EVALUATE_EVERY: Final = 10
 """Steps between two points of the curve."""
 STEP_S: Final = 1.0
 WIDEST: Final = 2_048
-"""Rollouts of one node."""
+"""Most rollouts of one node."""
 AT_ONCE_S: Final = 1e-30
-"""A completion's seconds: beside a run's clock nothing at all."""
+"""Seconds of a completion: negligible in the run's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Where a run stands after `trained_rollouts`."""
+    """A point of the curve, after `trained_rollouts`."""
 
     trained_rollouts: int
     reward: float | None
-    """Mean of the newest step's rollouts; None before the first step."""
+    """Mean reward of the newest step; None before the first step."""
     accuracy: float
-    """Greedy, held out."""
+    """Greedy accuracy on held-out problems."""
     staleness: float
-    """Mean of the newest step's groups."""
+    """Mean staleness of the newest step's groups."""
 
 
 def run(case: Case, seed: int) -> list[Point]:
-    """The curve of one run, from its start to its last step, with one thread."""
+    """Carry out one run with one thread; return its curve."""
     torch.set_num_threads(1)
     disable_progress_bar()
     learning = Learning(case.config(seed))
@@ -77,8 +76,8 @@ def run(case: Case, seed: int) -> list[Point]:
 
 
 def go_through(learning: Learning, scenario: Scenario | None = None, *, first_accuracy: float | None = None) -> World:
-    """Carries a run out, to its last step; `learning` has its curve then. `scenario`: where its nodes are not as fast
-    as can be. `first_accuracy`: before the first step, where that is known."""
+    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces nodes that take no time.
+    `first_accuracy` is the accuracy before the first step, if it is known."""
     learning.note(reward=None, staleness=0.0, accuracy=first_accuracy)
     scenario = scenario or scenario_of(learning.config)
     world = World(scenario, make=partial(hubs_own, learning), work=learning)
@@ -89,7 +88,7 @@ def go_through(learning: Learning, scenario: Scenario | None = None, *, first_ac
 
 
 def scenario_of(config: HubConfig) -> Scenario:
-    """Nodes that hold all that the staleness bound lets be leased; whatever is no training step takes no time."""
+    """Nodes that hold all rollouts within the staleness bound. Only training steps take time."""
     training = config.training
     rollouts = (training.max_staleness + 1) * training.groups_per_step * training.group_size
     num_nodes = ceil(rollouts / WIDEST)
@@ -116,20 +115,20 @@ def scenario_of(config: HubConfig) -> Scenario:
 
 
 def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
-    """With all that the hub's config says, and not the scenario alone."""
+    """Make a coordinator whose settings come from the hub's full config."""
     tasks = trained_tasks(learning.problems)
     return Coordinator(coordinator_settings(learning.config, multi_turn=False, tasks=tasks), snapshot)
 
 
 def score_of(response: object) -> float:
-    """What a task of one turn that has no components says of a completion."""
+    """Return the reward of a task of one turn without components."""
     assert isinstance(response, float)
     return response
 
 
 class Learning:
-    """The work of a run that learns. A lease is sampled when the first completion of its version is asked for, with all
-    others of that version that were given by then, in one batch."""
+    """The work of a run that learns. The first request for a completion of a version samples all leases of that version
+    in one batch."""
 
     def __init__(
         self,
@@ -138,8 +137,7 @@ class Learning:
         *,
         evaluate_every: int = EVALUATE_EVERY,
     ) -> None:
-        """`draw_of`: by whom the node of an id has its rollouts drawn. `evaluate_every`: steps between two points of
-        the curve."""
+        """`draw_of` returns the sampler of a node. `evaluate_every` is the number of steps between two points."""
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.load(base_dir)
         self.config = config
@@ -150,9 +148,9 @@ class Learning:
         self._draw_of = draw_of
         self._evaluate_every = evaluate_every
         self._versions: dict[int, dict[str, Tensor]] = {}
-        """Those that leases may still name."""
+        """Versions that leases may still name."""
         self._leases: list[SendLease] = []
-        """Those that are not sampled."""
+        """Leases that are not sampled yet."""
         self.drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
@@ -162,11 +160,11 @@ class Learning:
         self._planned: dict[int, StepPlanned] = {}
         self.points: list[Point] = []
         self.metrics: list[Mapping[str, float]] = []
-        """Of each step, as its learner has them."""
+        """Metrics of each step."""
         self.publish(0)
 
     def begin_with(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
-        """Version 0 is this adapter, by PEFT's names; before the first step."""
+        """Make this adapter, by PEFT's names, version 0. Call it before the first step."""
         self.policy.set_adapter({name: torch.from_numpy(weight) for name, weight in weights.items()})
         self.publish(0)
 
@@ -177,7 +175,7 @@ class Learning:
         self._leases.append(lease)
 
     def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
-        """A node draws no token slower than another: how many there are makes no difference."""
+        """None: a node's time does not depend on the number of tokens."""
         return None
 
     def draw(self, sampling: Sampling) -> RolloutPayload:
@@ -196,7 +194,7 @@ class Learning:
             case StepPlanned():
                 self._planned[record.step] = record
             case RolloutsDropped():
-                for name in record.rollout_ids:  # What is still on its way may come in all the same.
+                for name in record.rollout_ids:  # A rollout that is on its way may still arrive.
                     self._received.pop(name, None)
                     self._rewards.pop(name, None)
             case _:
@@ -266,12 +264,12 @@ class Learning:
         ]
 
     def note(self, *, reward: float | None, staleness: float, accuracy: float | None = None) -> None:
-        """Adds a point to the curve; `accuracy`: where it is known already."""
+        """Add a point to the curve. `accuracy` is evaluated unless it is given."""
         accuracy = self.accuracy() if accuracy is None else accuracy
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
 
     def accuracy(self) -> float:
-        """Greedy, held out, of the policy as it is."""
+        """Evaluate the current policy greedily on the held-out problems."""
         with self.policy.holding(self.policy.published()):
             completions = torch_sampler.greedy(
                 self.policy.model,

@@ -1,13 +1,10 @@
-"""How a node behaves towards its owner: how soon it makes way, what it takes of other programs, what it costs at rest,
-and what the cage around its engine costs.
+"""Manners of a node towards its owner: time to yield, slowdown of other programs, cost at rest, cost of the cage.
 
-A yield is measured from the moment at which the owner's word or a sensor's news is there, to the moment at which every
-thread of the engine is stopped, or gone. Tokens are lost that the engine had drawn of rollouts that the node then gives
-back, and that the hub was not sent before; what the step under way would have given, one token of a rollout, or two of
-one that has just begun, is counted apart. A slowdown is the time of a program that computes beside a node at its
-default settings, over its time beside the same node paused, by turns in one run. A new volunteer's installation, and
-the time to its first rollout, are measured where there is a wheelhouse.
-"""
+A yield begins with the owner's command or a sensor's news, and ends when every thread of the engine is stopped or gone.
+Lost tokens are tokens of returned rollouts that the engine had drawn and the node had not sent. Tokens of the
+interrupted step are counted apart: one per rollout, two per new rollout. A slowdown is the time of a program next to a
+node with default settings, over its time next to the same node while paused, in turns. A new volunteer's installation
+and the time to its first rollout are measured if there is a wheelhouse."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.manners import beside, caged, installed, paused, yielding
 from benchmarks.manners.models import Models, made_in
 from benchmarks.manners.scene import Engine
 from benchmarks.manners.yielding import News
-from benchmarks.measurement import Measurement
-from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "How soon a node makes way for its owner, and what it takes of the machine"
 ENGINES: Final = (
@@ -33,7 +30,7 @@ ENGINES: Final = (
     Engine("torch", "0.6B"),
 )
 CAGED: Final = tuple(engine for engine in ENGINES if engine.model == "small")
-"""Whose steps are short: what a cage costs a step shows most there."""
+"""Engines with short steps, which show the cage's cost of a step best."""
 PAUSED: Final = "paused"
 INSTALLED: Final = "installed from a wheelhouse"
 
@@ -83,7 +80,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The worst of all cases that were measured."""
+    """Return the worst of all measured cases."""
     worst = {
         "yield_ms_p99": ("yield_ms_p99",),
         "resume_s": ("resume_s_worst",),

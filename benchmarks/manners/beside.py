@@ -1,6 +1,6 @@
-"""What a node at its default settings takes from its owner's own program, on the same cores.
+"""Slowdown of an owner's program by a node with default settings, on the same cores.
 
-The node is a process of its own, as its owner has it; the hub, which is elsewhere, is this one.
+The node runs as a separate process, like on a volunteer's machine; the hub runs in this process.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.processes import node_process
+from benchmarks.harness.progress import Progress
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import PATIENCE_S, Engine, engine_of, lease_for_ever
-from benchmarks.processes import node_process
-from benchmarks.progress import Progress
 from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConnectError
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
-"""Computes, and nothing else."""
+"""A program that only computes."""
 ROUNDS: Final = 6_000_000
-"""Half a second: the machine itself changes its speed in longer ones."""
+"""Rounds of half a second. In a longer time the machine changes its speed."""
 PAIRS: Final = 60
 WITHIN_S: Final = 120.0
 LEAST: Final = 5
@@ -37,13 +37,13 @@ LOOK_S: Final = 0.02
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, progress: Progress) -> Mapping[str, Any]:
-    """Times of one program, and of one for each core, beside a sampling node and beside a paused one, by turns."""
+    """Time one program, and one for each core, next to a sampling node and next to a paused node, in turns."""
     ratios: dict[int, list[float]] = {1: [], psutil.cpu_count() or 1: []}
     async with _node(scratch, models(engine.model), engine) as node:
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for programs, found in ratios.items():
                 took_s = {}
-                # By turns either comes first: a machine that gets slower, or faster, tells for neither.
+                # The first one alternates, so that a machine that changes its speed favours neither.
                 for is_paused in (False, True) if number % 2 else (True, False):
                     await (node.pause() if is_paused else node.resume())
                     took_s[is_paused] = await _time(programs)
@@ -63,10 +63,10 @@ class _Node:
     control_file: Path
 
     async def pause(self) -> None:
-        """Until its engine stands still."""
+        """Pause, and wait until the engine stands still."""
         await control.ask(self.control_file, "pause")
         async with asyncio.timeout(PATIENCE_S):
-            while not self._is_still():  # noqa: ASYNC110 - a process tells nobody that it stands still.
+            while not self._is_still():  # noqa: ASYNC110 - A process does not report that it stands still.
                 await asyncio.sleep(LOOK_S)
 
     async def resume(self) -> None:
@@ -75,7 +75,7 @@ class _Node:
 
     async def until_sampling(self) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while not await self._is_sampling():  # noqa: ASYNC110 - a node is asked, and tells nothing by itself.
+            while not await self._is_sampling():  # noqa: ASYNC110 - A node only answers.
                 await asyncio.sleep(LOOK_S)
 
     def _is_still(self) -> bool:
@@ -83,14 +83,14 @@ class _Node:
         return engine is None or engine.status() == psutil.STATUS_STOPPED
 
     async def _is_sampling(self) -> bool:
-        with suppress(ConnectError):  # It has only just been started.
+        with suppress(ConnectError):  # The node is still starting.
             return bool((await control.ask(self.control_file, "status"))["activity"] == "sampling")
         return False
 
 
 @asynccontextmanager
 async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Node]:
-    """It has work for ever, and is at it."""
+    """Start a node with endless work, and wait until it samples."""
     hub = DrivenHub(scratch / "hub")
     await hub.open()
     await hub.publish_base(base)
@@ -110,7 +110,7 @@ async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Nod
 
 
 async def _time(programs: int) -> float:
-    """Until all of them have ended."""
+    """Run this many programs; return the seconds until all have ended."""
     began = time.monotonic()
     code = PROGRAM.format(rounds=ROUNDS)
     running = [await asyncio.create_subprocess_exec(sys.executable, "-c", code) for _ in range(programs)]

@@ -1,4 +1,4 @@
-"""What its cage costs an engine: the same engine in it and without it, by turns on one model, at the same work."""
+"""Cost of the cage: caged and uncaged engines take turns on equal models and equal work."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
+from benchmarks.harness.processes import processor_s
+from benchmarks.harness.progress import Progress
+from benchmarks.harness.requests import group_request
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import GROUP_SIZE, PROMPT_TOKENS, Engine
-from benchmarks.progress import Progress
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import Terms
 from echo_node.backends.process import EngineChild, Finished
 from echo_node.backends.registry import BackendChoice
 from echo_node.host.cage.description import CageMode
-from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import Limits
 
 TOKENS: Final = 96
-"""Of each rollout; nothing stops one before."""
+"""Tokens of each rollout, which has no earlier end."""
 PAIRS: Final = 40
 WITHIN_S: Final = 120.0
 LEAST: Final = 8
@@ -31,15 +32,15 @@ MODES: Final[tuple[CageMode, ...]] = ("required", "off")
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, progress: Progress) -> Mapping[str, Any]:
-    """Tokens a second in the cage over those without; the median of pairs, whose order changes.
+    """Compare tokens a second with and without the cage: the median of pairs, whose order alternates.
 
-    `processor_ratio` is the same of the processor's time for them, which other programs disturb less; 1 = no cost.
+    `processor_ratio` compares processor time, which other programs disturb less. 1 means no cost.
     """
     engines = {mode: await _start(mode, scratch, models(engine.model), engine) for mode in MODES}
     took: dict[CageMode, list[tuple[float, float]]] = {mode: [] for mode in MODES}
     try:
         for child in engines.values():
-            await _turn(child, -1)  # Warms it up.
+            await _turn(child, -1)  # Warm up.
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for mode in MODES if number % 2 else MODES[::-1]:
                 took[mode].append(await _turn(engines[mode], number))
@@ -73,20 +74,16 @@ async def _start(mode: CageMode, scratch: Path, base: Path, engine: Engine) -> E
 
 
 async def _turn(child: EngineChild, number: int) -> tuple[float, float]:
-    """Seconds, and seconds of the processor, for one group of which nothing but `number` differs."""
-    request = GroupRequest(
-        lease_id=number + 1,
-        group_id=number + 1,
-        indices=tuple(range(GROUP_SIZE)),
-        prompt_ids=np.random.default_rng(number + 1).integers(10, 8_000, PROMPT_TOKENS).astype(np.int32),
+    """Sample one group; return seconds and processor seconds. Groups differ only in `number`."""
+    request = group_request(
+        number + 1,
+        np.random.default_rng(number + 1).integers(10, 8_000, PROMPT_TOKENS).astype(np.int32),
+        indices=range(GROUP_SIZE),
         seed=number + 1,
-        policy_version=0,
-        temperature=1.0,
         max_tokens=TOKENS,
-        stop_ids=(),
     )
     process = psutil.Process(child.pid)
-    before_s, began = sum(process.cpu_times()[:2]), time.monotonic()
+    before_s, began = processor_s([process]), time.monotonic()
     await child.submit(request)
     left = GROUP_SIZE
     async for news in child.events():
@@ -94,4 +91,4 @@ async def _turn(child: EngineChild, number: int) -> tuple[float, float]:
         left -= len(news.rollouts)
         if not left:
             break
-    return time.monotonic() - began, sum(process.cpu_times()[:2]) - before_s
+    return time.monotonic() - began, processor_s([process]) - before_s

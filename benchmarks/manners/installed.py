@@ -1,8 +1,7 @@
-"""How long a volunteer waits: for an installation without a compiler or a network, then for the first rollout.
+"""Waiting time of a volunteer: for an installation without compiler and network, then for the first rollout.
 
-The wheelhouse is what `make wheelhouse` left in dist/. Home, PATH and settings are a new user's: of programs there are
-those that every system has, and Python. The hub is on loopback, so that what is measured is this machine's part.
-"""
+The wheelhouse is that of `make wheelhouse` in dist/. Home, PATH and settings are those of a new user, who has Python
+and the programs of every system. The hub runs on loopback, so network time is excluded."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.processes import ended
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import lease_for_ever
-from benchmarks.processes import ended
 from echo_shared.messages import Rollout
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -31,19 +30,19 @@ TOOLS: Final = (
     *("readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
 ROLLOUT_TOKENS: Final = 64
-"""Of a first rollout: long ones would measure how fast the engine samples."""
+"""Tokens of the first rollout. A long one would measure the speed of the engine."""
 INSTALL_S: Final = 600.0
 FIRST_ROLLOUT_S: Final = 300.0
 LOOK_S: Final = 0.01
 
 
 def lacks() -> str:
-    """What is missing for it."""
+    """Why this machine cannot install; empty if it can."""
     return "" if (WHEELHOUSE / "manifest.json").is_file() else "a wheelhouse: make wheelhouse"
 
 
 async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
-    """Seconds for the installer; then from the command that joins to the first rollout that the hub has committed."""
+    """Time the installer, then the time from the join command to the first rollout that the hub has."""
     home, tools = scratch / "home", scratch / "tools"
     home.mkdir()
     tools.mkdir()
@@ -79,7 +78,7 @@ async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, st
         began = time.monotonic()
         with _joined(hub.url, scratch / "node.log", environment):
             async with asyncio.timeout(FIRST_ROLLOUT_S):
-                while not hub.all(Rollout):  # noqa: ASYNC110 - the hub's own patience ends before a slow machine's.
+                while not hub.all(Rollout):  # noqa: ASYNC110 - `hub.until` has too little patience for a slow machine.
                     await asyncio.sleep(LOOK_S)
             return time.monotonic() - began
     finally:

@@ -1,4 +1,4 @@
-"""The base models that a node samples from while its owner comes and goes."""
+"""Base models of the node."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SMALL: Final[dict[str, Any]] = {
     "head_dim": 64,
     "intermediate_size": 1_536,
 }
-"""30 million weights: a step takes milliseconds."""
+"""A model of 30 million weights, whose step takes milliseconds."""
 SHAPES: Final[Mapping[str, dict[str, Any]]] = {"small": SMALL, "0.6B": MID}
 
 Models = Callable[[str], Path]
-"""The directory of a base model, by name; made when it is first asked for."""
+"""Returns the directory of a base model by name, and makes the model on first use."""
 
 
 def made_in(directory: Path, seed: int) -> Models:
-    """Random weights."""
+    """Make models of random weights below `directory`."""
 
     def model(name: str) -> Path:
         made = directory / name

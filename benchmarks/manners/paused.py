@@ -1,4 +1,4 @@
-"""What a paused node takes of its machine: the daemon, as a process of its own, and its engine that stands still."""
+"""Cost of a paused node: its daemon, and its engine that stands still."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.processes import family, node_process, processor_s
 from benchmarks.manners.models import Models
-from benchmarks.processes import node_process
 from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_shared.messages import NodeStatus
@@ -22,7 +22,7 @@ SETTLE_S: Final = 5.0
 
 
 async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
-    """Share of one core, and memory, of a node that is paused and connected."""
+    """Measure the share of one core, and the memory, of a paused and connected node."""
     hub = DrivenHub(scratch / "hub")
     hub.heartbeat_s = 15.0
     await hub.open()
@@ -35,15 +35,11 @@ async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any
             await control.ask(Paths.find(home).control_file, "pause")
             await asyncio.sleep(SETTLE_S)
             daemon = psutil.Process(node.pid)
-            family = [daemon, *daemon.children(recursive=True)]
-            before_s, began = _computed_s(family), time.monotonic()
+            processes = family(daemon)
+            before_s, began = processor_s(processes), time.monotonic()
             await asyncio.sleep(SECONDS)
-            share = (_computed_s(family) - before_s) / (time.monotonic() - began)
-            resident = [one.memory_info().rss / 1e6 for one in family]
+            share = (processor_s(processes) - before_s) / (time.monotonic() - began)
+            resident = [one.memory_info().rss / 1e6 for one in processes]
     finally:
         await hub.end()
     return {"idle_cpu_share": share, "idle_rss_mb": resident[0], "kept_engine_mb": sum(resident[1:])}
-
-
-def _computed_s(family: list[psutil.Process]) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in family)

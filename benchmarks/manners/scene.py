@@ -1,6 +1,6 @@
-"""A whole node, its engine a child process as ever, on a hub that always has work; its owner is played by the caller.
+"""A whole node with its engine's child process, on a hub that always has work. The caller plays the node's owner.
 
-The hub is `DrivenHub`: it trains nothing, so that all that the machine computes beside the caller is the node's.
+The hub is a `DrivenHub` without training, so only the node uses the processor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
 from echo_node.config import NodeConfig
 from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
 from echo_node.core.manners import MannersConfig, Reading
@@ -40,7 +40,7 @@ GAME: Final = Reading(full_screen=True)
 
 
 class Owner:
-    """Sensors that tell what the caller says; `told` is what they told last, `told_at` when that was new."""
+    """Sensors with a reading that the caller sets. `told` is the last reading, `told_at` the time when it was new."""
 
     def __init__(self) -> None:
         self.reading = FREE
@@ -54,26 +54,26 @@ class Owner:
         return reading
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Release nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Which engine a node runs, on which model."""
+    """The engine of a node, and its model."""
 
     backend: str
     model: str
     threads: int = 0
-    """0 = its own choice, as nodes have it."""
+    """Threads; 0 for the node's own choice."""
 
 
 class Overheard(Daemon):
-    """A node whose engine is listened in on."""
+    """A node that records the draws of its engine."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.drawn: dict[tuple[int, int], int] = {}
-        """Tokens that the engine has told, by lease and index, whether or not anybody wanted them any more."""
+        """Tokens that the engine reported, by lease and index, revoked leases included."""
 
     async def _tell_shell(self, event: Event) -> None:
         match event:
@@ -90,7 +90,7 @@ class Overheard(Daemon):
 
 
 class Scene:
-    """A node at work. Everything here is the event loop's."""
+    """A node at work. Use it in the event loop only."""
 
     def __init__(self, hub: DrivenHub, daemon: Overheard, owner: Owner, paths: Paths) -> None:
         self.hub = hub
@@ -104,13 +104,13 @@ class Scene:
 
     @property
     def engine(self) -> psutil.Process | None:
-        """Its process."""
+        """Process of the engine."""
         return engine_of(psutil.Process())
 
     def lost_tokens(self) -> tuple[int, int]:
-        """Of rollouts that the node has given back: what its engine had drawn and the hub was not sent; and, apart from
-        that, what the step gave that was under way when the engine was stopped: one token of a rollout at most, and two
-        of one of which nothing was told, for its first step is that of its prompt as well."""
+        """Count unsent tokens of returned rollouts. Returns lost tokens, and tokens of the step that the pause stopped:
+        at most one token of a rollout, or two of a rollout without reported tokens, whose first step reads the
+        prompt."""
         sent: dict[tuple[int, int], int] = {}
         returned: set[tuple[int, int]] = set()
         for message in self.hub.said:
@@ -129,9 +129,9 @@ class Scene:
         return lost, under_way
 
     async def until(self, condition: Callable[[], bool]) -> float:
-        """When it first held, by the monotonic clock."""
+        """Wait until the condition is true; return the monotonic time."""
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 - a process tells nobody that it stands still.
+            while not condition():  # noqa: ASYNC110 - A process does not report that it stands still.
                 await asyncio.sleep(LOOK_S)
         return time.monotonic()
 
@@ -139,7 +139,7 @@ class Scene:
         return await self.until(lambda: self.snapshot.activity == "sampling")
 
     async def pause(self) -> float:
-        """When it was asked for, by the monotonic clock."""
+        """Ask for a pause; return the monotonic time of the request."""
         asked_at = time.monotonic()
         await control.ask(self._paths.control_file, "pause")
         return asked_at
@@ -151,7 +151,7 @@ class Scene:
 
 
 def engine_of(process: psutil.Process) -> psutil.Process | None:
-    """The engine's process of a node within this one; None = there is none."""
+    """Return the engine's process among the descendants of a process, or None if there is none."""
     for child in process.children(recursive=True):
         try:
             if "echo_node.backends.worker" in child.cmdline():
@@ -165,7 +165,7 @@ def engine_of(process: psutil.Process) -> psutil.Process | None:
 async def scene(
     scratch: Path, base: Path, engine: Engine, *, manners: MannersConfig | None = None, stream_s: float = 5.0
 ) -> AsyncIterator[Scene]:
-    """The node's engine is up and has work."""
+    """Start a node, and wait until its engine has work."""
     home = scratch / "node"
     shutil.rmtree(home, ignore_errors=True)
     shutil.rmtree(scratch / "hub", ignore_errors=True)
@@ -209,7 +209,7 @@ async def scene(
 
 
 async def lease_for_ever(hub: DrivenHub, *, max_tokens: int = MAX_TOKENS) -> None:
-    """As much as the node says that it will hold, in groups."""
+    """Lease groups up to the node's capacity, until cancelled."""
     rng = np.random.default_rng(0)
     out: set[tuple[int, int]] = set()
     heard = number = capacity = 0

@@ -1,4 +1,4 @@
-"""How soon an engine stands still when its owner comes, how soon it goes on, and what that costs of its work."""
+"""Time until an engine stands still for its owner, time until it resumes, and lost work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 
 import psutil
 
+from benchmarks.harness.progress import Progress
 from benchmarks.manners.models import Models
 from benchmarks.manners.scene import FREE, GAME, Engine, Scene, scene
-from benchmarks.progress import Progress
 from echo_node.core.manners import MannersConfig
 
 News = Literal["pause", "game"]
@@ -23,12 +23,12 @@ MOST_TIMES: Final = 25
 LEAST_TIMES: Final = 5
 WITHIN_S: Final = 40.0
 WORK_S: Final = 0.5
-"""Of sampling before the owner comes."""
+"""Seconds of sampling before the owner comes."""
 LOOK_S: Final = 0.002
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, news: News, progress: Progress) -> Mapping[str, Any]:
-    """Yields in milliseconds from the news on; seconds until it samples again, by its memory or after a start anew."""
+    """Measure milliseconds from the news to the yield, and seconds until the engine samples again."""
     yields: list[float] = []
     resumes: list[float] = []
     async with scene(scratch, models(engine.model), engine, manners=MannersConfig(priority="lowest")) as node:
@@ -36,7 +36,7 @@ async def measure(scratch: Path, models: Models, engine: Engine, news: News, pro
             await asyncio.sleep(WORK_S)
             yields.append(await _yield(node, news))
             resumes.append(await _resume(node, news))
-        # One that was stopped before it had told all tells it once it goes on; one that was ended never does.
+        # A stopped engine reports its tokens once it resumes; an ended engine never does.
         lost, under_way = node.lost_tokens()
         paused = {"tokens_lost_per_pause": lost / len(yields), "tokens_under_way_per_pause": under_way / len(yields)}
     how = "resume_s" if news == "pause" else "restart_s"
@@ -74,24 +74,24 @@ async def _resume(node: Scene, news: News) -> float:
 
 
 def _until_still(engine: psutil.Process) -> float:
-    """When no thread of it runs, or will, by the monotonic clock: all are stopped, or all are gone."""
+    """Wait until all threads of the engine are stopped or gone; return the monotonic time."""
     while any(state not in "TtZX" for state in _states(engine.pid)):
         time.sleep(LOOK_S)
     return time.monotonic()
 
 
 def _states(pid: int) -> Iterator[str]:
-    """One letter for each of its threads, as in proc(5)."""
+    """Return the state of each thread as a letter (proc(5))."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
-        return  # It has just ended.
+        return  # The process has just ended.
     for task in tasks:
-        with suppress(OSError):  # Likewise.
+        with suppress(OSError):  # The thread has just ended.
             yield (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _p99(values: list[float]) -> float:
-    """The worst where there are fewer than a hundred."""
+    """Return the 99th percentile: the worst of fewer than a hundred values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

@@ -1,15 +1,16 @@
-"""The hub's pages in Debian's Chromium: who can use them, how soon they are there, how light and how live they are.
+"""The hub's pages in Chromium: accessibility, time to show, weight, delay of live figures, memory.
 
-The hub is a real one that trains, with two real nodes at work, on the books of a long run: 5,000 nodes and 10⁶ rollouts
-(`benchmarks.books`). Pages are found by following links, one of each shape. With `--json NAME.json`, pictures of every
-page in every mode and state are in the folder NAME.
+The hub trains, two real nodes work for it, and its database is that of a long run: 5,000 nodes and 10⁶ rollouts
+(`benchmarks.harness.books`). Pages are found by their links, one of each shape. `--json NAME.json` also writes pictures
+of every page in every mode and state to the folder NAME.
 
-- `axe_serious`, `axe_moderate`: elements that axe-core finds fault with, summed over all pages, light, dark and phone.
-- `first_contentful_paint_s`, `transfer_kb`, `external_requests`, `csp_unsafe`: of the worst page, first visited.
-- `live_delay_s`: from a step in the books to the page that shows it, the worst of twenty.
-- `page_memory_growth`: heap of the watched page after ten minutes, over that after one.
-- `hub_cpu_share`: of one core, what the hub's process takes more while one page is watched.
-- `snapshot_ms`: what the hub takes for one picture of the run, the median.
+- `axe_serious`, `axe_moderate`: elements that violate rules of axe-core, summed over all pages, light, dark and phone.
+- `first_contentful_paint_s`, `transfer_kb`: the worst page at its first visit. `external_requests`, `csp_unsafe`: sums
+  over all pages.
+- `live_delay_s`: delay from a database step to its display on the page, worst of twenty.
+- `page_memory_growth`: heap of a watched page after ten minutes, over that after one minute.
+- `hub_cpu_share`: additional processor time of the hub for one watched page, as a share of one core.
+- `snapshot_ms`: the hub's time for one picture of the run, the median.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.site import Site
 from benchmarks.pages import axe, browsing, looks
-from benchmarks.pages.site import Site, open_site
-from benchmarks.progress import Planned, Progress
+from benchmarks.pages.site import filled_site
 
 DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
 NODES: Final = 5_000
@@ -55,7 +57,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 @dataclass(slots=True)
 class Findings:
-    """What the cases have shown so far. It is kept by `progress` too, so that it stands if the rest is broken off."""
+    """Findings of the measured cases. `progress` keeps them too, so that they remain if a later case fails."""
 
     progress: Progress
     conditions: dict[str, Any]
@@ -63,7 +65,7 @@ class Findings:
     pictures: dict[str, bytes] = field(default_factory=dict)
 
     async def take(self, name: str, case: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
-        """Measures the case, if it is wanted."""
+        """Measure the case, if it is wanted."""
         if self.progress.wants(name):
             found = await case()
             self.rows.extend({"case": name, **row} for row in found)
@@ -78,7 +80,7 @@ class Findings:
 
 
 def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
-    """Sizes and durations are `scale` times what they are by default."""
+    """Measure with sizes and durations multiplied by `scale`."""
     sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
     findings = Findings(progress, dict[str, Any](sizes))
     with tempfile.TemporaryDirectory(prefix="echo-pages-") as scratch:
@@ -87,7 +89,7 @@ def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
             if not browsing.lacks():
                 asyncio.run(_picture_of(site, findings.pictures, "no-node"))
 
-        with open_site(Path(scratch), **sizes, seed=seed, while_empty=while_empty) as site:
+        with filled_site(Path(scratch), **sizes, seed=seed, while_empty=while_empty) as site:
             asyncio.run(_look(site, findings, Path(scratch), scale))
     return findings.measurement
 
@@ -120,7 +122,7 @@ async def _look(site: Site, findings: Findings, scratch: Path, scale: float) -> 
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The worst of each figure, and what axe-core found."""
+    """Return the worst of each figure, and the violations that axe-core found."""
     names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
     findings = sorted({f"{row['page']}: {found}" for row in rows for found in row.get("findings", ())})
     return {**{name: _worst(rows, name) for name in names}, **({"findings": findings} if findings else {})}
@@ -131,7 +133,7 @@ def _worst(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Faults are summed over pages and modes, all else is the worst; None was not measured."""
+    """Sum faults over pages and modes, and take the worst of the other figures. None: not measured."""
     faults = {
         name: sum(row[name] for row in rows if name in row) if any(name in row for row in rows) else None
         for name in ("axe_serious", "axe_moderate", "external_requests", "csp_unsafe")

@@ -1,4 +1,4 @@
-"""axe-core, which finds what of a page some people cannot use: fetched with npm when it is wanted, by its hash."""
+"""axe-core, which checks the accessibility of pages. npm fetches it on use; its hash is pinned."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any, Final
 
 VERSION: Final = "4.14.1"
 SHA512: Final = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
-"""Of the package, as npm writes it."""
+"""Hash of the package, in npm's form."""
 SCRIPT: Final = "package/axe.min.js"
 RUN: Final = "async () => (await axe.run({ resultTypes: ['violations'] })).violations"
 
 
 def lacks() -> str:
-    """What this machine does not have for it; empty: nothing."""
+    """Why this machine cannot run axe-core; empty if it can."""
     return "" if shutil.which("npm") else "npm, which fetches axe-core"
 
 
 def fetched(scratch: Path) -> str:
-    """The script."""
+    """Fetch the script with npm. Raises ValueError if it is not the pinned release."""
     command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
     subprocess.run(command, cwd=scratch, check=True, capture_output=True)
     package = scratch / f"axe-core-{VERSION}.tgz"
@@ -38,7 +38,7 @@ def fetched(scratch: Path) -> str:
 
 
 def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
-    """How many elements violate rules, by how bad that is; serious ones are with the critical."""
+    """Count elements that violate rules, by impact. Critical violations count as serious."""
     counts = {"serious": 0, "moderate": 0, "minor": 0}
     for violation in violations:
         impact = "serious" if violation["impact"] == "critical" else violation["impact"]
@@ -47,7 +47,7 @@ def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
-    """Each rule that is violated, with the first element that does."""
+    """Describe each violated rule, with the first element that violates it."""
     return [
         f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
         for violation in violations

@@ -1,4 +1,4 @@
-"""Debian's Chromium on the hub's pages: as light, dark and phone, with everything counted that a page loads."""
+"""Chromium on the hub's pages: light, dark and as a phone, with a count of what each page loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, BrowserContext, CDPSession, Page, async_playwright
 
-from benchmarks.pages.site import Site
+from benchmarks.harness.site import Site
 
 CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS: Final = (
@@ -25,25 +25,25 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "has_touch": True, "is_mobile": True},
 }
 SETTLED_MS: Final = 1_500
-"""After this a page has loaded what it loads."""
+"""Time after which a page has loaded completely."""
 MOST_SHAPES: Final = 60
 
 
 def lacks() -> str:
-    """What this machine does not have for it; empty: nothing."""
+    """Why this machine cannot show pages; empty if it can."""
     return "" if CHROMIUM else "Chromium"
 
 
 @dataclass(slots=True)
 class Loaded:
-    """What one page has loaded, and what it did that it must not."""
+    """Requests and complaints of one page."""
 
     origin: str
     urls: list[str] = field(default_factory=list)
     transfer_bytes: int = 0
-    """As they came over the wire, headers included."""
+    """Bytes on the wire, headers included."""
     violations: list[str] = field(default_factory=list)
-    """Of the policy for contents, and whatever else the browser complains of."""
+    """Violations of the content security policy, and other complaints of the browser."""
 
     @property
     def external(self) -> list[str]:
@@ -65,7 +65,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = True) -> AsyncIterator[BrowserContext]:
-    """A browser that has never been here; the operator's is logged in."""
+    """Open a fresh browser profile, with the operator logged in or without a login."""
     context = await browser.new_context(**MODES[mode])
     try:
         if operator:
@@ -76,7 +76,7 @@ async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = Tr
 
 
 async def counted(page: Page, site: Site) -> tuple[Loaded, CDPSession]:
-    """What the page loads from now on."""
+    """Count what the page loads from now on."""
     loaded, protocol = Loaded(site.url), await page.context.new_cdp_session(page)
     await protocol.send("Network.enable")
 
@@ -97,13 +97,13 @@ async def counted(page: Page, site: Site) -> tuple[Loaded, CDPSession]:
 
 
 def shape(path: str) -> str:
-    """Paths that differ in numbers and ids alone are one page: /rollouts/17 is /rollouts/*."""
+    """Replace numbers and ids of a path by a star: /rollouts/17 becomes /rollouts/*."""
     parts = path.partition("?")[0].split("/")
     return "/".join("*" if re.fullmatch(r"[0-9a-f-]*[0-9][0-9a-f-]*", part) else part for part in parts)
 
 
 async def pages_of(context: BrowserContext, site: Site) -> dict[str, str]:
-    """Every page that links lead to, one of each shape: shape -> path. The door and an own standing come on top."""
+    """Follow links, and return a path of each shape. The login page is added."""
     found, waiting, asked = {"/login": "/login"}, ["/", "/leaderboard"], set[str]()
     page = await context.new_page()
     while waiting and len(found) < MOST_SHAPES:

@@ -1,4 +1,4 @@
-"""What is measured of pages, each in a browser of its own: how soon they are there, how light, live and lasting."""
+"""Measurements of pages, each in a browser profile of its own: first load, live delay, memory, the hub's processor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any, Final
 import aiohttp
 from playwright.async_api import Browser, CDPSession, Page
 
+from benchmarks.harness.site import Site
 from benchmarks.pages import axe
 from benchmarks.pages.browsing import MODES, SETTLED_MS, counted, opened
-from benchmarks.pages.site import Site
+from benchmarks.pages.site import PATIENCE_S
 
 STEPS_WATCHED: Final = 20
 PAIRS: Final = 6
@@ -26,7 +27,7 @@ NOTE_STEPS: Final = """() => {
   new MutationObserver(note).observe(document.getElementById('now'), { childList: true, subtree: true });
 }"""
 STREAMS_S: Final = 5.0
-"""Time for a stream to be there."""
+"""Time in which a page opens its stream."""
 COLLECTED_MS: Final = 1_000
 SNAPSHOT: Final = "echo_pages_snapshot_seconds "
 STALE_WITHIN_MS: Final = 90_000.0
@@ -35,7 +36,7 @@ STALE_WITHIN_MS: Final = 90_000.0
 async def every_page(
     browser: Browser, site: Site, pages: Mapping[str, str], script: str, pictures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
-    """axe's findings on each page in each mode, and a picture of each."""
+    """Run axe-core on each page in each mode, and take a picture of each."""
     rows = []
     for mode in MODES:
         for name, path in pages.items():
@@ -60,7 +61,7 @@ async def every_page(
 
 
 async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What each page loads in a browser that has never been here, until it has settled."""
+    """Count what each page loads at its first visit, until it has settled."""
     rows = []
     for name, path in pages.items():
         async with opened(browser, site, "light", operator=name != "/login") as context:
@@ -87,13 +88,13 @@ async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> 
 
 
 async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
-    """From when the books have a step to when the page shows it or a later one."""
+    """Measure the time from a step in the database to a page that shows it or a later step."""
     first = site.newest_step() + 1
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
         await page.goto(site.url)
         await page.evaluate(NOTE_STEPS)
-        await asyncio.to_thread(site.wait_for_step, first + STEPS_WATCHED)
+        await asyncio.to_thread(site.wait_for_step, first + STEPS_WATCHED, within_s=PATIENCE_S)
         shown = "last => window.seenSteps.at(-1)[0] >= last"
         await page.wait_for_function(shown, arg=first + STEPS_WATCHED - 1, timeout=STALE_WITHIN_MS)
         seen = await page.evaluate("() => window.seenSteps")
@@ -107,7 +108,7 @@ async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
 
 
 async def snapshots(site: Site) -> list[dict[str, Any]]:
-    """What the hub takes for one picture of the run, by its own clock, while somebody watches."""
+    """Read the hub's own figure of the time for one picture of the run."""
     took: list[float] = []
     headers = {"Authorization": f"Bearer {site.token}"}
     async with aiohttp.ClientSession(site.url, headers=headers) as http:
@@ -121,8 +122,7 @@ async def snapshots(site: Site) -> list[dict[str, Any]]:
 
 
 async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """Of one core, what the hub's own process computes more while one operator's page is watched: the median of pairs
-    of `seconds` each, with and without."""
+    """Compare the hub's processor time with and without a watched page, in pairs of `seconds` each; the median."""
     shares = []
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
@@ -139,7 +139,7 @@ async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """How the page's memory grows while it is watched, from a tenth of the time to all of it."""
+    """Compare the memory of a watched page early (a tenth of the time) and late."""
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
         loaded, protocol = await counted(page, site)
@@ -162,7 +162,7 @@ async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def hub_away(browser: Browser, site: Site, pictures: dict[str, bytes]) -> list[dict[str, Any]]:
-    """The hub is stopped, and the page says that it is stale; the hub goes on, and the page is live again."""
+    """Stop the hub until the page says that it is stale; resume the hub until the page is live again."""
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
         await page.goto(site.url)
@@ -182,7 +182,7 @@ async def hub_away(browser: Browser, site: Site, pictures: dict[str, bytes]) -> 
 
 
 async def _memory(page: Page, protocol: CDPSession) -> tuple[float, float]:
-    """Bytes of its heap, and nodes of its document, once what nothing holds is collected."""
+    """Heap bytes and document nodes after garbage collection."""
     await protocol.send("HeapProfiler.collectGarbage")
     await page.wait_for_timeout(COLLECTED_MS)
     await protocol.send("HeapProfiler.collectGarbage")

@@ -1,33 +1,24 @@
-"""The hub whose pages are looked at: a real one that trains, with real nodes at work, on books of a long run."""
+"""The hub whose pages are measured: it trains, two real nodes work for it, and its database is that of a long run."""
 
 from __future__ import annotations
 
-import sqlite3
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import psutil
-
-from benchmarks.books import Amount, fill
-from benchmarks.processes import RunFailed, hub_process, node_process
-from echo_hub.config.file import load_config
-from echo_hub.run.directory import RunDirectory
-from echo_hub.run.making import make_run
+from benchmarks.harness.books import Amount, fill
+from benchmarks.harness.site import Settings, Site, merged, open_site, serving
 from echo_hub.store.database import connect
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8
-"""Trained before the books are filled: what a long run has more than one of."""
+"""Training steps before the database is filled, which give each table genuine rows."""
 PATIENCE_S: Final = 300.0
-LOOK_S: Final = 0.1
 ELSEWHERE: Final = ("nice", "-n", "19")
-"""Nodes have machines of their own, so they get what hub and learner leave of this one."""
-SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+"""Command prefix of nodes: hub and learner take precedence on the shared processor."""
+SETTINGS: Final[Settings] = {
     "run": {"name": "pages"},
     "training": {"steps": 100_000},
     "learner": {"threads": 1, "checkpoint_every": 5},
@@ -37,73 +28,25 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class Site:
-    """A hub at work."""
-
-    url: str
-    run: RunDirectory
-    scratch: Path
-    hub: subprocess.Popen[str]
-
-    @property
-    def token(self) -> str:
-        """The operator's."""
-        return self.run.operator_token.read_text().strip()
-
-    def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """What the store says."""
-        with closing(sqlite3.connect(self.run.root / "echo.db", timeout=30.0)) as books:
-            return books.execute(query, values).fetchall()
-
-    def processor_s(self) -> float:
-        """What the hub's own process has computed; its scorers, learner and verifier have others."""
-        times = psutil.Process(self.hub.pid).cpu_times()
-        return float(times.user + times.system)
-
-    def newest_step(self) -> int:
-        return int(self.rows("SELECT coalesce(max(step), 0) FROM steps WHERE trained_at IS NOT NULL")[0][0])
-
-    def wait_for_step(self, step: int) -> None:
-        """Raises RunFailed."""
-        until = time.monotonic() + PATIENCE_S
-        while self.newest_step() < step:
-            if self.hub.poll() is not None or time.monotonic() > until:
-                raise RunFailed(f"the run does not get on: see {self.scratch}")
-            time.sleep(LOOK_S)
-
-
 @contextmanager
-def open_site(
+def filled_site(
     scratch: Path, *, nodes: int, rollouts: int, seed: int, while_empty: Callable[[Site], None]
 ) -> Iterator[Site]:
-    """A hub on books with so many nodes and rollouts, two nodes of them at work. `while_empty` is called before there
-    is any node."""
-    run = RunDirectory(scratch / "run")
-    make_run(run, load_config(None, {**SETTINGS, "run": {**SETTINGS["run"], "seed": seed}}))
-    with _serving(run, scratch) as site:
+    """Serve a hub whose database has this many nodes and rollouts, with two nodes at work. `while_empty` is called
+    before any node has joined."""
+    with open_site(scratch, merged(SETTINGS, {"run": {"seed": seed}})) as site:
         while_empty(site)
-        with _at_work(site):
-            site.wait_for_step(STEPS_BEFORE)
-    engine = connect(run.database_url)
+        _work(site)
+        site.wait_for_step(STEPS_BEFORE, within_s=PATIENCE_S)
+    engine = connect(site.run.database_url)
     fill(engine, Amount(nodes=nodes, rollouts=rollouts), seed=seed, now=time.time())
     engine.dispose()
-    with _serving(run, scratch) as site, _at_work(site):
-        site.wait_for_step(site.newest_step() + 1)
+    with serving(site.run, scratch) as site:
+        _work(site)
+        site.wait_for_step(site.newest_step() + 1, within_s=PATIENCE_S)
         yield site
 
 
-@contextmanager
-def _serving(run: RunDirectory, scratch: Path) -> Iterator[Site]:
-    with hub_process(run.root, scratch / "hub.log") as (hub, url):
-        yield Site(url=url, run=run, scratch=scratch, hub=hub)
-
-
-@contextmanager
-def _at_work(site: Site) -> Iterator[None]:
-    with ExitStack() as processes:
-        for number in range(NODES_AT_WORK):
-            home = site.scratch / f"node{number}"
-            options = ["--swarm-host", "127.0.0.1", "--backend", "torch"]
-            processes.enter_context(node_process(site.url, home, options, within=ELSEWHERE))
-        yield
+def _work(site: Site) -> None:
+    for _ in range(NODES_AT_WORK):
+        site.node(["--backend", "torch"], within=ELSEWHERE)

@@ -1,25 +1,24 @@
-"""What the papers report that Echo descends from, and what the same comparisons come to here: a table a claim.
+"""Claims of the papers that Echo descends from, and the same comparisons with Echo: a table for each claim.
 
-Theirs are models of 1.5 to 405 billion parameters on clusters, ours the models in the box on two cores: what is
-compared is the sign and the size of a difference between two ways to train, never an accuracy. Every row has what the
-paper reports, at which scale, and where.
+The papers use models of 1.5 to 405 billion parameters on clusters; this benchmark uses the built-in models on two
+cores. It compares the sign and the size of a difference between two ways to train, never an accuracy. Every row has the
+paper's result, its scale and its source.
 
-Runs are those of `benchmarks.learning`: the hub's own coordinator, problems and learner, whose nodes are as fast as can
-be, so that a run with staleness bound S trains on rollouts that are exactly S steps old. Three seeds each, six beside
-TRL and for Shuffle-R1; a run that several tables name is carried out once.
-"""
+Runs are those of `benchmarks.learning`: the hub's own coordinator, problems and learner, with nodes that take no time,
+so that a run with staleness bound S trains on rollouts that are exactly S steps old. Runs have three seeds, and six for
+TRL and Shuffle-R1. A run that several tables name is carried out once."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.papers import archer, batches, echo, staleness, time_to
 from benchmarks.papers.cases import SEEDS, STEPS
 from benchmarks.papers.plot import draw
 from benchmarks.papers.runs import Found, carry_out_all, runs_of
 from benchmarks.papers.table import Table
-from benchmarks.progress import Planned, Progress
 
 DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs beside ours"
 TABLES: Final = (
@@ -40,7 +39,7 @@ TABLES: Final = (
 
 
 def plan() -> list[Planned]:
-    """Runs that an earlier table has already cost nothing."""
+    """Plan the tables. Runs of an earlier table cost nothing again."""
     seen: set[object] = set()
     planned = []
     for table in TABLES:
@@ -67,7 +66,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 class _Measured:
-    """What the tables that are done come to."""
+    """Results of the finished tables."""
 
     def __init__(self) -> None:
         self._headline: dict[str, Any] = {}

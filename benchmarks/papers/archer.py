@@ -15,7 +15,7 @@ GAME: Final[dict[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 1},
     "evaluation": {"problems": 16},
 }
-"""Few ranges of so small numbers are held out: rewards of training tell more."""
+"""Few such games are held out, so the rewards of training tell more."""
 BY: Final = {
     credit: Case(
         name=f"credit by {credit}",
@@ -29,7 +29,7 @@ BY: Final = {
 
 
 def mean_reward(found: Found, case: Case) -> float:
-    """Of all steps and seeds: the area under the curve."""
+    """Mean reward of all steps and seeds: the area under the curve."""
     return fmean(step["mean_reward"] for one in found[case] for step in one.steps)
 
 

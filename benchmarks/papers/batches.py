@@ -1,4 +1,4 @@
-"""What a step is made of: C3PO's token budget, Shuffle-R1's choice of rollouts, a fleet that samples in few bits."""
+"""The batch of a step: C3PO's token budget, Shuffle-R1's choice of rollouts, a fleet that samples in few bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGET: Final = 0.8
 
 
 UPDATES: Final = 4
-"""A step: each of Shuffle-R1's has two of its eight sub-batches. More updates of less each take smaller ones."""
+"""Updates a step. Each update of Shuffle-R1 has two of its eight sub-batches."""
 
 
 def _of_updates(name: str, **objective: Any) -> Case:
@@ -61,7 +61,7 @@ BUDGETED: Final = Case(
 
 
 def variance(ran: Sequence[Ran]) -> float:
-    """Of the gradient's norm over its mean, from step to step, squared: the relative variance; mean of all seeds."""
+    """Relative variance of the gradient's norm from step to step; mean of all seeds."""
     norms = [[step["grad_norm"] for step in one.steps] for one in ran]
     return fmean(pvariance(of_one) / fmean(of_one) ** 2 for of_one in norms)
 

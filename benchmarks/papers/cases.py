@@ -1,6 +1,6 @@
-"""What is run: a whole training run with its settings, who draws for it, and how far away that is.
+"""Cases: a training run with its settings, its sampler, and the distance of its nodes.
 
-A case that several tables name is run once a seed for all of them.
+A case that several tables name runs once for each seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from echo_hub.learner.sft_plan import SftSettings
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Of any table: the runs of `--seed 1` share none with those of `--seed 0`."""
+"""Largest seed count of a table, which keeps the seeds of `--seed 0` and `--seed 1` disjoint."""
 STEPS: Final = 40
 GROUPS: Final = 16
 """A step."""
@@ -29,38 +29,38 @@ class Case:
 
     name: str
     settings: Settings = field(default_factory=dict)
-    """A config.toml's sections, where they differ from what every case has."""
+    """Sections of a config.toml that differ from those of all cases."""
     runner: Runner = "virtual"
-    """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner draws for itself, games of
-    several turns too. trl: GRPOTrainer. untrained: the base as it is is evaluated. finetuned: `echo-hub sft`."""
+    """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner draws for itself, with
+    games of several turns. trl: GRPOTrainer. untrained: the base is only evaluated. finetuned: `echo-hub sft`."""
     start: Case | None = None
-    """What it begins with: what another case, which is `finetuned`, has come to."""
+    """A `finetuned` case whose result this case begins with."""
     demonstrations: int = 0
     sft: SftSettings | None = None
-    """How a case that is `finetuned` is trained on its demonstrations."""
+    """Settings of a `finetuned` case."""
     same_draws: bool = False
-    """TRL's trainer begins with the hub's own adapter, and draws by its sampler and seeds."""
+    """True if TRL's trainer begins with the hub's own adapter, and draws with its sampler and seeds."""
     precision: str = "policy"
-    """Who draws: policy is the learner's own model; else the node's llama.cpp engine, in this precision."""
+    """The sampler: `policy` for the learner's own model, or a precision of the node's llama.cpp engine."""
     delay_s: float | None = None
-    """From the hub to each node, and back; None: nodes are as fast as can be."""
+    """Delay between hub and nodes, each way; None for nodes that take no time."""
     evaluate_every: int = 10
     seconds: float = 10.0
-    """About, of one seed's run, on one core of a server."""
+    """Expected time of one seed's run on one core."""
 
     def runs(self, seeds: int) -> int:
-        """What is not trained is the same by every seed; all seeds begin with the same warm start."""
+        """Return the number of different runs. Untrained and fine-tuned cases are the same for all seeds."""
         return 1 if self.runner in ("untrained", "finetuned") else seeds
 
     def config(self, seed: int) -> HubConfig:
-        """Raises ValueError for settings that do not fit."""
+        """Configuration of a run. Raises ValueError for settings that do not fit."""
         sections: dict[str, dict[str, Any]] = {
             "run": {"mode": "colocated", "seed": seed},
             "sampling": {"max_tokens": 6},
             "training": {"steps": STEPS, "groups_per_step": GROUPS, "group_size": 8},
             "learner": {"threads": 1, "device": "cpu"},
             "evaluation": {"problems": 512},
-            "trust": {"verifier": "off"},  # Its nodes are the learner's own policy, or engines of this process.
+            "trust": {"verifier": "off"},  # The nodes are the learner's own policy, or engines of this process.
         }
         for section, values in self.settings.items():
             sections.setdefault(section, {}).update(values)
@@ -68,7 +68,7 @@ class Case:
 
 
 def stale(bound: int, **settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The settings of an asynchronous run that trains on rollouts of that age."""
+    """Settings of an asynchronous run that trains on rollouts of this age."""
     return {"run": {"mode": "async"}, **settings, "training": {"max_staleness": bound, **settings.get("training", {})}}
 
 
@@ -78,7 +78,7 @@ ASYNC: Final = Case(name="async, S = 2", settings=stale(2))
 
 
 def smaller(case: Case, sizes: Settings) -> Case:
-    """The same case with `sizes` over its settings; for tests."""
+    """Make the case smaller for tests: put `sizes` over its settings."""
     sections = {*case.settings, *sizes}
     merged = {name: {**case.settings.get(name, {}), **sizes.get(name, {})} for name in sections}
     return replace(case, settings=merged)

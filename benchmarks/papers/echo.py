@@ -1,4 +1,4 @@
-"""Echo (arXiv 2508.05387): sampling elsewhere, at once or out of step, costs no reward."""
+"""Echo (arXiv 2508.05387): sampling on other machines, synchronous or asynchronous, costs no reward."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _parity(found: Found) -> Headline:
 
 
 def _trl(found: Found) -> Headline:
-    """The largest distance of the two mean curves at any point: by the same draws what the trainers differ in, by its
-    own that and chance."""
+    """Return the largest distance of the two mean curves at any point. With the same draws it shows how the trainers
+    differ; with its own draws it includes chance."""
     ours = _mean_curve(found[COLOCATED])
     cases = {"trl_curve_gap": TRL_SAME_DRAWS, "trl_own_draws_gap": TRL}
     return {

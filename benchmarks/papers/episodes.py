@@ -1,7 +1,6 @@
-"""A co-located run by itself, without coordinator: the learner draws its own batch, games of several turns too.
+"""A co-located run without a coordinator: the learner draws its own batch, with games of several turns.
 
-Problems, environments, scorer, learner and evaluation are the hub's own; the draws of a turn are seeded as the hub
-seeds them.
+Problems, environments, scorer, learner and evaluation are the hub's own. The draws of a turn have the hub's own seeds.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
@@ -34,21 +34,21 @@ from echo_shared.torch_draws import draw, most_likely
 from echo_shared.torch_prefix_cache import PrefixCache
 
 KEPT_TOKENS: Final = 2**17
-"""Of unfinished episodes: those of a step or of an evaluation, half a gigabyte by `builtin:small`."""
+"""Cached tokens of unfinished episodes: half a gigabyte with `builtin:small`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode:
-    """What one rollout has come to so far."""
+    """One rollout so far."""
 
     group_id: int
     index: int
     turns: list[Ids] = field(default_factory=list)
     parts: list[tuple[Ids, NDArray[np.float32], bool]] = field(default_factory=list)
-    """Ids, the policy's log-probabilities of them, and whether it drew them, of turns and of what lies between."""
+    """Ids, their log-probabilities, and True if the policy drew them; of turns and of observations between turns."""
     draws: list[tuple[int, int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
-    """Of all turns but the last."""
+    """Rewards of all turns but the last."""
     observed_tokens: int = 0
     truncated: bool = False
     reward: float | None = None
@@ -90,7 +90,7 @@ class Play:
         self.policy = Policy.load(self.settings)
 
     def groups(self, step: int) -> list[TrainingGroup]:
-        """The batch of a step, drawn by the policy as it is; steps count from 0."""
+        """Draw the batch of a step with the current policy. Steps count from 0."""
         training = self.config.training
         group_ids = range(step * training.groups_per_step, (step + 1) * training.groups_per_step)
         episodes = [Episode(group_id=group, index=index) for group in group_ids for index in range(training.group_size)]
@@ -134,20 +134,18 @@ class Play:
         return self._asked(episode.group_id, (episode.index,), prompt, turn)
 
     def _asked(self, group_id: int, indices: tuple[int, ...], prompt: Ids, turn: int) -> GroupRequest:
-        return GroupRequest(
-            lease_id=group_id,
-            group_id=group_id,
+        return group_request(
+            group_id,
+            prompt,
             indices=indices,
-            prompt_ids=prompt,
             seed=turn_seed(self.problems.seed(group_id), turn),
-            policy_version=0,
             temperature=self.config.sampling.temperature,
             max_tokens=self.config.sampling.max_tokens,
             stop_ids=self.settings.stop_ids,
         )
 
     def accuracy(self) -> float:
-        """Greedy, held out, as the hub evaluates a version."""
+        """Greedy held-out accuracy, evaluated like a version of a hub."""
         (heldout,) = HeldOut.of_run(self.config, self.problems, stop_ids=self.settings.stop_ids)
         prefixes = PrefixCache(KEPT_TOKENS)
 
@@ -165,7 +163,7 @@ class Play:
 
 
 def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """The curve and the steps' metrics."""
+    """Carry out a run. Returns its curve and its steps' metrics."""
     play = Play(case.config(seed))
     training = play.config.training
     optimizer = make_optimizer(play.policy, training)

@@ -1,6 +1,6 @@
-"""A warm start as `echo-hub sft` makes it: the base, fine-tuned on demonstrations, and how good that is before a step.
+"""A warm start by `echo-hub sft`: the base, fine-tuned on demonstrations.
 
-Demonstrations of Knights & Knaves are by the base's own teacher, who makes no slip; none is of a held-out problem.
+Demonstrations of Knights & Knaves come from the base's own teacher, without errors. None is of a held-out problem.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from echo_hub.sft import finetune, prepare
 from scripts.small_base.lessons import Knights
 
 Adapter = Mapping[str, NDArray[np.float32]]
-"""By PEFT's names."""
+"""Weights by PEFT's names."""
 
 
 def run_finetuned(case: Case, seed: int) -> tuple[list[Point], Adapter]:
-    """Before and after, and what it has come to."""
+    """Fine-tune. Returns the points before and after, and the adapter."""
     assert case.sft is not None, "the case says how"
     config = case.config(seed)
     learning = Learning(config)
@@ -41,7 +41,7 @@ def run_finetuned(case: Case, seed: int) -> tuple[list[Point], Adapter]:
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         prepared = prepare(run, config, file, case.sft)
         done = finetune(prepared, anew=False, told=lambda progress: None, stopping=lambda: False)
-        assert done is not None, "nobody stops it"
+        assert done is not None, "fine-tuning is not stopped"
         weights = learning.policy.read_adapter(done.adapter)
     learning.policy.set_adapter(weights)
     learning.note(reward=None, staleness=0.0)
@@ -49,7 +49,7 @@ def run_finetuned(case: Case, seed: int) -> tuple[list[Point], Adapter]:
 
 
 def demonstrations(problems: Problems, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Lines of a file for `echo-hub sft`."""
+    """Make the lines of a file for `echo-hub sft`."""
     heldout = {problems.codec.text(prompt_ids) for prompt_ids in problems.heldout_prompt_ids()}
     rng, teacher = random.Random(seed), Knights()
     while count:

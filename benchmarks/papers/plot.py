@@ -1,34 +1,25 @@
-"""The picture of a table: held-out accuracy against steps, a line a case."""
+"""Picture of a table: held-out accuracy against steps, with a line for each case."""
 
 from __future__ import annotations
 
-import io
-from statistics import fmean
-
 from matplotlib.figure import Figure
 
+from benchmarks.harness import curves
 from benchmarks.papers.runs import Found
 from benchmarks.papers.table import Table
 
 
 def draw(table: Table, found: Found) -> bytes:
-    """A PNG; each line is the mean over seeds, its band goes from the lowest to the highest seed."""
+    """Draw a PNG of a table."""
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
-    for number, (case, ran) in enumerate(found.items()):
-        places = list(zip(*(one.points for one in ran), strict=True))
-        steps = [case.evaluate_every * place for place in range(len(places))]
-        values = [[point.accuracy for point in place] for place in places]
-        # Lines that lie on each other are told apart by their strokes.
-        stroke = ("-", "--", ":", "-.")[number % 4]
-        (line,) = axes.plot(steps, [fmean(of_seeds) for of_seeds in values], label=case.name, linestyle=stroke)
-        lowest, highest = [min(of_seeds) for of_seeds in values], [max(of_seeds) for of_seeds in values]
-        axes.fill_between(steps, lowest, highest, color=line.get_color(), alpha=0.08)
+    lines: dict[str, curves.Curve] = {}
+    for case, ran in found.items():
+        values = [[point.accuracy for point in place] for place in zip(*(one.points for one in ran), strict=True)]
+        lines[case.name] = [case.evaluate_every * place for place in range(len(values))], values
+    curves.draw(axes, lines)
     axes.set_title(f"{table.name} ({table.source})", fontsize="medium")
     axes.set_xlabel("Steps")
     axes.set_ylabel("Greedy accuracy on held-out problems")
-    axes.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize="small")
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=110)
-    return image.getvalue()
+    return curves.png(figure)

@@ -1,4 +1,4 @@
-"""A run of a case with one seed, in this process: its curve, its steps' figures, and what it took."""
+"""A run of a case with one seed, in this process: its curve, its steps' metrics, and its time."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from echo_hub.simulator.scenario import Scenario
 
 FAR_NODES: Final = 8
 FAR_NODE_S: Final = 0.5
-"""A rollout takes so long on a node that is far away, beside a step of a second: eight nodes of width 32 draw four
-times what the learner takes, so that nothing but the way lacks."""
+"""Time of a rollout on a far node; a step takes a second. Eight nodes of width 32 draw four times what the learner
+needs, so that only the distance can hold it up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a run shows."""
+    """Results of a run."""
 
     points: list[Point]
     steps: list[Mapping[str, float]]
-    """Metrics of each step; none of a base as it is."""
+    """Metrics of each step; empty for an untrained base."""
     utilisation: float | None
-    """Share of the time in which the learner trains; None where time is not simulated."""
+    """Share of virtual time in which the learner trains; None without virtual time."""
     seconds: float
     adapter: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Of a warm start, by PEFT's names."""
+    """Adapter of a warm start, by PEFT's names."""
 
     @property
     def accuracy(self) -> float:
-        """Greedy, held out, at the end."""
+        """Greedy held-out accuracy at the end."""
         return self.points[-1].accuracy
 
     def steps_to(self, accuracy: float, *, evaluate_every: int) -> float:
-        """Steps until the curve reaches it, linear between its points; infinite if it never does."""
+        """Steps until the curve reaches an accuracy, linear between its points; infinite if it never does."""
         for number, (before, after) in enumerate(zip(self.points, self.points[1:], strict=False)):
             if after.accuracy >= accuracy:
                 risen = after.accuracy - before.accuracy
@@ -58,7 +58,7 @@ class Ran:
 
 
 def carry_out(case: Case, seed: int, start: Ran | None = None) -> Ran:
-    """With one thread. `start`: what the case begins with."""
+    """Carry out a case with one thread. `start` is the result that the case begins with."""
     torch.set_num_threads(1)
     disable_progress_bar()
     began = time.perf_counter()
@@ -120,7 +120,7 @@ def _drawing(case: Case, base_dir: Path) -> Iterator[Draw]:
 
 
 def _far_away(case: Case, seed: int) -> Scenario:
-    """Nodes that a message needs `delay_s` to reach, and the learner's second a step."""
+    """Nodes at a distance of `delay_s`, and a learner whose step takes a second."""
     ideal = scenario_of(case.config(seed)).model_dump()
     nodes = {"count": FAR_NODES, "width": 32, "s_per_token": FAR_NODE_S, "delay_s": case.delay_s}
     steps = ideal["training"]["steps"]

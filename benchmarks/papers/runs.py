@@ -1,12 +1,11 @@
-"""All runs that the wanted tables need, each once, in processes of one thread: in the tables' order, seed by seed."""
+"""Carries out the runs of all wanted tables in single-threaded processes: in the tables' order, seed by seed."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
+from benchmarks.harness.pool import pool
 from benchmarks.papers.cases import MOST_SEEDS, Case
 from benchmarks.papers.ran import Ran, carry_out
 
@@ -17,29 +16,27 @@ Wanted = tuple[Sequence[Case], int]
 
 
 def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
-    """Each run, by its case and the number of its seed."""
+    """Runs of a table, by case and number of the seed."""
     cases, seeds = wanted
     return [(case, number) for number in range(seeds) for case in cases if number < case.runs(seeds)]
 
 
 def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Found], object]) -> None:
-    """`done` is told of each table, by its number, once all of its runs are there."""
+    """Carry out all runs. Calls `done` with each table's number and results once its runs are finished."""
     wanted = list(dict.fromkeys(run for table in tables for run in runs_of(table)))
     if not wanted:
         return
     ran: dict[tuple[Case, int], Ran] = {}
     waiting = {number: set(runs_of(table)) for number, table in enumerate(tables)}
-    context = multiprocessing.get_context("spawn")
-    workers = max(1, min(len(wanted), os.cpu_count() or 1))
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with pool(len(wanted)) as processes:
         running: dict[Future[Ran], tuple[Case, int]] = {}
 
         def begin(start: Case | None) -> None:
-            """All that begins with its first run, or with a base."""
+            """Start all cases that begin with this case's first run, or with a base."""
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:
-                    running[pool.submit(carry_out, case, MOST_SEEDS * seed + number, first)] = case, number
+                    running[processes.submit(carry_out, case, MOST_SEEDS * seed + number, first)] = case, number
 
         begin(None)
         try:
@@ -55,7 +52,7 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
                             del waiting[number]
                             done(number, _found(tables[number], ran))
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            processes.shutdown(cancel_futures=True)
             raise
     assert not waiting, "a case begins with one that is in no table"
 

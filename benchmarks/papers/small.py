@@ -21,7 +21,7 @@ LARGE: Final = Case(
     runner="untrained",
     seconds=4,
 )
-"""Three-digit sums, as every case of `builtin:tiny` has them, by the model of four times its weights."""
+"""Three-digit sums, the task of all cases of `builtin:tiny`, with a model of four times its weights."""
 
 KNIGHTS: Final[dict[str, Mapping[str, Any]]] = {
     **SMALL,

@@ -1,4 +1,4 @@
-"""What old rollouts cost, and what gives it back: ECHO-2, AReaL, LlamaRL."""
+"""Cost of old rollouts, and corrections: ECHO-2, AReaL, LlamaRL."""
 
 from __future__ import annotations
 

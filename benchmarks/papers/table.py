@@ -1,4 +1,4 @@
-"""A paper's claim as a table: what it reports, at which scale, and what the same comparison comes to here."""
+"""A paper's claim as a table: the paper's result, its scale, and the same comparison with Echo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Headline = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A row: a case, and what the paper has where this one stands."""
+    """A row: a case, and the paper's result for it."""
 
     case: Case
     reports: str
@@ -28,19 +28,19 @@ class Table:
     """One claim of one paper."""
 
     name: str
-    """As `--only` knows it."""
+    """Name for `--only`."""
     source: str
-    """arXiv number, and where in it."""
+    """arXiv number, and the place in the paper."""
     scale: str
     """The paper's model and task."""
     entries: tuple[Entry, ...]
     headline: Callable[[Found], Headline]
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
-    """Further figures of a row."""
+    """Computes further figures of a row."""
     seeds: int = SEEDS
-    """More where the difference that it tells is small."""
+    """More seeds are needed for a small difference."""
     curves: bool = True
-    """Whether a picture of its curves says something."""
+    """False if the table needs no picture."""
 
     @property
     def cases(self) -> list[Case]:
@@ -78,10 +78,10 @@ def _accuracies(ran: Sequence[Ran]) -> dict[str, float]:
 
 
 def accuracy(ran: Sequence[Ran]) -> float:
-    """Held out, at the end; mean of all seeds."""
+    """Mean held-out accuracy of all seeds at the end."""
     return fmean(one.accuracy for one in ran)
 
 
 def finite(value: float) -> float | None:
-    """JSON has no word for infinite."""
+    """Replace infinity, which JSON lacks, by None."""
     return value if math.isfinite(value) else None

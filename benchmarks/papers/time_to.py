@@ -1,9 +1,9 @@
-"""How long until the built-in model solves nine of ten held-out problems: by what a user would start, on this machine.
+"""Time until the built-in model solves nine of ten held-out problems, with what a user would start on this machine.
 
-On one side `echo-hub demo`: the hub and two nodes as processes, with their own start. On the other TRL's GRPOTrainer
-alone, in a process of its own with a thread a core: same model, adapter, batch, objective, problems and learning rate.
-Both are evaluated every five steps, by the same problems; from the start of the first process to the moment at which
-that accuracy is known.
+One side is `echo-hub demo`: the hub and two nodes as processes, start included. The other side is TRL's GRPOTrainer in
+a process of its own, with a thread for each core, and with the same model, adapter, batch, objective, problems and
+learning rate. Both are evaluated every five steps on the same problems. The time runs from the start of the first
+process to the evaluation that reaches the accuracy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.measurement import Measurement
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.processes import RunFailed, ended
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.papers.table import Headline
-from benchmarks.processes import RunFailed, ended
-from benchmarks.progress import Planned, Progress
 
 NAME: Final = "TRL alone: time to 90 %"
 ACCURACY: Final = 0.9
@@ -31,7 +31,7 @@ EVALUATE_EVERY: Final = 5
 WITHIN_S: Final = 900.0
 LOOK_EVERY_S: Final = 0.2
 CONTINUOUS_STEPS: Final = 4
-"""Steps by which continuous batching is timed."""
+"""Steps that time continuous batching."""
 
 
 def planned() -> Planned:
@@ -39,7 +39,7 @@ def planned() -> Planned:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Nothing else runs meanwhile."""
+    """Measure both sides, one after the other."""
     with tempfile.TemporaryDirectory(prefix="echo-papers-") as directory:
         echo = demo(Path(directory), seed)
         trl = alone(Path(directory), seed)
@@ -50,7 +50,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> Headline:
-    """None: Echo never came there. Where TRL did not, its whole time counts: the ratio is at most this."""
+    """Return the ratio of both times, or None if Echo never reached the accuracy. If TRL did not, its whole time
+    counts, and the ratio is an upper bound."""
     if echo["seconds"] is None:
         return {"time_to_90_over_trl": None}
     return {"time_to_90_over_trl": echo["seconds"] / (trl["seconds"] or trl["whole_s"])}
@@ -67,7 +68,7 @@ def _row(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def demo(directory: Path, seed: int) -> dict[str, Any]:
-    """`echo-hub demo` until a version is that good. Raises RunFailed."""
+    """Run `echo-hub demo` until a version reaches the accuracy. Raises RunFailed."""
     run = directory / "demo"
     arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--steps", str(MOST_STEPS)]
     environment = {**os.environ, "ECHO_HUB_EVALUATION__EVERY": str(EVALUATE_EVERY)}
@@ -96,7 +97,7 @@ def demo(directory: Path, seed: int) -> dict[str, Any]:
 
 
 def evaluations(database: Path) -> list[tuple[int, float]]:
-    """Versions and their greedy accuracies so far, in order; none before there is a database."""
+    """Versions and their greedy accuracies so far, in order; empty before there is a database."""
     if not database.is_file():
         return []
     try:
@@ -109,7 +110,7 @@ def evaluations(database: Path) -> list[tuple[int, float]]:
 
 
 def alone(directory: Path, seed: int, *, continuous: bool = False) -> dict[str, Any]:
-    """GRPOTrainer in a process of its own; with `continuous` batching, for some steps only."""
+    """Run GRPOTrainer in a process of its own; with `continuous` batching for a few steps only."""
     report = directory / "trl.json"
     arguments = [str(seed), str(report), *(["continuous"] if continuous else [])]
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""GRPOTrainer by itself, with the demo's settings and a thread a core: SEED REPORT [continuous]."""
+"""GRPOTrainer with the demo's settings and a thread for each core: SEED REPORT [continuous]."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from echo_hub.demo_settings import DemoTask, demo_settings
 
 
 def main(seed: int, report: Path, *, continuous: bool, steps: int = MOST_STEPS) -> None:
-    """Trains until the accuracy is reached, and writes when each point of the curve was, by the monotonic clock."""
+    """Train until the accuracy is reached. Writes the monotonic time of each point of the curve."""
     torch.set_num_threads(os.cpu_count() or 1)
     disable_progress_bar()
     num_steps = CONTINUOUS_STEPS if continuous else steps

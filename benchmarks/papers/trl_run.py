@@ -1,11 +1,11 @@
-"""TRL's GRPOTrainer on the run's own problems: it generates, scores by the task, and trains, with its own `train()`.
+"""TRL's GRPOTrainer on the run's own problems: it generates, scores by the task and trains, with its own `train()`.
 
-Model, adapter, optimizer, batch and the objective are the run's; so are the order of problems and the evaluation. It is
-given what makes it fastest here: the whole batch in one pass (all prompts are of one length, so that nothing is
-padded), keys and values kept, no gradient checkpointing, fused AdamW, nothing logged or saved.
+Model, adapter, optimizer, batch and objective are the run's own, and so are the order of problems and the evaluation.
+The trainer gets its fastest options: the whole batch in one pass (all prompts have one length, so nothing is padded), a
+key-value cache, no gradient checkpointing, fused AdamW, no logs and no checkpoints.
 
-What it draws is its own chance, unless it is to draw as the hub does: by the hub's sampler and the seeds of the run's
-problems, beginning with the same adapter. Then its steps are the hub's own, but for what the two trainers differ in.
+The trainer draws by chance, or with the hub's sampler and seeds from the same adapter. In the latter case its steps
+differ from the hub's only where the trainers differ.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from peft import LoraConfig, set_peft_model_state_dict
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
@@ -32,21 +33,20 @@ from echo_hub.tasks.environments.base import Environment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared import torch_sampler
-from echo_shared.sampling import GroupRequest
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """The curve and each step's mean reward."""
+    """Carry out a run. Returns its curve and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
     train(curve, same_draws=case.same_draws)
     return curve.points, curve.steps
 
 
 class Curve(TrainerCallback):
-    """Evaluates as a virtual run does, and notes when: `at_s` by the clock, each point's."""
+    """Evaluates as a virtual run does. `at_s` has the monotonic time of each point."""
 
     def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
-        """`until`: the accuracy with which the training ends."""
+        """`until` is the accuracy that ends the training."""
         self.config = config
         self.points: list[Point] = []
         self.steps: list[Mapping[str, float]] = []
@@ -94,8 +94,8 @@ class Curve(TrainerCallback):
 
 
 def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -> None:
-    """TRL's own training, from the base model to the last step. `continuous`: it generates by transformers' continuous
-    batching; `same_draws`: as the hub draws."""
+    """Train with TRL from the base model to the last step. `continuous` generates with transformers' continuous
+    batching, `same_draws` with the hub's sampler and seeds."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
     assert not isinstance(task, Environment), "a task of one turn"
@@ -137,26 +137,24 @@ def train(curve: Curve, *, continuous: bool = False, same_draws: bool = False) -
 
 
 class HubsDraws:
-    """A `rollout_func` of GRPOTrainer's: of each batch, every completion is drawn as the hub would draw it."""
+    """A `rollout_func` of GRPOTrainer that draws every completion as the hub would."""
 
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
         self._drawn_groups = 0
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[list[Any]]]:
-        """`prompts`: each as often as there are completions of it."""
+        """Draw a batch. `prompts` has each prompt once for each of its completions."""
         config, problems = self._curve.config, self._curve.problems
         size = config.training.group_size
         first = self._drawn_groups
         self._drawn_groups += len(prompts) // size
         requests = [
-            GroupRequest(
-                lease_id=group_id,
-                group_id=group_id,
-                indices=tuple(range(size)),
-                prompt_ids=problems.prompt_ids(group_id),
+            group_request(
+                group_id,
+                problems.prompt_ids(group_id),
+                indices=range(size),
                 seed=problems.seed(group_id),
-                policy_version=0,
                 temperature=config.sampling.temperature,
                 max_tokens=config.sampling.max_tokens,
                 stop_ids=self._curve.stop_ids,
@@ -173,8 +171,8 @@ class HubsDraws:
 
 
 def arguments(config: HubConfig, directory: str, *, continuous: bool = False) -> GRPOConfig:
-    """On-policy and with one update a step every ratio is 1: of the objective there is left the aggregation over all
-    tokens and the advantage."""
+    """Options of the trainer. With one on-policy update per step all ratios equal 1, so only token aggregation and
+    advantage matter."""
     training = config.training
     assert training.updates_per_step == 1 and config.objective.chosen_aggregation == "token_mean"
     scale = {"mean": "none", "mean_std": "group", "batch_std": "batch"}[config.objective.chosen_advantage]

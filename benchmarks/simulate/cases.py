@@ -1,8 +1,8 @@
-"""What is simulated: a grid of unequal pools that are just enough, pools of ever more nodes, and false claims.
+"""A grid of unequal pools that are just enough, pools of ever more nodes, and false claims.
 
-In the grid the median node's rollouts take about 2 s, a version reaches everybody 0.8 s after its step, and the pool
-samples in time 1.15 times what the learner takes, by the rule of `echo_hub.simulator.rule`. That sets the groups of a
-step and, because these are whole, the last percent of the nodes' pace.
+In the grid, the median node's rollouts take about 2 s, and a version reaches all nodes 0.8 s after its step. The pool
+samples 1.15 times what the learner needs (`echo_hub.simulator.rule`). That fixes the number of groups in a step and,
+because groups are whole, the last percent of the nodes' speed.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.simulate.kind import Kind, Row
-from benchmarks.simulate.simulated import row_of
+from benchmarks.simulate.kind import Case, Kind, Row, least, most, simulated
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
 from echo_hub.simulator.scenario import Scenario
 
 MARGIN: Final = 1.15
-"""What the pool of the grid samples in time, over what the learner takes."""
+"""What the grid's pool samples in time, over what the learner needs."""
 GROUP_SIZE: Final = 8
 S_PER_TOKEN: Final = 0.02
-"""Of the median node; a rollout has 100 tokens."""
+"""Speed of the median node. A rollout has 100 tokens."""
 SIGMAS: Final = (0.5, 1.0)
 STALENESS_BOUNDS: Final = (1, 2, 4)
 STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
-"""Seconds a step takes, and how many are simulated: so many that a case takes seconds."""
+"""Simulated steps, by the seconds of a step."""
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
-"""Nodes, and steps that are simulated."""
+"""Simulated steps, by the number of nodes."""
 MOST_GROUPS: Final = 4096
-"""More, no hub's config.toml may say."""
+"""The limit of a hub's config.toml."""
 LIMIT: Final = 5
-"""A run that takes so many times as long as its steps alone is given up."""
+"""Time limit of a run, as a multiple of its total step time."""
+NEVER_S: Final = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridCase:
-    """One pool of 100 nodes that is just enough."""
+@dataclass(frozen=True, kw_only=True)
+class GridCase(Case):
+    """A pool of 100 nodes that is just enough."""
 
     sigma: float
     max_staleness: int
@@ -48,18 +48,16 @@ class GridCase:
 
     @property
     def seconds(self) -> float:
-        """About, of one processor."""
         return 1 + STEPS[self.step_s] * self.step_s * 0.02
 
     @property
     def lacks(self) -> str:
-        """Why no pool of such nodes is enough; empty: one is."""
         if margin_of(self._scenario(seed=0, sigma=0.0)) > 0:
             return ""
         return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
 
     def row(self, seed: int) -> Row:
-        return row_of(self.name, self.scenario(seed))
+        return simulated(self.name, self.scenario(seed))
 
     def scenario(self, seed: int) -> Scenario:
         one_group = margin_of(self._scenario(seed=seed, sigma=self.sigma))
@@ -67,21 +65,18 @@ class GridCase:
         return with_margin(MARGIN, partial(self._scenario, seed=seed, sigma=self.sigma, groups=groups))
 
     def _scenario(self, *, seed: int, sigma: float, groups: int = 1, s_per_token: float = S_PER_TOKEN) -> Scenario:
+        steps = STEPS[self.step_s]
         return scenario_of(
             seed,
-            training={
-                "steps": STEPS[self.step_s],
-                "groups_per_step": groups,
-                "max_staleness": self.max_staleness,
-            },
+            training={"steps": steps, "groups_per_step": groups, "max_staleness": self.max_staleness},
             learner={"step_s": self.step_s},
             nodes={"sigma": sigma, "s_per_token": s_per_token},
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SizeCase:
-    """So many nodes, and half as many groups a step, as far as a hub may have them."""
+@dataclass(frozen=True, kw_only=True)
+class SizeCase(Case):
+    """A given number of nodes, with half as many groups per step, capped at the hub's limit."""
 
     nodes: int
 
@@ -93,12 +88,8 @@ class SizeCase:
     def seconds(self) -> float:
         return 60.0 if self.nodes > 10_000 else 10.0
 
-    @property
-    def lacks(self) -> str:
-        return ""
-
     def row(self, seed: int) -> Row:
-        return row_of(self.name, self.scenario(seed), with_memory=True)
+        return simulated(self.name, self.scenario(seed), with_memory=True)
 
     def scenario(self, seed: int) -> Scenario:
         return scenario_of(
@@ -110,30 +101,22 @@ class SizeCase:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FalseClaimsCase:
-    """The grid's pool with S = 2 and steps of 5 s, and beside it keys that claim to hold 4,096 rollouts."""
+@dataclass(frozen=True, kw_only=True)
+class FalseClaimsCase(Case):
+    """The grid's pool with S = 2 and steps of 5 s, and keys that claim a capacity of 4,096 rollouts."""
 
     count: int
-    """At any moment."""
+    """Keys at any moment."""
     fresh_key_s: float
-    """So often each is replaced by one that nobody knows."""
+    """Seconds after which each key is replaced by a new one."""
 
     @property
     def name(self) -> str:
         fresh = "" if self.fresh_key_s == NEVER_S else f", each fresh after {self.fresh_key_s:g} s"
         return f"false claims of {self.count} keys{fresh}"
 
-    @property
-    def seconds(self) -> float:
-        return 10.0
-
-    @property
-    def lacks(self) -> str:
-        return ""
-
     def row(self, seed: int) -> Row:
-        return row_of(self.name, self.scenario(seed))
+        return simulated(self.name, self.scenario(seed))
 
     def scenario(self, seed: int) -> Scenario:
         honest = GridCase(sigma=0.5, max_staleness=2, step_s=5.0).scenario(seed)
@@ -142,16 +125,16 @@ class FalseClaimsCase:
 
 
 def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    grid = [rows[case.name] for case in GRID if case.name in rows]
+    grid = GRID_KIND.rows(rows)
     return {
-        "utilisation_hetero": min((row["utilisation"] for row in grid), default=None),
-        "stale_share": max((row["stale_share"] for row in grid), default=None),
-        "mean_staleness_over_needed": max((row["over_needed"] for row in grid), default=None),
+        "utilisation_hetero": least(grid, "utilisation"),
+        "stale_share": most(grid, "stale_share"),
+        "mean_staleness_over_needed": most(grid, "over_needed"),
     }
 
 
 def size_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    few, _, many = (rows.get(case.name) for case in BY_SIZE)
+    few, many = (rows.get(SizeCase(nodes=nodes).name) for nodes in (10, 100_000))
     return {
         "events_per_s_10": few["events_per_s"] if few else None,
         "events_ratio_100k": many["events_per_s"] / few["events_per_s"] if few and many else None,
@@ -161,47 +144,17 @@ def size_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    shares = [rows[case.name]["liars_share"] for case in FALSE_CLAIMS if case.name in rows]
-    return {"false_claims_share": max(shares, default=None)}
-
-
-NEVER_S: Final = 1e9
-GRID: Final = tuple(
-    GridCase(sigma=sigma, max_staleness=bound, step_s=step_s)
-    for sigma in SIGMAS
-    for bound in STALENESS_BOUNDS
-    for step_s in STEPS
-)
-BY_SIZE: Final = tuple(SizeCase(nodes=nodes) for nodes in SIZES)
-FALSE_CLAIMS: Final = tuple(
-    FalseClaimsCase(count=count, fresh_key_s=fresh_key_s)
-    for count, fresh_key_s in ((10, NEVER_S), (3, 20.0), (10, 20.0))
-)
-TOLD: Final = ("utilisation", "stale_share", "staleness", "over_needed")
-
-GRID_KIND: Final = Kind(cases=GRID, headline=grid_headline, told=TOLD, conditions={"useful_over_needed": MARGIN})
-SIZES_KIND: Final = Kind(
-    cases=BY_SIZE,
-    headline=size_headline,
-    told=(*TOLD, "events_per_s"),
-    alone=True,
-    conditions={
-        "events": "processor time of the coordinator's calls alone; garbage collection is included, but what was "
-        "there before the run, the simulated nodes among it, is frozen; details have the kinds of events",
-        "bytes_per_node": "sys.getsizeof over all that the coordinator holds after the run's end",
-    },
-)
-FALSE_CLAIMS_KIND: Final = Kind(cases=FALSE_CLAIMS, headline=false_claims_headline, told=(*TOLD, "liars_share"))
+    return {"false_claims_share": most(FALSE_CLAIMS_KIND.rows(rows), "liars_share")}
 
 
 def margin_of(scenario: Scenario) -> float:
-    """What the pool samples in time, over what the learner takes."""
+    """Return what the pool samples in time, over what the learner needs."""
     demand = demand_of(scenario)
     return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
 
 
 def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
-    """The scenario whose pool samples that much in time, by the seconds that a token takes: `make(s_per_token=...)`."""
+    """Choose node speeds that give the pool this margin. Calls `make(s_per_token=...)`."""
     fast, slow = S_PER_TOKEN / 64, 64 * S_PER_TOKEN
     while slow - fast > 1e-9:
         middle = (fast + slow) / 2
@@ -210,9 +163,39 @@ def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
-    """The defaults, with groups of `GROUP_SIZE`, versions spread by the formula, and these settings."""
+    """Return the defaults with groups of `GROUP_SIZE`, versions that spread by the formula, and these settings."""
     training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
     limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
     measuring = {"limit_s": limit_s, **sections.pop("measuring", {})}
     fixed = {"run": {"seed": seed}, "publication": {"planned_nodes": 0}}
     return Scenario.model_validate({**fixed, "training": training, "measuring": measuring, **sections})
+
+
+TOLD: Final = ("utilisation", "stale_share", "staleness", "over_needed")
+GRID: Final = tuple(
+    GridCase(sigma=sigma, max_staleness=bound, step_s=step_s)
+    for sigma in SIGMAS
+    for bound in STALENESS_BOUNDS
+    for step_s in STEPS
+)
+FALSE_CLAIMS: Final = tuple(
+    FalseClaimsCase(count=count, fresh_key_s=fresh_key_s)
+    for count, fresh_key_s in ((10, NEVER_S), (3, 20.0), (10, 20.0))
+)
+GRID_KIND: Final = Kind(cases=GRID, headline=grid_headline, told=TOLD, conditions={"useful_over_needed": MARGIN})
+SIZES_KIND: Final = Kind(
+    cases=tuple(SizeCase(nodes=nodes) for nodes in SIZES),
+    headline=size_headline,
+    told=(*TOLD, "events_per_s"),
+    alone=True,
+    conditions={
+        "events": "processor time of the coordinator's calls alone; garbage collection is included, but objects from "
+        "before the run, such as the simulated nodes, are frozen; details have the kinds of events",
+        "bytes_per_node": "sys.getsizeof of all that the coordinator holds after the end of the run",
+    },
+)
+FALSE_CLAIMS_KIND: Final = Kind(
+    cases=FALSE_CLAIMS,
+    headline=false_claims_headline,
+    told=(*TOLD, "liars_share"),
+)

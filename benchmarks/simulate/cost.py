@@ -1,16 +1,15 @@
-"""What activation saves: the same pool twice, once with all nodes at work and once with the cheapest that suffice.
+"""Savings by activation: compares a pool's cost with all nodes working and with only the cheapest sufficient nodes.
 
-A hundred nodes, all of them rented; what a rollout of one costs is log-uniform between a price and four times that,
-whatever its pace. The pool samples in time 1.5, 2 or 4 times what the learner takes, by the rule of
-`echo_hub.simulator.rule`. Cost and utilisation are those of the steps after the warm-up, in both runs.
+The pool has 100 rented nodes. The price of a node's rollout is log-uniform between a price and four times that price,
+independent of its speed. The pool samples 1.5, 2 or 4 times what the learner needs (`echo_hub.simulator.rule`). Both
+runs report cost and utilisation after the warm-up steps.
 
     saving_vs_all_on    1 - cost of a step / cost of a step with all nodes at work
     cost_over_optimum   cost of an hour / that of the linear programme
 
-The programme knows each node's true pace, and may take a part of a node: the least cost of shares x in 0..1 with
-sum of useful_i x_i >= margin R, for the margin that the hub was told, at which the learner never waits. So both are at
-equal utilisation where the run's is 1. `over_bare_optimum` is the same without a margin: what the margin costs too.
-"""
+The programme knows each node's true speed and may use a fraction of a node: it minimises the cost of shares x in 0..1
+with sum of useful_i x_i >= margin R, for the margin of the hub's settings, at which the learner never waits. So both
+are at equal utilisation where the run's utilisation is 1. `over_bare_optimum` is the same without a margin."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.simulate.cases import scenario_of
-from benchmarks.simulate.kind import Kind, Row
+from benchmarks.simulate.cases import margin_of, scenario_of
+from benchmarks.simulate.kind import Case, Kind, Row, figures_of, least, most
 from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import Report, connected_cost, report_of
-from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
+from echo_hub.simulator.rule import demand_of, pool_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
 POOLS: Final = (1.5, 2.0, 4.0)
-"""What all nodes sample in time, over what the learner takes."""
+"""What all nodes sample in time, over what the learner needs."""
 SIGMAS: Final = (0.5, 1.0)
 STEP_S: Final = 5.0
 STEPS: Final = 100
@@ -39,12 +38,12 @@ WARM_UP: Final = 40
 MAX_STALENESS: Final = 2
 SPREAD: Final = 4.0
 CENTS: Final = 0.1
-"""US dollars that 1,000 rollouts of the cheapest cost."""
+"""US dollars for 1,000 rollouts of the cheapest node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostCase:
-    """One pool, all on and chosen from."""
+@dataclass(frozen=True, kw_only=True)
+class CostCase(Case):
+    """One pool, with all nodes at work and with chosen nodes."""
 
     pool: float
     sigma: float
@@ -55,20 +54,39 @@ class CostCase:
 
     @property
     def seconds(self) -> float:
-        """About, of one processor."""
         return 25.0
 
-    @property
-    def lacks(self) -> str:
-        return ""
-
     def row(self, seed: int) -> Row:
-        return cost_row(self, seed)
+        began_at = time.process_time()
+        all_on, chosen = _run(self.scenario(seed, choose=False)), _run(self.scenario(seed))
+        for run in (all_on, chosen):
+            if not run.report.balanced or not run.report.finished:
+                raise RuntimeError(f"{self.name}: not finished, or not accounted for: {run.report}")
+        scenario = self.scenario(seed)
+        optimum, bare = (optimal_per_hour(scenario, margin) for margin in (scenario.prices.margin, 1.0))
+        return {
+            **figures_of(chosen.report),
+            "utilisation_all_on": all_on.report.utilisation,
+            "saving_vs_all_on": 1 - chosen.per_step / all_on.per_step,
+            "cost_over_optimum": chosen.per_hour / optimum,
+            "nodes_paid": chosen.nodes_paid,
+            "details": {
+                **asdict(chosen.report),
+                "all_on": asdict(all_on.report),
+                "per_hour": chosen.per_hour,
+                "per_hour_all_on": all_on.per_hour,
+                "optimum_per_hour": optimum,
+                "over_bare_optimum": chosen.per_hour / bare,
+                "saving_whole_run": 1 - chosen.report.cost / all_on.report.cost,
+                "told": chosen.told,
+                "rollouts_per_step": scenario.rollouts_per_step,
+                "processor_s": time.process_time() - began_at,
+            },
+        }
 
     def scenario(self, seed: int, *, choose: bool = True) -> Scenario:
         one = self._scenario(seed, groups=1, choose=choose)
-        groups = max(1, int(_useful_over_needed(one) / self.pool))
-        return self._scenario(seed, groups=groups, choose=choose)
+        return self._scenario(seed, groups=max(1, int(margin_of(one) / self.pool)), choose=choose)
 
     def _scenario(self, seed: int, *, groups: int, choose: bool) -> Scenario:
         return scenario_of(
@@ -81,82 +99,15 @@ class CostCase:
         )
 
 
-COSTS: Final = tuple(CostCase(pool=pool, sigma=sigma) for sigma in SIGMAS for pool in POOLS)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
+    """Cost of a run after its warm-up, in US dollars."""
+
     report: Report
     per_hour: float
-    """US dollars, after the warm-up."""
     per_step: float
     nodes_paid: int
-    """At the end."""
     told: dict[str, int]
-
-
-def cost_row(case: CostCase, seed: int) -> Row:
-    """`details` is what is not in the table."""
-    began_at = time.process_time()
-    all_on, chosen = _run(case.scenario(seed, choose=False)), _run(case.scenario(seed))
-    for run in (all_on, chosen):
-        if not run.report.balanced or not run.report.finished:
-            raise RuntimeError(f"{case.name}: not finished, or not accounted for: {run.report}")
-    scenario, needed = case.scenario(seed), chosen.report.needed_staleness
-    optimum, bare = (optimal_per_hour(scenario, margin) for margin in (scenario.prices.margin, 1.0))
-    return {
-        "utilisation": chosen.report.utilisation,
-        "stale_share": chosen.report.stale_share,
-        "staleness": chosen.report.mean_staleness,
-        "over_needed": None if needed is None else chosen.report.mean_staleness - needed,
-        "liars_share": chosen.report.liars_share,
-        "events_per_s": chosen.report.core.events_per_s,
-        "utilisation_all_on": all_on.report.utilisation,
-        "saving_vs_all_on": 1 - chosen.per_step / all_on.per_step,
-        "cost_over_optimum": chosen.per_hour / optimum,
-        "nodes_paid": chosen.nodes_paid,
-        "details": {
-            **asdict(chosen.report),
-            "all_on": asdict(all_on.report),
-            "per_hour": chosen.per_hour,
-            "per_hour_all_on": all_on.per_hour,
-            "optimum_per_hour": optimum,
-            "over_bare_optimum": chosen.per_hour / bare,
-            "saving_whole_run": 1 - chosen.report.cost / all_on.report.cost,
-            "told": chosen.told,
-            "rollouts_per_step": scenario.rollouts_per_step,
-            "processor_s": time.process_time() - began_at,
-        },
-    }
-
-
-def cost_headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
-    """Each of the worst case."""
-    rows = [measured[case.name] for case in COSTS if case.name in measured]
-    return {
-        "saving_vs_all_on": min((row["saving_vs_all_on"] for row in rows), default=None),
-        "cost_over_optimum": max((row["cost_over_optimum"] for row in rows), default=None),
-        "utilisation_chosen": min((row["utilisation"] for row in rows), default=None),
-        "utilisation_all_on": min((row["utilisation_all_on"] for row in rows), default=None),
-    }
-
-
-def optimal_per_hour(scenario: Scenario, margin: float) -> float:
-    """US dollars an hour of the linear programme."""
-    from scipy.optimize import linprog  # Here: no other case needs it.
-
-    price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
-    need = margin * demand_of(scenario).rollouts_per_step
-    useful = useful_rollouts_of_each(pool_of(scenario), demand_of(scenario))
-    solved = linprog(price, A_ub=-useful[np.newaxis], b_ub=[-need], bounds=(0, 1))
-    if not solved.success:
-        raise RuntimeError(f"no shares of these nodes suffice: {solved.message}")
-    return float(solved.fun)
-
-
-def _useful_over_needed(scenario: Scenario) -> float:
-    demand = demand_of(scenario)
-    return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
 
 
 def _run(scenario: Scenario) -> Run:
@@ -176,4 +127,29 @@ def _run(scenario: Scenario) -> Run:
     )
 
 
-KIND: Final = Kind(cases=COSTS, headline=cost_headline, told=("utilisation", "saving_vs_all_on", "cost_over_optimum"))
+def optimal_per_hour(scenario: Scenario, margin: float) -> float:
+    """US dollars an hour of the linear programme."""
+    from scipy.optimize import linprog  # No other case needs scipy.
+
+    price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
+    need = margin * demand_of(scenario).rollouts_per_step
+    useful = useful_rollouts_of_each(pool_of(scenario), demand_of(scenario))
+    solved = linprog(price, A_ub=-useful[np.newaxis], b_ub=[-need], bounds=(0, 1))
+    if not solved.success:
+        raise RuntimeError(f"no shares of these nodes suffice: {solved.message}")
+    return float(solved.fun)
+
+
+def headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
+    """Each figure of its worst case."""
+    rows = KIND.rows(measured)
+    return {
+        "saving_vs_all_on": least(rows, "saving_vs_all_on"),
+        "cost_over_optimum": most(rows, "cost_over_optimum"),
+        "utilisation_chosen": least(rows, "utilisation"),
+        "utilisation_all_on": least(rows, "utilisation_all_on"),
+    }
+
+
+COSTS: Final = tuple(CostCase(pool=pool, sigma=sigma) for sigma in SIGMAS for pool in POOLS)
+KIND: Final = Kind(cases=COSTS, headline=headline, told=("utilisation", "saving_vs_all_on", "cost_over_optimum"))

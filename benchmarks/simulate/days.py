@@ -1,15 +1,13 @@
 """A day of volunteers' machines: they come and go with the hour, are paused by their owners, fail, and some lie.
 
-Steps take a minute. A node, lent for half of its day, draws one long completion at a time, about 10 tokens a second on
-the median one; lengths differ 1:4. Its owner wants it for a quarter of an hour every four hours; once in ten hours it
-vanishes, and half of the times with all that it has not sent. Ten keys claim to hold 4,096 rollouts each, return
-nothing and are fresh every hour. The pool samples in time 1.3 times what the learner takes, by the rule of
-`echo_hub.simulator.rule`, pauses and failures left out, on average over the day.
+A step takes a minute. A node is lent for half of its day and draws one long completion at a time, about 10 tokens a
+second on the median node; lengths differ 1:4. Its owner needs it for 15 minutes every four hours. Every ten hours a
+node vanishes; half of these failures also lose its unsent rollouts. Ten keys claim a capacity of 4,096 rollouts, return
+nothing, and are replaced every hour. The pool samples 1.3 times what the learner needs (`echo_hub.simulator.rule`), on
+average over the day, without pauses and failures.
 
-Nodes come on evenly over the day, or, on one continent, within ten hours of it: then there are at times as good as all
-of them, and at times few. Of 100,000 nodes 16 steps are simulated. The first nine steps, which take rollouts of the
-base version, are the warm-up.
-"""
+Nodes come evenly over the day or, on one continent, within ten hours of it. Of 100,000 nodes, 16 steps are simulated.
+The first nine steps, which consume rollouts of the base version, are the warm-up."""
 
 from __future__ import annotations
 
@@ -19,24 +17,22 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.simulate.cases import GROUP_SIZE, with_margin
-from benchmarks.simulate.kind import Kind, Row
-from benchmarks.simulate.simulated import row_of
+from benchmarks.simulate.kind import Case, Kind, Row, simulated
 from echo_hub.simulator.scenario import Scenario
 
 MARGIN: Final = 1.3
 STEP_S: Final = 60.0
 DAY_S: Final = 86_400.0
 DAY_STEPS: Final = 1_440
-"""What a learner trains in a day that is always busy. Where it waits, the day ends first."""
+"""Steps of a learner that never waits. If the learner waits, the day ends first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DayCase:
+@dataclass(frozen=True, kw_only=True)
+class DayCase(Case):
     nodes: int
     groups_per_step: int
     steps: int = DAY_STEPS
     begin_spread: float = 1.0
-    seconds: float = 60.0
 
     @property
     def name(self) -> str:
@@ -44,20 +40,19 @@ class DayCase:
         return f"{what} of {self.nodes:,} nodes" + (" on one continent" if self.begin_spread < 1 else "")
 
     @property
-    def lacks(self) -> str:
-        return ""
+    def seconds(self) -> float:
+        return {10: 10.0, 1_000: 60.0}.get(self.nodes, 120.0)
 
     def row(self, seed: int) -> Row:
-        row = row_of(self.name, self.scenario(seed))
+        row = simulated(self.name, self.scenario(seed))
         details = row["details"]
         there = [hour["nodes"] for hour in details["by_hour"]]
-        row |= {
+        return row | {
             "fewest_nodes": min(there),
             "most_nodes": max(there),
             "tokens_again_share": details["again_share"],
             "tokens_lost_per_failure": details["tokens_lost_per_failure"],
         }
-        return row
 
     def scenario(self, seed: int) -> Scenario:
         return with_margin(MARGIN, partial(self._scenario, seed))
@@ -89,22 +84,21 @@ class DayCase:
         )
 
 
-def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Of a day of 1,000 nodes that come evenly."""
-    row = rows.get(CASES[1].name)
-    return {
-        "day_utilisation": row["utilisation"] if row else None,
-        "day_stale_share": row["stale_share"] if row else None,
-        "day_tokens_lost_per_failure": row["tokens_lost_per_failure"] if row else None,
-    }
-
-
+EVENLY: Final = DayCase(nodes=1_000, groups_per_step=15)
 CASES: Final = (
-    DayCase(nodes=10, groups_per_step=1, seconds=10.0),
-    DayCase(nodes=1_000, groups_per_step=15),
+    DayCase(nodes=10, groups_per_step=1),
+    EVENLY,
     DayCase(nodes=1_000, groups_per_step=15, begin_spread=10 / 24),
-    DayCase(nodes=100_000, groups_per_step=1_500, steps=16, seconds=120.0),
+    DayCase(nodes=100_000, groups_per_step=1_500, steps=16),
 )
+
+
+def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
+    """Figures of a day of 1,000 nodes that come evenly."""
+    row = rows.get(EVENLY.name, {})
+    return {f"day_{name}": row.get(name) for name in ("utilisation", "stale_share", "tokens_lost_per_failure")}
+
+
 KIND: Final = Kind(
     cases=CASES,
     headline=headline,

@@ -1,15 +1,14 @@
-"""What it gains and costs that nodes go on by a newer version in mid-completion (training.on_new_version).
+"""Effect of nodes that continue a completion with a newer version (training.on_new_version).
 
-The same scenario is simulated with `finish` and with `interrupt`, with the same seeds: 50 nodes that sample in time .7
-of what the learner takes, by the rule of `echo_hub.simulator.rule`; lengths differ 1:30. Who goes on by a newer version
-reads again what is there, each token in 1/16 of the time that it takes to draw one, as often as the node's own rule has
-it.
+Two simulations per seed, `finish` and `interrupt`, share one scenario: 50 nodes that sample .7 of what
+the learner needs (`echo_hub.simulator.rule`); lengths differ 1:30. A node that changes versions reads the completion's
+tokens again, each in 1/16 of the time of a drawn token.
 
-    s_per_step          virtual seconds from one trained step to the next, after the warm-up; the mean of the seeds
-    interrupt_speed_up  that of finish over that of interrupt: steps an hour of interrupt over those of finish
-    staleness           the mean over what is trained on; a rollout is as old as the oldest token of its group
-    token_staleness     likewise, each token as old as the version that drew it
-    ..._finish          of the run that interrupts nothing
+    s_per_step          virtual seconds from one trained step to the next, after the warm-up; mean of the seeds
+    interrupt_speed_up  that of finish over that of interrupt
+    staleness mean over trained rollouts; a rollout is as old as the oldest token of its group
+    token_staleness     the same, with each token as old as the version that drew it
+    ..._finish          figures of the run that interrupts nothing
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from statistics import fmean
 from typing import Any, Final, Literal
 
 from benchmarks.simulate.cases import GROUP_SIZE, scenario_of, with_margin
-from benchmarks.simulate.kind import Kind, Row
-from benchmarks.simulate.simulated import check
+from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
 from benchmarks.simulate.speed_up import seconds_per_step
-from echo_hub.simulator.report import Report, report_of
+from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 from echo_shared.moving_on import READING
@@ -37,8 +35,8 @@ SEEDS: Final = 3
 OnNewVersion = Literal["finish", "interrupt"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptCase:
+@dataclass(frozen=True, kw_only=True)
+class InterruptCase(Case):
     """One pool of 50 nodes that is not enough, in both ways."""
 
     max_staleness: int
@@ -47,25 +45,14 @@ class InterruptCase:
     def name(self) -> str:
         return f"interrupt, S = {self.max_staleness}"
 
-    @property
-    def seconds(self) -> float:
-        return 15.0
-
-    @property
-    def lacks(self) -> str:
-        return ""
-
     def row(self, seed: int) -> Row:
         finish, interrupt = self._reports(seed, "finish"), self._reports(seed, "interrupt")
-        s_per_step, plain_s_per_step = _mean(interrupt, "s_per_step"), _mean(finish, "s_per_step")
+        row: Row = {"interrupt_speed_up": _mean(finish, "s_per_step") / _mean(interrupt, "s_per_step")}
+        figures = {"s_per_step": "s_per_step", "staleness": "mean_staleness", "token_staleness": "token_staleness"}
+        for name, figure in figures.items():
+            row |= {name: _mean(interrupt, figure), f"{name}_finish": _mean(finish, figure)}
         return {
-            "s_per_step": s_per_step,
-            "s_per_step_finish": plain_s_per_step,
-            "interrupt_speed_up": plain_s_per_step / s_per_step,
-            "staleness": _mean(interrupt, "mean_staleness"),
-            "staleness_finish": _mean(finish, "mean_staleness"),
-            "token_staleness": _mean(interrupt, "token_staleness"),
-            "token_staleness_finish": _mean(finish, "token_staleness"),
+            **row,
             "mixed_share": _mean(interrupt, "mixed_share"),
             "drops": _drops(interrupt),
             "drops_finish": _drops(finish),
@@ -73,12 +60,12 @@ class InterruptCase:
         }
 
     def _reports(self, seed: int, on_new_version: OnNewVersion) -> list[dict[str, Any]]:
-        """One for each seed."""
+        """Simulate each seed, and return its report."""
         reports: list[dict[str, Any]] = []
         for each in range(seed, seed + SEEDS):
             world = World(self.scenario(each, on_new_version))
             world.run()
-            report: Report = report_of(world)
+            report = report_of(world)
             check(f"{self.name}, {on_new_version}", report)
             reports.append({**asdict(report), "s_per_step": seconds_per_step(world)})
         return reports
@@ -108,13 +95,12 @@ class InterruptCase:
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """The least speed-up of all cases, and the most; and the most token staleness over that of finish."""
-    found = [rows[case.name] for case in CASES if case.name in rows]
-    gains = [row["interrupt_speed_up"] for row in found]
+    """Return smallest and largest speed-up, and the largest ratio of token staleness to that of finish."""
+    found = KIND.rows(rows)
     ages = [row["token_staleness"] / row["token_staleness_finish"] for row in found]
     return {
-        "interrupt_speed_up": min(gains, default=None),
-        "interrupt_speed_up_most": max(gains, default=None),
+        "interrupt_speed_up": least(found, "interrupt_speed_up"),
+        "interrupt_speed_up_most": most(found, "interrupt_speed_up"),
         "interrupt_token_staleness": max(ages, default=None),
     }
 
@@ -124,7 +110,7 @@ def _mean(reports: list[dict[str, Any]], figure: str) -> float:
 
 
 def _drops(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """By reason, as shares of what all seeds leased."""
+    """Dropped rollouts by reason, as shares of the rollouts that all seeds leased."""
     leased = sum(report["leased"] for report in reports)
     reasons = sorted({reason for report in reports for reason in report["dropped"]})
     return {

@@ -1,21 +1,19 @@
-"""Is a simulated learner as busy as the capacity model says of its scenario?
+"""The capacity model's prediction, compared with the utilisation of a simulated learner.
 
 Pools of equal and of unequal nodes (throughput log-normal, sigma 0.5), staleness bounds S from 1 to 4, a version every
-kappa steps, and throughputs from half to twice of what the learner takes: on both sides of the boundary. The model is
-told the scenario's own figures (`echo_hub.simulator.rule`), so that no measuring comes in between. Rollouts take a
-quarter of a step, and versions a fifth of the steps between two: where either takes much longer, the order of single
-rollouts decides, which the model does not look at.
-"""
+kappa steps, and throughputs from half to twice what the learner needs: both sides of the boundary. The model gets the
+scenario's own figures (`echo_hub.simulator.rule`), so that no measurement comes in between. Rollouts take a quarter of
+a step, and versions a fifth of the steps between two versions. Where either takes much longer, the order of single
+rollouts decides, which the model does not describe."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.simulate.kind import Kind
+from benchmarks.simulate.kind import Case, Kind, Row
 from echo_hub.core.capacity.model import Pool
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.simulator.rule import classes_of, demand_of
@@ -24,9 +22,9 @@ from echo_hub.simulator.simulation import simulate
 
 STEP_S: Final = 10.0
 ROLLOUT: Final = 0.25
-"""Times a step that the median node takes for a rollout."""
+"""Time of the median node's rollout, in steps."""
 BROADCAST: Final = 0.2
-"""Times the steps between two versions."""
+"""Time of a version's spread, in steps between two versions."""
 TOKENS: Final = 100
 NODES: Final = 20
 WIDTH: Final = 4
@@ -37,12 +35,11 @@ SETTINGS: Final = ((1, 1), (2, 1), (2, 2), (3, 2), (4, 1), (4, 4))
 """S and kappa."""
 SIGMAS: Final = (0.0, 0.5)
 THROUGHPUTS: Final = (0.5, 0.8, 0.95, 1.25, 2.0)
-"""Over what the learner takes."""
-TOLD: Final = ("utilisation", "predicted")
+"""Over what the learner needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionCase:
+@dataclass(frozen=True, kw_only=True)
+class PredictionCase(Case):
     """One scenario."""
 
     max_staleness: int
@@ -57,12 +54,7 @@ class PredictionCase:
 
     @property
     def seconds(self) -> float:
-        """About, of one processor."""
         return 1.5
-
-    @property
-    def lacks(self) -> str:
-        return ""
 
     def scenario(self, seed: int) -> Scenario:
         rollout_s = ROLLOUT * STEP_S
@@ -85,32 +77,26 @@ class PredictionCase:
             }
         )
 
-    def row(self, seed: int) -> dict[str, Any]:
+    def row(self, seed: int) -> Row:
         scenario = self.scenario(seed)
         found = simulate(scenario, lambda: 0.0)
         predicted = predict(demand_of(scenario), Pool.of(classes_of(scenario)))
         return {"utilisation": found.utilisation, "predicted": predicted.utilisation, "stale_share": found.stale_share}
 
 
-@cache
-def cases() -> tuple[PredictionCase, ...]:
-    return tuple(
-        PredictionCase(max_staleness=bound, publish_every=every, sigma=sigma, throughput=throughput)
-        for bound, every in SETTINGS
-        for sigma in SIGMAS
-        for throughput in THROUGHPUTS
-    )
-
-
-def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """Of the rows by their cases' names: the largest error and the mean one."""
-    errors = [
-        abs(rows[case.name]["predicted"] - rows[case.name]["utilisation"]) for case in cases() if case.name in rows
-    ]
+def headline(rows: Mapping[str, Row]) -> dict[str, float | None]:
+    """Return the largest error and the mean error."""
+    errors = [abs(row["predicted"] - row["utilisation"]) for row in KIND.rows(rows)]
     return {
         "prediction_error": max(errors, default=None),
         "mean_prediction_error": fmean(errors) if errors else None,
     }
 
 
-KIND: Final = Kind(cases=cases(), headline=headline, told=TOLD)
+CASES: Final = tuple(
+    PredictionCase(max_staleness=bound, publish_every=every, sigma=sigma, throughput=throughput)
+    for bound, every in SETTINGS
+    for sigma in SIGMAS
+    for throughput in THROUGHPUTS
+)
+KIND: Final = Kind(cases=CASES, headline=headline, told=("utilisation", "predicted"))

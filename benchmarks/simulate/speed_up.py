@@ -1,21 +1,19 @@
-"""How much sooner a step ends than with `baseline`'s dispatch, where sampling is what limits and lengths differ 1:30.
+"""How much sooner a step ends than with a plain dispatch, where sampling is the bottleneck and lengths differ 1:30.
 
-The same scenario, with the same seed, is simulated once with each dispatch. A pool of 100 nodes samples in time .7 of
-what the learner takes, by the rule of `echo_hub.simulator.rule`; a node draws a whole group of 8 at once, which is kind
-to the baseline. Prompts come again every few steps, and .7 of the variance of the lengths is theirs.
+Every dispatch simulates the same scenario with the same seed. A pool of 100 nodes samples .7 of what the learner needs
+(`echo_hub.simulator.rule`). A node draws a whole group of 8 at once, which favours the baseline. Prompts recur every
+few steps, and prompts explain .7 of the variance of lengths.
 
     s_per_step      virtual seconds from one trained step to the next, after the warm-up
     speed_up        the baseline's s_per_step over the hub's
-    ..._spread      over the hub's where it does not know which prompts come again: members apart, sized by time, but
-                    all are expected to be equally long
+    ..._spread      over the hub's without knowledge of prompts that come again: all are expected to be equally long
     ..._lengths     over that of whole groups, the longest first, to the fastest nodes
-    ..._apart       over that of members apart, one at a time, in order and blind: a group then waits for the slowest
-                    of eight nodes instead of one
+    ..._apart       over that of members apart, one at a time, in order: a group then waits for the slowest of eight
+                    nodes instead of one
     tokens_trained  the mean completion that was trained on; those of the task have `tokens`
 
-Who is blind to lengths trains on shorter completions: the long ones are late, and dropped. Its steps are then shorter
-for what they leave out, so compare `s_per_step` beside `tokens_trained`.
-"""
+A dispatch without knowledge of lengths trains on shorter completions: it drops the long ones as late. Its steps are
+shorter for that, so compare `s_per_step` together with `tokens_trained`."""
 
 from __future__ import annotations
 
@@ -24,10 +22,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.simulate.baseline import plain
 from benchmarks.simulate.cases import GROUP_SIZE, scenario_of, with_margin
-from benchmarks.simulate.kind import Kind, Row
-from benchmarks.simulate.simulated import check
+from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
+from benchmarks.simulate.plain_dispatch import plain
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import Effect
 from echo_hub.core.events import Event, GroupPrepared
@@ -41,7 +38,7 @@ WARM_UP_STEPS: Final = 10
 
 
 class Unaware(Coordinator):
-    """The hub's coordinator, who is not told which prompts come again."""
+    """The hub's coordinator without knowledge of prompts that come again."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, GroupPrepared):
@@ -58,8 +55,8 @@ DISPATCHES: Final[Mapping[str, MakeCoordinator]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedUpCase:
+@dataclass(frozen=True, kw_only=True)
+class SpeedUpCase(Case):
     """One pool of 100 nodes that is not enough."""
 
     sigma: float
@@ -73,10 +70,6 @@ class SpeedUpCase:
     def seconds(self) -> float:
         return 20.0
 
-    @property
-    def lacks(self) -> str:
-        return ""
-
     def row(self, seed: int) -> Row:
         scenario = self.scenario(seed)
         worlds = {name: World(scenario, make=make) for name, make in DISPATCHES.items()}
@@ -84,6 +77,7 @@ class SpeedUpCase:
             world.run()
             check(f"{self.name}, {name}", report_of(world))
         s_per_step = {name: seconds_per_step(world) for name, world in worlds.items()}
+        tokens = {name: world.accounts.tokens / max(1, world.accounts.planned) for name, world in worlds.items()}
         speed_up = {name: s_per_step["baseline"] / seconds for name, seconds in s_per_step.items()}
         return {
             "s_per_step": s_per_step["hub"],
@@ -91,9 +85,8 @@ class SpeedUpCase:
             "speed_up": speed_up["hub"],
             **{f"speed_up_{name}": speed_up[name] for name in ("spread", "lengths", "apart")},
             "tokens": worlds["hub"].fleet.lengths.mean,
-            "tokens_trained": _tokens_trained(worlds["hub"]),
-            "tokens_trained_baseline": _tokens_trained(worlds["baseline"]),
-            "tokens_trained_spread": _tokens_trained(worlds["spread"]),
+            "tokens_trained": tokens["hub"],
+            **{f"tokens_trained_{name}": tokens[name] for name in ("baseline", "spread")},
             "details": {name: asdict(report_of(world)) for name, world in worlds.items()},
         }
 
@@ -112,7 +105,7 @@ class SpeedUpCase:
 
 
 def seconds_per_step(world: World) -> float:
-    """Virtual seconds from one trained step to the next, after the warm-up. inf: there is none."""
+    """Virtual seconds from one trained step to the next, after the warm-up; infinite if there is no such step."""
     warm_up = world.scenario.measuring.warm_up_steps
     ends = [end for _, end in world.steps if end <= world.agenda.now]
     if len(ends) <= warm_up:
@@ -120,14 +113,10 @@ def seconds_per_step(world: World) -> float:
     return ((ends[-1] if world.finished else world.agenda.now) - ends[warm_up - 1]) / (len(ends) - warm_up)
 
 
-def _tokens_trained(world: World) -> float:
-    return world.accounts.tokens / max(1, world.accounts.planned)
-
-
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """The least of all cases, and the most."""
-    found = [rows[case.name]["speed_up"] for case in CASES if case.name in rows]
-    return {"speed_up": min(found, default=None), "speed_up_most": max(found, default=None)}
+    """Return the least and the largest speed-up of all cases."""
+    found = KIND.rows(rows)
+    return {"speed_up": least(found, "speed_up"), "speed_up_most": most(found, "speed_up")}
 
 
 CASES: Final = tuple(SpeedUpCase(sigma=sigma, max_staleness=bound) for sigma in (0.5, 1.0) for bound in (1, 2))

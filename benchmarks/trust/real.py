@@ -8,8 +8,8 @@ of them alone in its class, which is the hardest case:
 - honest ones are given the batches' groups in random orders, until each class has `HONEST_ROLLOUTS`: all that are
   quarantined are `false_quarantines_real`.
 - forgers are given what an attack makes of the short answers, for a verifier in float32: `to_detection` of a row is the
-  number of checked rollouts until the node is quarantined, the worst of `HOSTILE_NODES` nodes, each of which begins
-  with other groups.
+  number of checked rollouts until the node is quarantined, the worst of `HOSTILE_NODES` nodes that begin with different
+  groups.
 
 A row of kind "scale" has the scales of rounding, in nats, of draws and claims: as the verifier measured them, as it
 uses them, and as the engine's own tokens fit best.
@@ -27,8 +27,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks import real_model
 from benchmarks.backends.cases import lacks
+from benchmarks.harness import real_model
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty.samplers import (
     HONEST,
     Engine,
@@ -47,7 +48,6 @@ from benchmarks.honesty.samplers import (
     honest as honest_ones,
 )
 from benchmarks.honesty.short_run import STEPS, Asked, ShortRun
-from benchmarks.progress import Planned, Progress
 from echo_hub.checking import PROMPTS
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh
@@ -93,7 +93,7 @@ _WORDS: Final = ("a cat", "the sea", "winter", "a bicycle", "bread", "a mountain
 
 
 class Texts:
-    """Sums in words, or short texts to be written, by how long a completion is to be."""
+    """Sums in words for short completions, and stories for long completions."""
 
     name = "texts"
 
@@ -374,7 +374,7 @@ def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bo
 
 
 def _orders(shown: Sequence[tuple[int, Evidence]], count: int, seed: int) -> Iterator[list[Evidence]]:
-    """The rollouts group after group, the groups in so many random orders."""
+    """Yield `count` random orders of the groups, with the rollouts of a group in sequence."""
     groups: dict[int, list[Evidence]] = {}
     for group_id, evidence in shown:
         groups.setdefault(group_id, []).append(evidence)

@@ -1,23 +1,21 @@
-"""Forged tokens and claims, by class of numerics: how many rollouts of a hostile node come in before it is quarantined.
+"""Forged tokens and claims, by class of numerics: how many rollouts a hostile node returns before its quarantine.
 
-One hub for each class, with honest nodes of it that are proven by then, and hostile nodes of the same class one after
-the other, a few at once. All nodes are `echo-node` processes with real engines; the hostile ones falsify what these
-draw (`falsifications`), and write down what they have forged. Then the honest nodes work on alone until they have
-returned `HONEST_ROLLOUTS` more: none of them may be in quarantine.
+Each class has its own hub, with proven honest nodes of the class, and with hostile nodes of the class, a few at a time.
+All nodes are `echo-node` processes with real engines. Hostile nodes falsify the results (`harness.hostile`) and list
+the forged rollouts. Then the honest nodes work alone until they have returned `HONEST_ROLLOUTS` more rollouts.
 
-`to_detection` of a row counts all rollouts of the node from its first forged one on, `forged_to_detection` those of
-them that were forged: a node that draws again for a better reward forges few once the model mostly has the best one.
+Columns of an attack:
 
-What the model has learned from it is said in two ways:
+- `to_detection` counts the node's rollouts from its first forged one to its quarantine; `forged_to_detection` counts
+  the forged ones among them. A node that re-rolls for reward forges few rollouts once the model is good.
+- `trained` counts the rollouts of all nodes that steps consumed from the first forged rollout to the detection, or to
+  the end of an undetected attack. `forged_trained` counts the forged ones among them.
+- `trained_after` and `forged_trained_after` count the same after the detection, until the class ends.
+- `fleet_share` is the node's share of all rollouts until its detection. Each hostile node is one of five nodes of about
+  equal speed; in a larger fleet it poisons a smaller share.
 
-- `forged_trained` of a row is how many of its `forged` rollouts a step has consumed: how much of it gets through.
-- `poisoned_share_trained` is how much of what the hub has trained on was forged: the sum over all attacks that forge of
-  `forged_trained`, divided by that of `trained`. Those are all rollouts, of all nodes, that steps have consumed from
-  the attack's first forged one to its detection, or to its end where it was not detected. Each hostile node is one of
-  five that are about equally fast; what share of all rollouts it gives meanwhile is its `fleet_share`. In a larger
-  fleet the same node poisons a smaller part.
-- `poisoned_share_trained_after` is the same of `forged_trained_after` and `trained_after`: of what steps have consumed
-  between the attack's detection and the end of all attacks of its class.
+Headline `poisoned_share_trained` is the sum of `forged_trained` over the sum of `trained`, over all attacks that forge.
+`poisoned_share_trained_after` is the same for the columns `..._after`.
 """
 
 from __future__ import annotations
@@ -29,30 +27,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends.cases import lacks
-from benchmarks.hostile.falsifications import FALSIFICATIONS
-from benchmarks.processes import RunFailed, ended
-from benchmarks.progress import Planned, Progress
-from benchmarks.trust.site import RunningNode, Site, open_site
+from benchmarks.harness.hostile.falsifications import FALSIFICATIONS
+from benchmarks.harness.processes import RunFailed, ended
+from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.site import RunningNode, Site, merged, open_site
+from benchmarks.trust.attacking import ELSEWHERE, SETTINGS
 from echo_hub.config.sections import TrustConfig
 from echo_hub.config.training_sections import TrainingConfig
 
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"
-"""Forges nothing: what it gives back others draw from the same seeds, token for token, so the model learns the same. It
-is detected when the hub has counted `RETURNED` of its rollouts as given back, for each of which it makes a node rest,
-twice as long every time."""
+"""An attack that forges nothing: other nodes draw the returned rollouts from the same seeds, token for token. It counts
+as detected when the hub has counted `RETURNED` returned rollouts: the node then rests, twice as long each time."""
 RETURNED: Final = 4
 ROLLOUTS: Final = 256
-"""A node is given up as undetected after so many."""
+"""Rollouts after which a node counts as undetected."""
 WITHIN_S: Final = 150.0
 SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
-"""The attacks on a class take some 400 steps. At the default rate the model would learn in a fifth of them all that
-there is; where everybody is sure of the next token, what anybody draws or claims shows little, and does little."""
+"""A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would become
+certain after 80 steps, and forgeries would hardly matter."""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 600.0
 HONEST_ROLLOUTS: Final = 10_000
 STEADY_FROM: Final = TrustConfig().first_checked / TrustConfig().least_checked
-"""Verified rollouts of a node from which on no smaller share of its work is checked."""
+"""Verified rollouts of a node after which the checked share of its work stays constant."""
 HONEST_WITHIN_S: Final = 900.0
 HONEST_NODES: Final = 2
 AT_ONCE: Final = 3
@@ -66,7 +64,7 @@ _SUMS: Final = ("forged_trained", "trained", "forged_trained_after", "trained_af
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsClass:
-    """What the nodes of a class compute with."""
+    """Backend and precision of a class of nodes."""
 
     name: str
     backend: str
@@ -81,8 +79,8 @@ class NumericsClass:
 
     @property
     def attacks(self) -> tuple[str, ...]:
-        """Those that a node of this class can make. Half precision is not told from float32, whose class may keep its
-        cache in it."""
+        """Attacks that a node of this class can make. Half precision is not distinguished from float32, because
+        float32 engines may keep their cache in half precision."""
         as_fine = ("claims to be float32",) if self.name in ("f32", "f16") else ()
         return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
 
@@ -105,13 +103,14 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """One row an attack and class, and one for the honest nodes of each class."""
+    """Measure attacks and honest nodes of each class, one row for each."""
     rows = []
     for one in CLASSES:
         attacks = [attack for attack in one.attacks if progress.wants(one.case(attack))]
         if attacks or progress.wants(one.case(HONEST)):
-            with open_site(scratch / f"tokens-{one.name}", seed=seed, sections=SLOWLY) as site:
-                honest = [site.node(one.options) for _ in range(HONEST_NODES)]
+            settings = merged(SETTINGS, {**SLOWLY, "run": {"seed": seed}})
+            with open_site(scratch / f"tokens-{one.name}", settings) as site:
+                honest = [site.node(one.options, within=ELSEWHERE) for _ in range(HONEST_NODES)]
                 site.wait_for_step(WARM_UP_STEPS, within_s=WARM_UP_S)
                 rows += _attacked(site, one, attacks, progress)
                 if progress.wants(one.case(HONEST)):
@@ -121,7 +120,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The worst of all classes; shares are of all attacks together, see above."""
+    """Return the worst of all classes. Shares are those of all attacks together."""
     attacked = [row for row in rows if "forged" in row]
     honest = [row for row in rows if "false_bans" in row]
     found: dict[str, Any] = {}
@@ -143,7 +142,7 @@ def _attacked(site: Site, one: NumericsClass, attacks: Sequence[str], progress: 
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             attack = waiting.pop()
-            running[attack] = (site.node(one.options, attack=attack), time.monotonic())
+            running[attack] = (site.node(one.options, attack=attack, within=ELSEWHERE), time.monotonic())
         time.sleep(LOOK_S)
         for attack, (node, began_at) in list(running.items()):
             row = _row(site, one.case(attack), node, time.time())
@@ -158,7 +157,7 @@ def _attacked(site: Site, one: NumericsClass, attacks: Sequence[str], progress: 
 
 
 def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str, Any]:
-    """What the books say by now. `ended_at`: when the attack was over, if it was not detected."""
+    """Read an attack's figures from the database. `ended_at` is the end of an undetected attack."""
     found = site.rows("SELECT node_id FROM nodes WHERE name = ?", node.name)
     node_id = found[0][0] if found else ""
     state = site.rows("SELECT state, since, reason, num_checked FROM trust WHERE node_id = ?", node_id)
@@ -199,16 +198,17 @@ def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str,
 
 
 def _trained(site: Site, begin: float, end: float) -> int:
-    """Rollouts that steps have consumed meanwhile: what a step has in its batch is not taken out of it any more."""
+    """Count the rollouts of steps that were planned in this time. A step consumes its whole batch."""
     query = "SELECT coalesce(sum(num_rollouts), 0) FROM steps WHERE planned_at > ? AND planned_at <= ?"
     return int(site.rows(query, begin, end)[0][0])
 
 
 def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> dict[str, Any]:
-    """Waits until all of them are checked as seldom as any node is, and then until they have returned so many more.
-    Raises RunFailed. `verification_share`: of the learner's processor time in this last part, what verifying took;
-    `verifier_ms` and `learner_ms` are theirs for a rollout that was returned, checked or not; all else is of the whole
-    run."""
+    """Wait until all honest nodes are checked at the lowest rate, then for `HONEST_ROLLOUTS` more rollouts.
+
+    `verifier_ms` and `learner_ms` are processor times for each rollout of this last part; `verification_share` is their
+    ratio. All other columns are of the whole run. Raises RunFailed.
+    """
     until = time.monotonic() + HONEST_WITHIN_S
     names = [node.name for node in honest]
     of_them = f"JOIN nodes USING (node_id) WHERE nodes.name IN ({', '.join('?' for _ in names)})"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import real_model
 from benchmarks.__main__ import names
+from benchmarks.harness import real_model
 
 ROOT = Path(__file__).parents[2]
 CPUINFO = Path("/proc/cpuinfo")

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu.end_to_end import REAL_MODEL
 from benchmarks.gpu.shapes import ON_CPU
-from benchmarks.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress
 
 
 def test_the_headline_counts_failures() -> None:

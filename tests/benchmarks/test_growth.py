@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import growth
-from benchmarks.postgresql import lacking
-from benchmarks.progress import Progress
+from benchmarks.harness.postgresql import lacking
+from benchmarks.harness.progress import Progress
 
 
 def test_headlines_are_by_nodes_and_none_without_their_case() -> None:

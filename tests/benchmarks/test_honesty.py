@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import honesty
+from benchmarks.harness.progress import Progress
 from benchmarks.honesty import samplers, shopping, short_run
-from benchmarks.progress import Progress
 
 CASES = (
     "honest, torch f32",

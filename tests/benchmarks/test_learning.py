@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import learning
+from benchmarks.harness.progress import Progress
 from benchmarks.learning import cases
-from benchmarks.progress import Progress
 
 SMALL = {"steps": 2, "groups_per_step": 2, "group_size": 2, "problems": 4}
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.pages import Findings, headline
 from benchmarks.pages.axe import found_on, said_of
 from benchmarks.pages.browsing import Loaded, shape
-from benchmarks.progress import Planned, Progress
 
 VIOLATIONS = [
     {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import papers
+from benchmarks.harness.progress import Progress
 from benchmarks.papers.runs import Found, Wanted
-from benchmarks.progress import Progress
 from tests.benchmarks.papers.toy import ran
 
 

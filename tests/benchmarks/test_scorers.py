@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import scorers
-from benchmarks.progress import Progress
+from benchmarks.harness.progress import Progress
 
 
 def test_rates_and_processor_time_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy import text
 
-from benchmarks.postgresql import PostgreSQL, lacking, postgresql
+from benchmarks.harness.postgresql import PostgreSQL, lacking, postgresql
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import Action, PrepareGroup, PublishVersion, ScoreRollout, SendLease, TrainStep
 from echo_hub.core.events import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.postgresql import PostgreSQL
+from benchmarks.harness.postgresql import PostgreSQL
 from echo_hub import opening
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import KeepingConfig, ServerConfig, StoreConfig

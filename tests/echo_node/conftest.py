@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.driven_hub import DrivenHub as Hub
-from benchmarks.driven_hub import make_lease, write_adapter
+from benchmarks.harness.driven_hub import DrivenHub as Hub
+from benchmarks.harness.driven_hub import make_lease, write_adapter
 from echo_node.backends import process
 from echo_shared.messages import Lease, rollout_id
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hostile.engine import ATTACK, FORGED, SHARE
+from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -35,7 +35,7 @@ async def test_two_unlike_nodes_convict_one_that_forges(
     forged.touch()
     hostile = {**os.environ, ATTACK: "forged digits, possible claims", SHARE: "1.0", FORGED: str(forged)}
     where = ("--data-dir", site.root / "hostile", "--name", "hostile", "--threads", "1", "--swarm-host", "127.0.0.1")
-    command = (sys.executable, "-u", "-m", "benchmarks.hostile.node", "join", url, "--backend", "torch")
+    command = (sys.executable, "-u", "-m", "benchmarks.harness.hostile.node", "join", url, "--backend", "torch")
     await site.program(*command, *where, env=hostile)
     view = await until(url, lambda view: view["trust"]["quarantined"] == 1, within_s=480.0)
     assert view["trust"]["opinions"] >= 2

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from sqlalchemy import select
 
-from benchmarks.postgresql import PostgreSQL, lacking, postgresql
+from benchmarks.harness.postgresql import PostgreSQL, lacking, postgresql
 from echo_hub.store.database import connect
 from echo_hub.store.tables import steps
 

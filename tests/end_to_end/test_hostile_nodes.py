@@ -14,7 +14,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from benchmarks.trust.stranger import Stranger, body, completion, part, parts
+from benchmarks.harness.stranger import Stranger, body, completion, part, parts
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.hub import Hub

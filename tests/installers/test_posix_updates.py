@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.driven_hub import DrivenHub
+from benchmarks.harness.driven_hub import DrivenHub
 from echo_node.host import control
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths

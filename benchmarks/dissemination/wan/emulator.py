@@ -1,9 +1,9 @@
-"""A wide-area network in user space, for kernels without netem: moves packets between hosts' TUN devices.
+"""A wide-area network in user space, for kernels without netem: moves packets between the TUN devices of hosts.
 
-`python -m benchmarks.dissemination.wan.emulator`. Its first line of standard input is a JSON object: `homes` (each with
-`namespace`, `address`, and what a `Home` is), `weather` and `seed`. It makes one device `wan` in each of these
-network namespaces, sets its address, and says "ready". Each further line has it say what it has carried since the one
-before, one JSON object a line. It ends with its standard input, and its devices with it.
+`python -m benchmarks.dissemination.wan.emulator`. The first line of standard input is a JSON object with `homes` (each
+with `namespace`, `address` and the fields of a `Home`), `weather` and `seed`. The emulator makes a device `wan` in each
+namespace, sets its address, and prints "ready". For each further line it prints a JSON object with its counts since the
+previous line. The emulator ends with its standard input, and its devices with it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from benchmarks.dissemination.wan.segments import HEADER_BYTES, MTU, TUN
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
-"""Between a host and this program: queues that drop are the emulated ones."""
+"""Queue between a host and this program, which must not drop packets: the emulated queues do."""
 AT_ONCE: Final = 32
-"""Packets that are read from one host before it is another's turn."""
+"""Packets that are read from one host before the next host."""
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN: Final = 0x0001
 _IFF_NO_PI: Final = 0x1000
@@ -53,7 +53,8 @@ def main() -> None:
 
 
 def _open_device(number: int, home: dict[str, Any]) -> int:
-    """A device in the home's namespace; what the host sends into it is read here, and the other way round."""
+    """Open a device in the home's namespace. Reading gives packets from the host; writing delivers packets to the
+    host."""
     device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     name = f"ew{os.getpid()}n{number}"
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
@@ -73,7 +74,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _go_before_programs() -> None:
-    """As a line does, which carries packets however busy the hosts are. Without the right to, it waits its turn."""
+    """Take real-time priority, because a line carries packets however busy the hosts are."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
     except PermissionError:
@@ -82,7 +83,7 @@ def _go_before_programs() -> None:
 
 @dataclass(slots=True)
 class _Punctuality:
-    """Of frames: how much later they were delivered than they should have been."""
+    """Delay of frames after their due time."""
 
     num_frames: int = 0
     total_s: float = 0.0
@@ -105,7 +106,7 @@ class _Punctuality:
 
 
 def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> None:
-    """Until standard input ends. `numbers`: of homes, by address."""
+    """Carry packets until standard input ends. `numbers` are those of homes, by address."""
     orders = sys.stdin.fileno()
     watched = [*devices, orders]
     sources = {device: number for number, device in enumerate(devices)}
@@ -131,7 +132,7 @@ def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> No
 
 
 def _take(device: int, source: int, numbers: dict[bytes, int], network: Network) -> None:
-    """What the host has sent; what is for none of the homes, or is no IPv4, is dropped as a router does."""
+    """Read the host's packets. Drop packets without IPv4 or without a known home, like a router."""
     for _ in range(AT_ONCE):
         try:
             frame = os.read(device, _MOST_FRAME_BYTES)

@@ -1,4 +1,4 @@
-"""A hub and eight unequal homes on an emulated wide-area network: a namespace each, joined by `emulator`."""
+"""A hub and eight unequal homes on an emulated wide-area network: a namespace for each, connected by `emulator`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanSet:
-    """`loss`: share of packets, each by itself. Megabits a second."""
+    """Homes of an emulated network. `loss` is the share of lost packets."""
 
     loss: float
     seed: int = 0
@@ -62,12 +62,13 @@ class WanSet:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Of a table's row. The nodes' uplinks are their mean."""
+        """Columns of a row, with the mean of the nodes' uplinks."""
         node_up = sum(home.up for home in self.homes) / len(self.homes)
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
-        """No scheme has `size_bytes` on all of the first `num_nodes` homes sooner (as `LinkSet.bound_s`)."""
+        """Return the least time in which any scheme has `size_bytes` on the first `num_nodes` homes (see
+        `LinkSet.bound_s`)."""
         megabits, homes = size_bytes * 8 / 1e6, self.homes[:num_nodes]
         return max(
             megabits / self.hub.up,
@@ -77,7 +78,7 @@ class WanSet:
 
 
 class Wan:
-    """Host 0 is the hub, the others are the homes. Use `open_wan`."""
+    """An emulated network. Host 0 is the hub, the others are the homes. Make it with `open_wan`."""
 
     def __init__(self, num_nodes: int, links: WanSet) -> None:
         self._name = f"{PREFIX}-{os.getpid()}-wan{next(_numbers)}"
@@ -89,11 +90,11 @@ class Wan:
         return f"10.78.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """What a program is prefixed with to run on this host."""
+        """Command before a program that runs on this host."""
         return ["ip", "netns", "exec", self._namespace(host)]
 
     def open(self) -> None:
-        """Returns once the hosts reach each other. Raises RuntimeError."""
+        """Open the network; return once the hosts reach each other. Raises RuntimeError."""
         for host in range(len(self._hosts)):
             run_command("ip", "netns", "add", self._namespace(host))
             choose_congestion_control(self._namespace(host))
@@ -116,9 +117,8 @@ class Wan:
             raise RuntimeError(f"the emulated network did not open: {said or 'see what it says above'}")
 
     def carried(self) -> dict[str, Any]:
-        """What the emulator has done since it was last asked: packets `sent`, `lost` and dropped from a `full` queue,
-        the mean and the most milliseconds that frames came late, its share of one core, and how long frames waited
-        before the uplink of each host. Raises RuntimeError."""
+        """Counts since the last call: packets `sent`, `lost` and dropped from a `full` queue, mean and largest delay of
+        frames, the emulator's share of a core, and the waiting time before each host's uplink. Raises RuntimeError."""
         if not (said := self._ask("")):
             raise RuntimeError("the emulated network has ended: see what it says above")
         return {"sent": 0, "lost": 0, "full": 0, **json.loads(said)}
@@ -126,7 +126,7 @@ class Wan:
     def close(self) -> None:
         if self._emulator is not None:
             assert self._emulator.stdin is not None and self._emulator.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # It has ended.
+            with contextlib.suppress(BrokenPipeError):  # The emulator has ended.
                 self._emulator.stdin.close()
             try:
                 self._emulator.wait(ENDS_WITHIN_S)
@@ -137,7 +137,7 @@ class Wan:
         delete_namespaces(f"{self._name}-")
 
     def _ask(self, line: str) -> str:
-        """Its answer; empty when it has ended."""
+        """Send a line; return the answer, or an empty string if the emulator has ended."""
         assert self._emulator is not None
         assert self._emulator.stdin is not None and self._emulator.stdout is not None
         try:
@@ -153,7 +153,7 @@ class Wan:
 
 @contextmanager
 def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
-    """Removed at the end."""
+    """Open an emulated network for the time of the block."""
     wan = Wan(num_nodes, links)
     try:
         wan.open()
@@ -163,7 +163,7 @@ def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
 
 
 def conditions() -> str:
-    """What `open_wan` gives here."""
+    """Describe the network of `open_wan` on this machine."""
     if not can_emulate():
         return "none: an emulated network takes root, iproute2 and TUN devices"
     ups, downs, delays = ([getattr(home, name) for home in HOMES] for name in ("up", "down", "delay_ms"))
@@ -178,5 +178,5 @@ def conditions() -> str:
 
 
 def can_emulate() -> bool:
-    """Whether this process may make namespaces joined by TUN devices."""
+    """True if this process may make namespaces with TUN devices."""
     return can_shape() and os.access(Path(TUN), os.R_OK | os.W_OK)

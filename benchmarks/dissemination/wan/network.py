@@ -1,10 +1,10 @@
-"""Home links in virtual time: what becomes of a packet between one home's network card and another's. No I/O.
+"""Home links in virtual time, from the network card of one home to that of another, without I/O.
 
     uplink queue → uplink → lost? → delays of both homes, jitter → downlink queue → downlink
 
-Each home has two lines of finite rate, before each of which packets wait in their order; one that finds the queue full
-is dropped. Delay and jitter never overtake: packets from one home to another keep their order. What comes as one frame
-of several packets (`segments`) is carried, and lost, packet by packet, and goes on as frames of those that are left.
+Each home has two lines of finite rate with a queue before each. A packet that finds the queue full is dropped. Packets
+from one home to another keep their order. A frame of several packets (`segments`) is carried and lost packet by packet,
+and continues as frames of the remaining packets.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from typing import Final
 from benchmarks.dissemination.wan import segments
 
 LEAST_QUEUE_BYTES: Final = 16_384
-"""However slow the line: a home router holds some packets."""
+"""Least queue of a home router, however slow the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Megabits a second up and down; one-way delay of its own link in milliseconds."""
+    """Rates of a home in megabits a second, and the one-way delay of its link in milliseconds."""
 
     up: float
     down: float
     delay_ms: float
     loss: float = 0.0
-    """Share of packets to it and from it, each by itself, that its own link loses."""
+    """Share of packets in both directions that the home's own link loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """What holds for all links alike. A queue is as deep as what its line carries in so many milliseconds."""
+    """Properties of all links. A queue holds as much as its line carries in these milliseconds."""
 
     loss: float
-    """Share of packets, each by itself, whatever links lose of their own."""
+    """Share of lost packets, in addition to the losses of links."""
     jitter_ms: float
-    """More of delay, evenly spread from none to this."""
+    """Largest additional delay; uniformly distributed from 0."""
     up_queue_ms: float
     down_queue_ms: float
 
 
 class _Line:
-    """One direction of one link: first come, first served."""
+    """One direction of one link, first in, first out."""
 
     __slots__ = ("_free_at", "_most_waiting_s", "_s_per_byte")
 
@@ -57,11 +57,11 @@ class _Line:
         self._free_at = 0.0
 
     def waits_s(self, at: float) -> float:
-        """How long a packet would wait that comes now."""
+        """Waiting time of a packet that comes now."""
         return max(0.0, self._free_at - at)
 
     def carry(self, num_bytes: int, at: float) -> float | None:
-        """When the packet has left the line; None: it found the queue full."""
+        """Carry a packet; return its departure time, or None for a full queue."""
         begins = self._free_at if self._free_at > at else at
         if begins - at > self._most_waiting_s:
             return None
@@ -70,7 +70,7 @@ class _Line:
 
 
 class Network:
-    """Homes by number. `now` never goes back; seconds."""
+    """Homes by number. `now` is in seconds and never decreases."""
 
     def __init__(self, homes: Sequence[Home], weather: Weather, rng: Random) -> None:
         self._up = [_Line(home.up, weather.up_queue_ms) for home in homes]
@@ -82,25 +82,25 @@ class Network:
         self._random = rng.random
         self._last_at: dict[tuple[int, int], float] = {}
         self._agenda: list[tuple[float, int, int, bytes, int]] = []
-        """When, in which order, to whom, which frame; and its bytes before the downlink, 0 once it is through."""
+        """Time, order, target, frame, and its bytes before the downlink, or 0 after it."""
         self._order = 0
         self.counts: Counter[str] = Counter()
-        """Packets `sent` into uplinks, `lost`, and `full`: dropped from a queue."""
+        """Packets `sent` into uplinks, `lost`, and dropped from a `full` queue."""
         self._waits_s: list[list[float]] = [[] for _ in homes]
-        """Of frames, before each home's uplink."""
+        """Waiting times of frames before each home's uplink."""
 
     @property
     def next_at(self) -> float | None:
-        """When there is something to do next."""
+        """Time of the next event."""
         return self._agenda[0][0] if self._agenda else None
 
     def queue_ms(self) -> list[float]:
-        """How long what each home has sent since this was last asked waited before its uplink, on average."""
+        """Mean waiting time before each home's uplink since the last call."""
         waits, self._waits_s = self._waits_s, [[] for _ in self._waits_s]
         return [1e3 * fmean(frames) if frames else 0.0 for frames in waits]
 
     def send(self, source: int, target: int, frame: bytes, now: float) -> None:
-        """A frame comes out of a home's network card."""
+        """Send a frame from a home's network card."""
         sizes = segments.sizes(frame)
         self.counts["sent"] += len(sizes)
         up, loss, begin, left_at = self._up[source], self._losses[source][target], 0, now
@@ -118,7 +118,7 @@ class Network:
     def _travel(
         self, source: int, target: int, frame: bytes, sizes: list[int], begin: int, end: int, left_at: float
     ) -> None:
-        """The frame's packets `begin` to `end` have left the uplink."""
+        """Carry the frame's packets `begin` to `end`, which have left the uplink."""
         if begin == end:
             return
         if end - begin < len(sizes):
@@ -129,7 +129,7 @@ class Network:
         self._push(there_at, target, frame, sum(sizes))
 
     def deliver(self, now: float) -> Iterator[tuple[int, bytes, float]]:
-        """Frames that have come through a downlink by now: to whom, which, and when they had."""
+        """Frames that have passed a downlink by now: target, frame and time."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             at, _, target, frame, num_bytes = heappop(agenda)

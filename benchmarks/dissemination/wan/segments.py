@@ -1,7 +1,7 @@
-"""Frames of a TUN device with segmentation offload: one holds several TCP segments, of which a line may lose some.
+"""Frames of a TUN device with segmentation offload: one frame holds several TCP segments, and a line may lose some.
 
-A frame is a virtio-net header and an IPv4 packet; where the header says so, the packet's data are so many segments of
-`gso_size` bytes, the last one shorter. To move them at once costs the emulator little more than to move one.
+A frame is a virtio-net header and an IPv4 packet. If the header says so, the packet's data are segments of `gso_size`
+bytes, the last one shorter. Moving them together costs the emulator little more than moving one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADER: Final = struct.Struct("<BBHHHH")
 
 
 def sizes(frame: bytes) -> list[int]:
-    """Bytes of each IPv4 packet that the frame is on a line, whose segments all have the headers of the first."""
+    """Sizes of the IPv4 packets that a line carries for the frame. All segments have the headers of the first."""
     gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
     num_bytes = len(frame) - HEADER_BYTES
     if gso_type & ~_ECN == _NONE:
@@ -31,7 +31,7 @@ def sizes(frame: bytes) -> list[int]:
 
 
 def cut(frame: bytes, first: int, end: int) -> bytes:
-    """A frame of the segments `first` to `end`, the latter left out."""
+    """Extract segments `first` to `end - 1` of a frame."""
     flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
     headers = _headers_bytes(frame)
     data_at = HEADER_BYTES + headers
@@ -48,7 +48,7 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
     packet[ip_bytes + 4 : ip_bytes + 8] = (sequence & 0xFFFFFFFF).to_bytes(4, "big")
     if not is_last:
         packet[ip_bytes + 13] &= ~_FIN_PSH
-    # The kernel adds up the rest of the checksum: here stands the sum over the addresses, the protocol and the length.
+    # The kernel completes the checksum; this is the sum over addresses, protocol and length.
     of_pseudo_header = bytes(packet[12:20]) + struct.pack("!BBH", 0, _TCP, headers - ip_bytes + len(data))
     packet[ip_bytes + 16 : ip_bytes + 18] = _sum(of_pseudo_header).to_bytes(2, "big")
     if len(data) <= gso_size:
@@ -57,13 +57,13 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
 
 
 def _headers_bytes(frame: bytes) -> int:
-    """Of IP and TCP together."""
+    """Size of the IP and TCP headers together."""
     ip_bytes = 4 * (frame[HEADER_BYTES] & 15)
     return ip_bytes + 4 * (frame[HEADER_BYTES + ip_bytes + 12] >> 4)
 
 
 def _sum(data: bytes) -> int:
-    """The ones' complement sum of RFC 1071, over an even number of bytes."""
+    """Ones' complement sum (RFC 1071) of an even number of bytes."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

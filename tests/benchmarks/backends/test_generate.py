@@ -14,7 +14,7 @@ from echo_hub.run.base_model import resolve_base
 
 def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     base = resolve_base("builtin:tiny")
-    generate._open(base, "f32", 1)
+    model = generate._Model(base, "f32", 1)
     (group,) = sums(1, seed=0, group_size=4)
     stop_id = json.loads((base / "config.json").read_text())["eos_token_id"]
     assert group.stop_ids == (stop_id,)
@@ -23,8 +23,8 @@ def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     def answer(*, input_ids: torch.Tensor, **_: object) -> torch.Tensor:
         return torch.cat([input_ids, completions], dim=1)
 
-    monkeypatch.setattr(generate._model, "generate", answer)
-    assert generate._sample([group], 4)[1] == 2 + 4 + 4 + 1
+    monkeypatch.setattr(model._model, "generate", answer)
+    assert model.sample([group], 4)[1] == 2 + 4 + 4 + 1
 
 
 def test_a_real_run() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.capacity import kills
 from benchmarks.capacity.kills import Finished, headline, lost
-from benchmarks.progress import Progress
+from benchmarks.harness.progress import Progress
 
 KILLED_AT = 10.0
 BEFORE_AND_AFTER = {"first": 1.0, "killed": 4.0, "next": 20.0, "last": 30.0}

@@ -23,7 +23,7 @@ from benchmarks.capacity.overlap import (
     plan,
 )
 from benchmarks.capacity.real_run import Books
-from benchmarks.processes import RunFailed
+from benchmarks.harness.processes import RunFailed
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import NodeClass, Workload

@@ -30,7 +30,7 @@ def test_a_step_lasts_as_long_as_it_should_and_says_so(monkeypatch: pytest.Monke
     rollouts = tuple(_rollout(reward) for reward in (0.0, 1.0))
     groups = [TrainingGroup(prompt_ids=np.array([3, 4], np.int32), rollouts=rollouts)]
     found = []
-    for train in (step.screened_step, paced_learner.screened_step):
+    for train in (step.screened_step, paced_learner.paced_step):
         policy = Policy.load(settings)
         found.append(train(policy, step.make_optimizer(policy, settings.training), groups, settings, learner_version=4))
     real, paced = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def change(engine: Engine, **values: Any) -> None:
 
 def test_good_books(engine: Engine) -> None:
     found = check(engine, {"1-0", "1-1", "2-0"})
-    assert found.as_dict() == {
+    assert asdict(found) == {
         "acknowledged": 3, "lost_after_ack": 0, "trained_twice": 0, "identity_holds": True, "quarantined": 0,
     }  # fmt: skip
     assert newest_step(engine) == 1 and newest_evaluation(engine) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.dissemination import delta
-from benchmarks.progress import Progress
+from benchmarks.harness.progress import Progress
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

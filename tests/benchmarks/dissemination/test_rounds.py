@@ -8,7 +8,7 @@ from benchmarks.dissemination.links import LinkSet
 from benchmarks.dissemination.rounds import SHARES, measure_fleet
 from benchmarks.dissemination.wan import homes
 from benchmarks.dissemination.wan.homes import WanSet
-from benchmarks.progress import Progress
+from benchmarks.harness.progress import Progress
 
 TOY = FleetCases(
     links=LinkSet(hub_up=100, node_down=100, node_up=40),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.broker import lacking
+from benchmarks.harness.broker import lacking
 from benchmarks.ingest import running
 from benchmarks.ingest.cases import FRAMES, Case
 from benchmarks.ingest.lender import Counts
@@ -20,10 +20,12 @@ def test_a_window_tells_of_each_rollout() -> None:
     assert window.wait_ms(50) == pytest.approx(250)
 
 
-def test_the_echo_says_every_frame_back_and_its_processor_time_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_echo_says_every_frame_back_and_its_processor_time_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(running, "SETTLE_S", 0.1)
     monkeypatch.setattr(running, "ECHO_S", 0.3)
-    windows = running._echo(Case(nodes=3), seed=1)
+    windows = running._echo(Case(nodes=3), tmp_path / "echo.log", seed=1)
     assert list(windows) == list(FRAMES)
     for window in windows.values():
         assert window.counts.acked == len(window.counts.waits_s) > 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.learner import compare
 from benchmarks.learner.cases import CASES, make_batch
-from benchmarks.progress import Planned, Progress
 
 pytest.importorskip("trl")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.broker import BrokerProcess, broker_process, lacking
+from benchmarks.harness.broker import BrokerProcess, broker_process, lacking
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker, BrokerFullError, Settle, without_password
 from echo_shared.errors import ConfigError, ConnectError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.broker import lacking
+from benchmarks.harness.broker import lacking
 from echo_hub.gateways import fleet, hub_line, uplink
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.sealing import Seal

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.broker import broker_process, lacking
+from benchmarks.harness.broker import broker_process, lacking
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways import uplink as uplink_module
 from echo_hub.gateways.broker import Broker

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import websockets
 
-from benchmarks.broker import BrokerProcess, broker_process
+from benchmarks.harness.broker import BrokerProcess, broker_process
 from echo_hub.config.sections import HubConfig
 from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.fleet import Fleet

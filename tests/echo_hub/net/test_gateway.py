@@ -142,6 +142,15 @@ async def send_no_websocket(node: Node) -> None:
     node.socket.transport.write(b"\xff" * 16)
 
 
+async def send_nested_lists(node: Node) -> None:
+    await node.socket.send(b"\x91" * 100_000 + b"\xc0")
+
+
+async def send_compressed(node: Node) -> None:
+    """A frame that says it is compressed (RSV1), though no compression was agreed."""
+    node.socket.transport.write(b"\xc2\x81" + bytes(4) + b"x")
+
+
 HOSTILE: dict[Callable[[Node], Awaitable[None]], Fault] = {
     send_garbage: Fault.NOT_DECODABLE,
     send_text: Fault.NOT_BINARY,
@@ -149,6 +158,8 @@ HOSTILE: dict[Callable[[Node], Awaitable[None]], Fault] = {
     send_out_of_turn: Fault.NOT_DECODABLE,
     send_a_second_hello: Fault.OUT_OF_TURN,
     send_no_websocket: Fault.BAD_WEBSOCKET,
+    send_nested_lists: Fault.NOT_DECODABLE,
+    send_compressed: Fault.BAD_WEBSOCKET,
 }
 
 
@@ -158,7 +169,7 @@ async def test_what_breaks_the_protocol_ends_that_connection_alone(
 ) -> None:
     good, bad = await hub.node(), await hub.node()
     await misbehave(bad)
-    if misbehave in (send_too_much, send_no_websocket):
+    if misbehave in (send_too_much, send_no_websocket, send_compressed):
         await bad.ended()
         assert bad.socket.close_code == (1009 if misbehave is send_too_much else 1002)
     else:

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from benchmarks.trust.frames import KINDS, flood, raw
 from echo_hub.net.penalties import Fault
 from echo_shared.messages import PolicyPublished, RefusalCode
 from tests.echo_hub.net.gateway_parts import DEADLINE_S, OFFER, Hub, MakeHub, hubs, status
+from tests.websocket_floods import KINDS, flood, raw
 
 ANSWERED_WITHIN_S: Final = 0.5
 KEYS: Final = 4

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from benchmarks.postgresql import PostgreSQL
+from benchmarks.harness.postgresql import PostgreSQL
 from echo_hub.core.effects import Record
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import open_to_write

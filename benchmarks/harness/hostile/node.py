@@ -1,0 +1,13 @@
+"""`echo-node`, with the same commands, whose engine's process is `engine`."""
+
+from __future__ import annotations
+
+import os
+
+from echo_node import main
+from echo_node.backends import process
+
+if __name__ == "__main__":
+    os.environ["ECHO_NODE_CAGE"] = "off"  # The engine writes a list of its forged rollouts.
+    vars(process)["WORKER"] = "benchmarks.harness.hostile.engine"
+    main.run()

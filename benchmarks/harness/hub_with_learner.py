@@ -1,0 +1,37 @@
+"""`echo-hub`, with the same commands, whose learner's process is another module (`LEARNER`).
+
+Such a module calls `train_by` with a function in place of `echo_hub.learner.step.screened_step`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from echo_hub import main
+from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.learner import process
+
+MODULE: Final = "benchmarks.harness.hub_with_learner"
+LEARNER: Final = "ECHO_BENCH_LEARNER"
+"""Environment variable: the module of the learner's process."""
+
+
+def command(learner: LearnerConfig) -> Sequence[str]:
+    """Return the command of a learner on this machine alone."""
+    return (os.environ[LEARNER],)
+
+
+def train_by(screened_step: Callable[..., object]) -> int:
+    """Serve as the learner's process, and train every step by this function. Returns the exit status."""
+    from echo_hub.learner import serve, step, within_memory  # The hub's own process loads no torch.
+
+    assert vars(within_memory)["screened_step"] is step.screened_step, "every step is trained by this function"
+    vars(within_memory)["screened_step"] = screened_step
+    return serve.main()
+
+
+if __name__ == "__main__":
+    vars(process)["_command"] = command
+    main.run()

@@ -1,0 +1,134 @@
+"""Progress of a benchmark: wanted cases, a line with figures for each finished case, and the remaining time.
+
+A benchmark plans all cases first. It measures the cases that `--only` names and that the machine can measure. Omitted
+cases are printed at the start, and are listed in the JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from benchmarks.harness.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One case, with its name for `--only`."""
+
+    name: str
+    seconds: float
+    """Expected time on two cores of a server."""
+    lacks: str = ""
+    """Why this machine cannot measure the case; empty if it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A planned case that is not measured."""
+
+    case: str
+    why: str
+
+
+class NoSuchCase(Exception):
+    """`--only` names no planned case."""
+
+
+class Progress:
+    """Cases of one run. `only` has case-insensitive names with * and ? as in a shell; empty for all. Raises
+    NoSuchCase."""
+
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        only: Sequence[str] = (),
+        *,
+        say: Callable[[str], object] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for pattern in only:
+            if not any(_fits(case.name, pattern) for case in planned):
+                names = "; ".join(case.name for case in planned)
+                raise NoSuchCase(f"there is no case {pattern!r}; there is: {names}")
+        chosen = [case for case in planned if not only or any(_fits(case.name, pattern) for pattern in only)]
+        self._waiting = {case.name: case.seconds for case in chosen if not case.lacks}
+        self._say = say
+        self._clock = clock
+        self._began_at = clock()
+        self._num_cases = len(self._waiting)
+        self._done_s = 0.0
+        """Expected seconds of the finished cases."""
+        self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
+        self.told: list[dict[str, Any]] = []
+        """Printed figures of the finished cases."""
+        self.so_far: Measurement | None = None
+        """Result of the finished cases, if the benchmark sets it. It is kept if a later case fails."""
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._began_at
+
+    def begin(self) -> None:
+        """Print the plan."""
+        plan = sum(self._waiting.values())
+        count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
+        self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
+        for one in self.left_out:
+            self._say(f"left out: {one.case}: {one.why}")
+
+    def wants(self, name: str) -> bool:
+        """True if this case is wanted and not finished."""
+        return name in self._waiting
+
+    def done(self, name: str, figures: Mapping[str, Any]) -> None:
+        """Print figures, time so far, and remaining time."""
+        self._done_s += self._waiting.pop(name)
+        self.told.append({"case": name, **figures})
+        rest_s = self.elapsed_s * sum(self._waiting.values()) / self._done_s
+        told = ", ".join(f"{key} {as_text(value)}" for key, value in figures.items())
+        place = f"{self._num_cases - len(self._waiting)}/{self._num_cases}"
+        times = f"{_clock_time(self.elapsed_s)} so far, {_clock_time(rest_s)} to go{self._following}"
+        self._say(f"[{place}] {name}: {told} ({times})")
+
+    @property
+    def _following(self) -> str:
+        """Return the next case: cases begin in their planned order."""
+        return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave out a wanted case."""
+        del self._waiting[name]
+        self.left_out.append(LeftOut(case=name, why=why))
+        self._say(f"left out: {name}: {why}")
+
+    def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
+        """Count from 0 to `most`. From `least` on, stop before a repetition that would end after `within_s`."""
+        began_at = self._clock()
+        for number in range(most):
+            elapsed_s = self._clock() - began_at
+            if number >= least and elapsed_s * (number + 1) > within_s * number:
+                return
+            yield number
+
+    def as_json(self) -> dict[str, Any]:
+        return {"seconds": self.elapsed_s, "left_out": [asdict(one) for one in self.left_out]}
+
+
+def as_text(value: object) -> str:
+    """Write a figure with four significant digits."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name.lower(), pattern.lower())
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min"

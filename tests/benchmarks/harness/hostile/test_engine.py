@@ -1,0 +1,72 @@
+"""A hostile engine is the real one, asked and told otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE, HostileEngine
+from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Problems
+from echo_node.backends.base import Engine, EngineEvent, GroupFailed
+from echo_shared.sampling import FinishedRollout, GroupRequest
+from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, rollout
+
+
+class _Draws:
+    """An engine that draws this answer first and the right one afterwards."""
+
+    def __init__(self, first: str) -> None:
+        self.first = first
+        self.asked: list[GroupRequest] = []
+        self.cancelled: list[int] = []
+
+    def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
+        for group in groups:
+            self.asked.append(group)
+            finished = rollout("46" if len(self.asked) > 1 else self.first)
+            yield [FinishedRollout(**{**_fields(finished), "lease_id": group.lease_id})]
+        yield [GroupFailed(lease_id=self.asked[-1].lease_id, code="x", what="x")]
+
+    def cancel(self, lease_id: int) -> None:
+        self.cancelled.append(lease_id)
+
+
+def _fields(finished: FinishedRollout) -> dict[str, object]:
+    return {name: getattr(finished, name) for name in FinishedRollout.__slots__}
+
+
+@pytest.mark.parametrize(("first", "written"), [("45", "7-0\n"), ("46", "")])
+def test_leases_of_its_own_are_told_as_the_one_that_was_given(tmp_path: Path, first: str, written: str) -> None:
+    falsification = FALSIFICATIONS["re-rolled for reward"](1.0)
+    falsification.problems = Problems(Path(BASE))
+    inner, forged = _Draws(first), tmp_path / "forged"
+    engine = HostileEngine(cast(Engine, inner), falsification, forged)
+    told = [event for events in engine.sample(iter([request()])) for event in events]
+    assert [event.lease_id for event in told] == [7], "one rollout, and no failure of a lease that nobody gave"
+    assert len({group.lease_id for group in inner.asked}) == 4
+    assert forged.read_text() == written, "what was drawn as leased is not forged"
+    engine.cancel(7)
+    assert set(inner.cancelled) == {group.lease_id for group in inner.asked}
+
+
+def test_the_process_ends_with_its_pipe(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.harness.hostile.engine"]
+    environment = {**os.environ, ATTACK: "copied rollouts", SHARE: "1", FORGED: str(tmp_path / "forged")}
+    subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment, timeout=60)
+
+
+def test_neither_the_node_nor_its_engine_s_process_loads_pytorch_for_nothing() -> None:
+    code = "import sys; from benchmarks.harness.hostile import engine, node; print('torch' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert said == "False\n"
+
+
+def test_the_node_has_the_commands_of_a_node() -> None:
+    command = [sys.executable, "-m", "benchmarks.harness.hostile.node", "join", "--help"]
+    assert "--data-dir" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -1,0 +1,132 @@
+"""A node of real parts in a process of its own, on a hub that says and serves too much."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.harness.driven_hub import DrivenHub, make_lease, write_adapter
+from benchmarks.harness.processes import node_process
+from echo_shared.messages import (
+    DropReason,
+    LeaseReturned,
+    LeaseRevoked,
+    NodeStatus,
+    PolicyPublished,
+    Receipt,
+    Receipts,
+    ReceiptState,
+    Rollout,
+    Standby,
+    StandbyReason,
+    Way,
+)
+from echo_shared.messages.fields import printable
+from echo_shared.process_memory import own_bytes
+
+QUIET_S: Final = 3.0
+MOST_BYTES: Final = 2**30
+"""Memory, or disk, of a node whose model has a few kilobytes."""
+MOST_LOGGED: Final = 16 * 10**6
+STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028<b>\x00"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    process: subprocess.Popen[str]
+    home: Path
+
+    @property
+    def logged(self) -> str:
+        files = [self.home.with_suffix(".log"), *self.home.rglob("*.log*")]
+        return "".join(path.read_bytes().decode(errors="surrogateescape") for path in files)
+
+    def check(self) -> None:
+        """The node runs, has no error of its own, little memory, and logs that are short and plain text."""
+        logged = self.logged
+        assert self.process.poll() is None and "Traceback (most recent call last)" not in logged
+        assert own_bytes(self.process.pid) < MOST_BYTES
+        assert len(logged) < MOST_LOGGED and printable(logged) == logged
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[DrivenHub]:
+    hub = DrivenHub(tmp_path / "hub")
+    hub.welcome_changes = {"run_name": STEERING}
+    await hub.open()
+    await hub.publish_base()
+    yield hub
+    await hub.end()
+
+
+@pytest.fixture
+def node(hub: DrivenHub, tmp_path: Path) -> Iterator[Node]:
+    home = tmp_path / "node"
+    options = ["--backend", "llama_cpp", "--precision", "f32", "--swarm-host", "127.0.0.1"]
+    with node_process(hub.url, home, options) as process:
+        yield Node(process, home)
+
+
+async def ready(hub: DrivenHub) -> None:
+    await hub.until(lambda: any(status.policy_version == 0 for status in hub.all(NodeStatus)))
+
+
+async def works(hub: DrivenHub, lease_id: int) -> None:
+    """The node samples from the base model."""
+    await hub.finished(await hub.lease(lease_id, version=0, count=1))
+
+
+async def test_a_flood_of_news_leaves_log_and_memory_small(hub: DrivenHub, node: Node) -> None:
+    await ready(hub)
+    base = hub.offers[None]
+    forged = base.model_copy(update={"signature": bytes(64)})
+    for number in range(3_000):
+        await hub.send(LeaseRevoked(lease_id=number, reason=DropReason.REVOKED))
+        await hub.send(Standby(reason=StandbyReason.NO_WORK_NOW if number % 2 else None, detail=f"detail {number}"))
+        await hub.send(Receipts(receipts=(Receipt(rollout_id=f"{number}-0", state=ReceiptState.DROPPED),)))
+        await hub.send(PolicyPublished(policy_version=number + 1, offer=forged))
+    await asyncio.sleep(QUIET_S)
+    node.check()
+
+
+async def test_texts_that_steer_a_terminal_reach_no_log(hub: DrivenHub, node: Node) -> None:
+    await ready(hub)
+    for reason in ("no_work_now", "spend_cap", "quarantined", None):
+        await hub.send_raw(Standby(reason=None), reason=reason, detail=STEERING)
+    handshakes = hub.handshakes
+    await hub.send_raw(LeaseRevoked(lease_id=1, reason=DropReason.REVOKED), reason=STEERING)
+    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node comes back.
+    node.check()
+
+
+async def test_ten_thousand_leases_are_given_back(hub: DrivenHub, node: Node) -> None:
+    await ready(hub)
+    for lease_id in range(1, 10_000):
+        with suppress(ConnectionError, RuntimeError):
+            await hub.send(make_lease(lease_id, version=0, count=64))
+    await hub.until(lambda: hub.all(LeaseReturned) and hub.all(Rollout))
+    await asyncio.sleep(QUIET_S)
+    node.check()
+
+
+async def test_a_version_without_end_fills_no_disk(hub: DrivenHub, node: Node) -> None:
+    await ready(hub)
+    directory = hub.published(1)
+    write_adapter(directory, 1)
+    offer = await hub.offer(1, directory, way=Way.WEB_SEED)
+    hub.never_ends = True
+    await hub.send(PolicyPublished(policy_version=1, offer=offer.model_copy(update={"peers": ()})))
+    await asyncio.sleep(QUIET_S)
+    await works(hub, 1)
+    node.check()
+    assert not any(status.policy_version == 1 for status in hub.all(NodeStatus))
+    assert sum(path.stat().st_size for path in node.home.rglob("*") if path.is_file()) < MOST_BYTES

@@ -1,0 +1,76 @@
+"""Endless websocket frames of every kind that the protocol has, sent through raw sockets."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from websockets.asyncio.connection import Connection
+
+FLOOD_S: Final = 10.0
+BLOCK_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 2**20
+_MASK: Final = bytes(4)
+"""Mask of a client's frames: zeros leave the payload unchanged."""
+
+
+def frame(first: int, payload: bytes = b"") -> bytes:
+    """Make a client's frame of at most 125 bytes. `first` holds its opcode and its final bit."""
+    return bytes((first, 0x80 | len(payload))) + _MASK + payload
+
+
+KINDS: Final[Mapping[str, tuple[bytes, bytes]]] = {
+    "empty pings": (b"", frame(0x89)),
+    "pings without a mask": (b"", b"\x89\x00"),
+    "full pings": (b"", frame(0x89, bytes(125))),
+    "empty pongs": (b"", frame(0x8A)),
+    "full pongs": (b"", frame(0x8A, bytes(125))),
+    "closes with a reason": (b"", frame(0x88, b"\x03\xe8" + b"x" * 123)),
+    "closes without a code": (b"", frame(0x88)),
+    "empty messages": (b"", frame(0x82)),
+    "empty texts": (b"", frame(0x81)),
+    "messages of a byte": (b"", frame(0x82, b"\xc0")),
+    "empty fragments": (frame(0x02), frame(0x00)),
+    "fragments without a mask": (frame(0x02), b"\x00\x00"),
+    "fragments of a byte": (frame(0x02), frame(0x00, b"x")),
+    "messages of two fragments": (b"", frame(0x02) + frame(0x80)),
+    "pings between fragments": (frame(0x02), frame(0x00) + frame(0x89)),
+    "kinds that do not exist": (b"", frame(0x83)),
+    "large control frames": (b"", b"\x89\xfe\x10\x00" + _MASK + bytes(4096)),
+}
+"""By name: bytes that are sent once, then bytes that are sent again and again."""
+
+
+def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float = FLOOD_S) -> bool:
+    """Send frames of this kind as fast as they are taken; return True once the other end has closed the connection.
+    With `reads`, the answers of the other end are read."""
+    first, again = KINDS[kind]
+    block = again * (BLOCK_BYTES // len(again))
+    give_up_at = time.monotonic() + within_s
+    unsent = memoryview(first + block)
+    end.setblocking(False)
+    try:
+        while time.monotonic() < give_up_at:
+            took = False
+            with suppress(BlockingIOError):
+                unsent = unsent[end.send(unsent) :] or memoryview(block)
+                took = True
+            with suppress(BlockingIOError):
+                if reads and not end.recv(_READ_BYTES):
+                    return True
+            if not took:
+                time.sleep(0.001)
+    except OSError:
+        return True
+    return False
+
+
+def raw(connection: Connection) -> socket.socket:
+    """Take an open connection's socket from its library. Close it."""
+    transport = connection.transport
+    transport.pause_reading()
+    end: socket.socket = transport.get_extra_info("socket")
+    return socket.socket(fileno=socket.dup(end.fileno()))
