@@ -40,6 +40,7 @@ class PacedEngine:
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         width = self._engine.open(base_dir, derived_dir, settings)
         self.precision, self.scores = self._engine.precision, self._engine.scores
+        self.converted = self._engine.converted
         return width
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:

@@ -44,6 +44,7 @@ class HostileEngine:
 
     def __init__(self, engine: Engine, falsification: Falsification, forged: Path) -> None:
         self.precision, self.scores = "", False
+        self.converted: Path | None = None
         self._engine = engine
         self._falsification = falsification
         self._forged = forged

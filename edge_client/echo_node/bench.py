@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_node.backends import registry
-from echo_node.backends.base import OUT_OF_MEMORY
+from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY
 from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import EngineChild
@@ -189,6 +189,8 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
+            if error.code == NO_WEIGHTS:  # Which says nothing of the engine.
+                return self._outcome(choice, problem=f"{problem} {error.do}")
             speeds = Speeds.now((), problem)
         else:
             problem = "" if speeds.decode else f"It is too slow to be measured in {seconds:.0f} s."

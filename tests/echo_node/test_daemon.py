@@ -15,7 +15,7 @@ import pytest
 
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
-from echo_node.config import NodeConfig
+from echo_node.config import BackendName, NodeConfig
 from echo_node.core.manners import MannersConfig
 from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
 from echo_node.host import control
@@ -69,6 +69,8 @@ class Node:
 
     def __init__(self, data_dir: Path) -> None:
         self.paths = Paths.find(data_dir)
+        self.backend: BackendName = "llama_cpp"
+        self.precision = "auto"
         self.stream_s = 5.0
         self.manners = MannersConfig(priority="normal")
 
@@ -76,7 +78,8 @@ class Node:
         address = HubAddress.parse(url, insecure=False)
         options = {"pinned": Hubs(self.paths).at(address.origin), "invite_token": None, "patient": False, **joining}
         config = NodeConfig(
-            backend="llama_cpp",
+            backend=self.backend,
+            precision=self.precision,
             threads=1,
             width=8,
             stream_s=self.stream_s,

@@ -114,7 +114,7 @@ def test_a_base_given_as_gguf_is_used_as_it_is(
     given.mkdir()
     shutil.copy(made, given / "model.gguf")
     assert find_model(given, tmp_path / "none", "auto", gpu=False) == gguf_convert.ModelFile(
-        path=given / "model.gguf", is_exact=True, precision="f32"
+        path=given / "model.gguf", is_exact=True, precision="f32", is_converted=False
     )
     assert not (tmp_path / "none").exists()
     expected, shape = read_shape(base), read_shape(given)
