@@ -30,6 +30,7 @@ from echo_node.engine.supervisor import chosen as chosen_by
 from echo_node.engine.supervisor import limits_of, place_of, settings_of
 from echo_node.engine.widths import Widths
 from echo_node.host.artefact_files import content_here
+from echo_node.host.base_forms import drop_replaced
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
@@ -120,6 +121,7 @@ def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterato
     content = None if hub is None else content_here(paths.base(hub.run_id))
     if model is None and hub is not None and content is not None:
         directory = paths.base(hub.run_id)
+        drop_replaced(directory)
         derived = paths.derived / directory.name / content
         title = f"the base model of {hub.run_name or hub.url}"
         yield Base(title=title, directory=directory, derived=derived, content=content)

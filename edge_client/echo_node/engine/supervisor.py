@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from echo_node.backends import registry
-from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings, GroupFailed
+from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings, GroupFailed, weights_of
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Finished, Prepared
@@ -31,7 +31,7 @@ from echo_node.core.events import (
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
-from echo_node.host.base_forms import keep_one_form, want_weights
+from echo_node.host.base_forms import CONVERTING, drop_replaced, keep_one_form, want_weights
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware, sensible_threads
 from echo_node.host.priority import Priority
@@ -226,6 +226,7 @@ class EngineSupervisor:
         settings = self._parts.settings
         self._width = settings.width
         choice = await self._parts.chooser.decide()
+        await self._check_form(choice.name)
         place = await asyncio.to_thread(self._place)
         limit = max_width or await asyncio.to_thread(self._known_limit, place)
         speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
@@ -296,6 +297,16 @@ class EngineSupervisor:
                     await self._parts.deliver(PolicyPrepared(policy_version=version))
                 case _:
                     assert_never(event)
+
+    async def _check_form(self, backend: str) -> None:
+        """Raises BackendError with NO_WEIGHTS where the engine reads weights that a converted file stands for. The
+        engine's process would find that out as well, once it has imported its library."""
+        try:
+            replaced = await asyncio.to_thread(drop_replaced, self._files.base_dir)
+        except StorageError as error:
+            raise BackendError(error.what, got=error.got, do=error.do, code=error.code) from error
+        if replaced and backend != CONVERTING:
+            weights_of(self._files.base_dir)
 
     async def _keep_one_form(self, child: EngineChild) -> None:
         """Deletes what the engine does not read, unless it only stands in for the first choice."""

@@ -80,12 +80,12 @@ def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
         _write(directory, _Marker(content=manifest.content, files=files, fetched_hex=encode(fetched).hex()))
 
 
-def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> bool:
-    """Have the marker name `file` in place of the artefact's files that match the pattern `instead_of`, which may be
-    deleted then. Returns False where there is no marker. Raises StorageError."""
+def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> None:
+    """Have the marker, if there is one, name `file` in place of the artefact's files that match the pattern
+    `instead_of`, which may be deleted then. Raises StorageError."""
     marker = _read(directory)
     if marker is None:
-        return False
+        return
     with on_disk(directory):
         own = [path for path in marker.files if not path.startswith(_OUTSIDE) and not Path(path).match(instead_of)]
         files = _stats(directory, [*own, Path(os.path.relpath(file, directory)).as_posix()])
@@ -93,7 +93,6 @@ def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> bool:
             _write(directory, marker.model_copy(update={"files": files}))
             sync(_marker(directory))
             sync(directory.parent)
-    return True
 
 
 def stands_in(directory: Path) -> bool:
@@ -179,7 +178,8 @@ def _marker(directory: Path) -> Path:
 
 
 def _stats(directory: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    stats = {path: (directory / path).stat() for path in paths}
+    # By their names alone: a directory that is a link would lead `..` elsewhere.
+    stats = {path: Path(os.path.normpath(directory / path)).stat() for path in paths}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 

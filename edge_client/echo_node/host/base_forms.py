@@ -5,9 +5,9 @@ an engine is up, the form that it reads stays, and all others are deleted. The m
 that form.
 
 The order: the converted file is safe on the disk, the marker names it, the weights are deleted. A node that is killed
-between two of these steps has a base model that its marker calls whole, and deletes the rest when its engine is up
-again. When an engine needs the weights later, the base model is fetched again; until that engine is up, the converted
-file stays.
+between two of these steps has a base model that its marker calls whole, and deletes the rest of the weights before an
+engine starts again. When an engine needs the weights later, the base model is fetched again; the converted file stays
+until that engine is up.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Final
 from echo_node.host.artefact_files import let_stand_in, stands_in, unmark
 from echo_shared.swarm.disk import on_disk
 
+CONVERTING: Final = "llama_cpp"
+"""The backend that reads converted files."""
 WEIGHTS: Final = "*.safetensors"
 _CONVERTED: Final = ("*.gguf", "*.tmp", "*.f16")
 """What llama.cpp's conversion leaves in its directory, its unfinished files included."""
@@ -41,9 +43,9 @@ def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> 
     keeps its weights. Raises StorageError; what the engine reads is whole even then.
     """
     with on_disk(base_dir):
-        if converted is not None and let_stand_in(base_dir, converted, instead_of=WEIGHTS):
-            for path in base_dir.glob(WEIGHTS):
-                path.unlink()
+        if converted is not None:
+            let_stand_in(base_dir, converted, instead_of=WEIGHTS)
+            drop_replaced(base_dir)
         for pattern in _CONVERTED:
             for path in derived_dir.glob(pattern):
                 if path != converted:
@@ -51,6 +53,19 @@ def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> 
         for path in derived_dir.parent.glob("*"):
             if path != derived_dir and _CONTENT.fullmatch(path.name):
                 shutil.rmtree(path)
+
+
+def drop_replaced(base_dir: Path) -> bool:
+    """Return True if a converted file stands for the weights; what a killed node left of these is deleted.
+
+    Blocks. Raises StorageError.
+    """
+    if not stands_in(base_dir):
+        return False
+    with on_disk(base_dir):
+        for path in base_dir.glob(WEIGHTS):
+            path.unlink()
+    return True
 
 
 def want_weights(base_dir: Path) -> bool:
@@ -64,7 +79,7 @@ def want_weights(base_dir: Path) -> bool:
 
 def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
     """Return what converting a base model of this size takes of the disk at most, next to the base model itself."""
-    if backend not in ("auto", "llama_cpp"):
+    if backend not in ("auto", CONVERTING):
         return 0
     if precision == "auto":
         precision = "f32" if base_bytes <= _EXACT_BYTES else "f16"

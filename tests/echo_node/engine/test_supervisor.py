@@ -208,6 +208,13 @@ async def test_weights_are_asked_for_where_this_node_deleted_them(bench: Bench) 
     (bench.directory / "none.json").write_text("")
     lost = await bench.start()
     assert (lost.cause, lost.code) == ("died", NO_WEIGHTS)
+    mark_converted(bench)
+    lost = await bench.start()
+    assert lost.cause == "no_weights" and content_here(bench.directory) is None
+
+
+def mark_converted(bench: Bench) -> None:
+    """The base counts as verified, with a converted file in place of its weights."""
     (bench.directory / "config.json").write_text("{}")
     (bench.directory / "a.safetensors").write_text("weights")
     manifest = Manifest(
@@ -222,13 +229,19 @@ async def test_weights_are_asked_for_where_this_node_deleted_them(bench: Bench) 
     )
     report = Fetched(info_hash=bytes(20), policy_version=None, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
     write_marker(bench.directory, manifest, report)
-    lost = await bench.start()
-    assert lost.cause == "died" and content_here(bench.directory) is not None
     converted_file = bench.directory.parent / "read.gguf"
     converted_file.write_text("converted")
     let_stand_in(bench.directory, converted_file, instead_of="*.safetensors")
+    (bench.directory / "a.safetensors").unlink()
+
+
+async def test_no_process_starts_for_an_engine_that_reads_weights_which_were_deleted(bench: Bench) -> None:
+    mark_converted(bench)
+    (bench.directory / "b.safetensors").write_text("what a killed node left")
+    bench.choice = TORCH
     lost = await bench.start()
     assert lost.cause == "no_weights" and content_here(bench.directory) is None
+    assert not any(bench.directory.glob("*.safetensors")) and not (bench.directory / "log").exists()
 
 
 async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> None:

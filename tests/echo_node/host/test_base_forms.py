@@ -10,7 +10,7 @@ import pytest
 
 from echo_node.host import artefact_files
 from echo_node.host.artefact_files import read_marker, write_marker
-from echo_node.host.base_forms import conversion_bytes, keep_one_form, largest_base_bytes, want_weights
+from echo_node.host.base_forms import conversion_bytes, drop_replaced, keep_one_form, largest_base_bytes, want_weights
 from echo_shared.artefacts import Manifest
 from echo_shared.errors import StorageError
 from echo_shared.hashed_files import describe_files
@@ -118,6 +118,8 @@ def test_a_kill_between_any_two_steps_leaves_a_whole_base(
             else:
                 break
         assert disk.is_whole and disk.here >= kept, f"killed after {num_kills} steps"
+        replaced = drop_replaced(disk.base)
+        assert len(disk.here & (OWN - CONVERTED)) == (0 if replaced else 2), "all weights, or none"
         keep_one_form(disk.base, disk.derived, read)
         assert disk.here == kept and disk.is_whole
         num_kills += 1
@@ -138,6 +140,17 @@ def test_a_base_without_a_marker_keeps_its_weights(disk: Disk) -> None:
     artefact_files.unmark(disk.base)
     keep_one_form(disk.base, disk.derived, disk.converted)
     assert disk.here >= OWN
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links take a right that few users of Windows have")
+@pytest.mark.parametrize("linked", ["artefacts", "derived"])
+def test_a_directory_may_be_a_link_to_another_disk(disk: Disk, tmp_path: Path, linked: str) -> None:
+    elsewhere = tmp_path / "far" / "away" / linked
+    elsewhere.parent.mkdir(parents=True)
+    (tmp_path / linked).rename(elsewhere)
+    (tmp_path / linked).symlink_to(elsewhere)
+    keep_one_form(disk.base, disk.derived, disk.converted)
+    assert disk.is_whole and not any(disk.base.glob("*.safetensors"))
 
 
 def test_a_converted_file_that_is_gone_or_changed_makes_the_base_incomplete(disk: Disk) -> None:
