@@ -24,7 +24,7 @@ CONVERTING: Final = "llama_cpp"
 """The backend that reads converted files."""
 WEIGHTS: Final = "*.safetensors"
 _CONVERTED: Final = ("*.gguf", "*.tmp", "*.f16")
-"""What llama.cpp's conversion leaves in its directory, its unfinished files included."""
+"""Files that the conversion for llama.cpp writes, unfinished files included."""
 _CONTENT: Final = re.compile("[0-9a-f]{32}")
 """The name of a directory of converted files: the content of the base model that they were made of."""
 
@@ -78,7 +78,7 @@ def want_weights(base_dir: Path) -> bool:
 
 
 def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
-    """Return what converting a base model of this size takes of the disk at most, next to the base model itself."""
+    """Return the most disk space that converting a base model of `base_bytes` takes, temporary files included."""
     if backend not in ("auto", CONVERTING):
         return 0
     if precision == "auto":
@@ -87,7 +87,7 @@ def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
 
 
 def largest_base_bytes(room_bytes: int, *, backend: str, precision: str) -> int:
-    """Return the size of the largest base model that this room suffices for, while it comes and is converted.
+    """Return the largest size of a base model whose fetch and conversion fit into `room_bytes`.
 
     The sealed files that a base model comes in are as large as itself, and are gone before it is converted.
     """
