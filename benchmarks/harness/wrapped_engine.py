@@ -19,10 +19,12 @@ class WrappedEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.precision, self.scores = "", False
+        self.converted: Path | None = None
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         width = self.engine.open(base_dir, derived_dir, settings)
         self.precision, self.scores = self.engine.precision, self.engine.scores
+        self.converted = self.engine.converted
         return width
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_node.backends import registry
-from echo_node.backends.base import OUT_OF_MEMORY
+from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY
 from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import EngineChild
@@ -30,6 +30,7 @@ from echo_node.engine.supervisor import chosen as chosen_by
 from echo_node.engine.supervisor import limits_of, place_of, settings_of
 from echo_node.engine.widths import Widths
 from echo_node.host.artefact_files import content_here
+from echo_node.host.base_forms import drop_replaced
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
@@ -120,6 +121,7 @@ def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterato
     content = None if hub is None else content_here(paths.base(hub.run_id))
     if model is None and hub is not None and content is not None:
         directory = paths.base(hub.run_id)
+        drop_replaced(directory)
         derived = paths.derived / directory.name / content
         title = f"the base model of {hub.run_name or hub.url}"
         yield Base(title=title, directory=directory, derived=derived, content=content)
@@ -189,6 +191,8 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
+            if error.code == NO_WEIGHTS:  # Which says nothing of the engine.
+                return self._outcome(choice, problem=f"{problem} {error.do}")
             speeds = Speeds.now((), problem)
         else:
             problem = "" if speeds.decode else f"It is too slow to be measured in {seconds:.0f} s."

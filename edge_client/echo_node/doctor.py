@@ -35,6 +35,7 @@ from echo_node.findings import Finding, Level
 from echo_node.host import control, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
+from echo_node.host.base_forms import largest_base_bytes
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.leeway import Leeway
 from echo_node.host.hardware import Hardware
@@ -343,7 +344,10 @@ def _data_directory(patient: _Patient) -> Iterator[Finding]:
         return
     running = ", and a node runs on it" if asyncio.run(control.is_running(paths.control_file)) else ""
     yield Finding(subject="data directory", level="ok", what=f"{directory} can be written{running}")
-    what = f"{disk.free / _GIB:.1f} of {disk.total / _GIB:.1f} GiB free"
+    config = patient.config
+    room_bytes = max(0, disk.free - headroom_bytes(disk.total))
+    largest = largest_base_bytes(room_bytes, backend=config.wanted_backend, precision=config.precision)
+    what = f"{disk.free / _GIB:.1f} of {disk.total / _GIB:.1f} GiB free, room for a base model of {largest / _GIB:.1f}"
     if disk.free <= headroom_bytes(disk.total):
         yield Finding(subject="disk", level="problem", what=what, do=f"Free some space on the disk of {there}, {other}")
     elif disk.free < least:

@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from echo_node.config import NodeConfig
 from echo_node.connections import Connections
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
+from echo_node.host.base_forms import conversion_bytes
 from echo_node.host.hubs import HubRecord, Hubs, Joining
 from echo_node.host.paths import Paths
 from echo_node.host.shares import SharesFile
@@ -98,4 +100,7 @@ class Opening:
             artefacts=self.paths.artefacts,
             carriers=self.paths.carriers,
             on_downloaded=lambda count: self.connections.meter.count(received=count),
+            conversion_bytes=partial(
+                conversion_bytes, backend=self.config.wanted_backend, precision=self.config.precision
+            ),
         )

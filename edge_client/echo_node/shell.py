@@ -250,13 +250,14 @@ class RunShell:
         self._parts.troubles.end(_fetch_of(version))
         log.info("%s is here.", artefact_title(version))
         await self._answer(ArtefactReady(policy_version=version, fetched=fetched))
-        await self._share(version, offer, fetched)
+        if version is not None:
+            await self._share(version, offer, fetched)
 
     async def _answer(self, answer: ArtefactReady | FetchFailed) -> None:
         self._answers[answer.policy_version] = answer
         await self._parts.deliver(answer)
 
-    async def _share(self, version: int | None, offer: ArtefactOffer, fetched: Fetched) -> None:
+    async def _share(self, version: int, offer: ArtefactOffer, fetched: Fetched) -> None:
         try:
             await self.fetcher.share(offer, fetched)
         except (RemoteProtocolError, SwarmError, StorageError) as error:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_node.backends import registry, worker
-from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
+from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineEvent, EngineSettings, PreparedPolicy
 from echo_shared.errors import BackendError, CodecError
 from echo_shared.messages import FinishReason
 from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
@@ -41,7 +41,8 @@ class Policy:
 
 
 class OddEngine:
-    """`enough.json` beside the base says up to which width its memory suffices."""
+    """`enough.json` in the base's directory says up to which width its memory suffices; `none.json` there, that the
+    weights are missing. Of the files that it was converted to, it reads `read.gguf`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -50,12 +51,17 @@ class OddEngine:
         """Draws its first rollout, token after token, until it is cancelled."""
         self._drawn = self._told = 0
         self.precision, self.scores = "", True
+        self.converted: Path | None = None
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         enough = base_dir / "enough.json"
         width = settings.width or 64
         if enough.exists() and width > json.loads(enough.read_text()):
             raise BackendError("It is too big.", got=f"width {width}", code=OUT_OF_MEMORY)
+        if (base_dir / "none.json").exists():
+            raise BackendError("There are no weights.", code=NO_WEIGHTS)
+        if (derived_dir / "read.gguf").exists():
+            self.converted = derived_dir / "read.gguf"
         say("opened", self._name, settings.device, width)
         return width
 

@@ -20,6 +20,7 @@ from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here
+from echo_node.host.base_forms import keep_one_form
 from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import Paths
@@ -123,6 +124,23 @@ async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
     assert not paths.widths.exists()  # Learnt again if need be.
+
+
+async def test_an_engine_whose_weights_were_deleted_is_not_held_to_have_failed(
+    paths: Paths, fetched: HubRecord
+) -> None:
+    with base_for(paths, fetched, None) as base:
+        bench = Bench(paths, CONFIG, hardware.detect(), base)
+        await bench.run(backend="llama_cpp", seconds=0.3, begin=ignore)
+        (converted,) = base.derived.glob("*.gguf")
+        keep_one_form(base.directory, base.derived, converted)
+        report = await bench.run(backend="torch", seconds=0.3, begin=ignore)
+        outcome = next(one for one in report.outcomes if one.choice.device == "cpu")
+        assert outcome.speeds is None and "fetches them again" in outcome.problem
+        place = place_of(outcome.choice, hardware.detect(), base.content)
+        assert SpeedBook(paths.speeds).find(place, settings_of(CONFIG)) is None
+        report = await bench.run(backend="llama_cpp", seconds=0.3, begin=ignore)
+        assert any(one.speeds is not None and one.speeds.decode for one in report.outcomes)
 
 
 def test_without_a_hub_the_model_is_random_and_gone_afterwards(paths: Paths) -> None:

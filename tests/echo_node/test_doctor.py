@@ -198,6 +198,17 @@ def test_a_full_disk_is_a_problem(
     assert of(examine(paths, None), "disk").level == level
 
 
+@pytest.mark.parametrize(("precision", "largest"), [("auto", "31.9"), ("q4_k_m", "25.5"), ("f32", "21.2")])
+def test_the_room_for_a_base_is_that_for_all_it_takes_meanwhile(
+    paths: Paths, broken: Broken, monkeypatch: pytest.MonkeyPatch, precision: str, largest: str
+) -> None:
+    """64 GiB, of which a quarter GiB stays free."""
+    monkeypatch.setenv("ECHO_NODE_PRECISION", precision)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2**37, used=0, free=2**36))
+    what = of(examine(paths, None), "disk").what
+    assert what == f"64.0 of 128.0 GiB free, room for a base model of {largest}"
+
+
 def test_wrong_settings_are_a_problem_and_the_rest_is_looked_at(paths: Paths, broken: Broken) -> None:
     paths.config_file.parent.mkdir(parents=True)
     paths.config_file.write_text("width = 'wide'\n")

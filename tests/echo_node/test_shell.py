@@ -1,7 +1,6 @@
 """A run's shell with a real fetcher, swarm and spool; only the engine, a process of its own, stands still."""
 
 import asyncio
-import shutil
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from echo_node.core.policies import KEPT
 from echo_node.engine.supervisor import EngineFiles
 from echo_node.host.address import HubAddress
 from echo_node.host.spool import Spool
-from echo_node.net import fetcher as fetcher_module
 from echo_node.net.fetcher import Fetcher, Source
 from echo_node.net.mesh import Mesh
 from echo_node.net.receiver import Receiver
@@ -25,6 +23,7 @@ from echo_shared.errors import CodecError, SwarmError
 from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer, Fetched, FromNode, KeyframeWanted, PolicyPublished
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
+from echo_shared.swarm.torrent import Layout
 from echo_shared.threads import in_thread
 
 
@@ -235,7 +234,7 @@ async def test_a_carrier_that_cannot_be_served_is_deleted(
     await site.publish(1, hub.offers[1])
     await site.next(ArtefactReady)
     await site.settled()
-    assert [path.suffix for path in (tmp_path / "carriers").iterdir()] == [".s"]
+    assert list((tmp_path / "carriers").iterdir()) == []
     assert site.shell.failure is None and site.fetcher.directory(1).is_dir()
 
 
@@ -244,11 +243,14 @@ async def test_what_cannot_be_served_is_here_all_the_same(
 ) -> None:
     await hub.publish(1, announce=False)
 
-    def refuse(path: Path) -> None:
+    honest = Layout.fits
+
+    def refuse(layout: Layout, directory: Path) -> bool:
+        if directory.is_relative_to(hub.carriers):
+            return honest(layout, directory)
         raise OSError("The disk does not answer")
 
-    monkeypatch.setattr(shutil, "disk_usage", refuse)
-    monkeypatch.setattr(fetcher_module, "check_room", lambda *about: None)
+    monkeypatch.setattr(Layout, "fits", refuse)
     await site.publish(1, hub.offers[1])
     assert (await site.next(ArtefactReady)).policy_version == 1
     await hub.publish(2, announce=False)

@@ -56,6 +56,9 @@ EngineEvent = FinishedRollout | GroupFailed
 OUT_OF_MEMORY: Final = "out_of_memory"
 """Code of the BackendError that a smaller width may avoid; the engine is then of no more use."""
 
+NO_WEIGHTS: Final = "no_weights"
+"""Code of the BackendError for a base model whose safetensors files are not here."""
+
 TOO_LONG: Final = "too_long"
 """Code of the BackendError for a group that does not fit into the model's or the machine's memory of a rollout."""
 
@@ -80,6 +83,9 @@ class Engine(Protocol):
     """Of the weights, once it is open: f32, f16, bf16, q8_0 ...; empty = not known."""
     scores: bool
     """Whether it can `score`."""
+    converted: Path | None
+    """The file in the derived directory that the engine reads in place of the base model's weights, once it is open;
+    None: the engine reads the base model's own files."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         """Loads the base model; returns how many rollouts it samples at once. Raises BackendError when it cannot."""
@@ -115,6 +121,19 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Frees everything. Harmless when nothing is open."""
+
+
+def weights_of(base_dir: Path) -> list[Path]:
+    """Return the base model's safetensors files, in order. Raises BackendError with NO_WEIGHTS where there are none."""
+    found = sorted(base_dir.glob("*.safetensors"))
+    if not found:
+        raise BackendError(
+            "The base model's weights are not here as safetensors.",
+            got=str(base_dir),
+            do="A node that runs with this engine fetches them again. For a GGUF file, use llama_cpp.",
+            code=NO_WEIGHTS,
+        )
+    return found
 
 
 def unsupported_model(got: str) -> BackendError:

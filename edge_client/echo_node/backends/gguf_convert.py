@@ -25,11 +25,11 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from echo_node.backends.base import unsupported_model
+from echo_node.backends.base import unsupported_model, weights_of
 from echo_node.backends.llama_cpp_devices import load_devices
 from echo_shared.adapter import Adapter
 from echo_shared.errors import BackendError
-from echo_shared.files import disk_error
+from echo_shared.files import disk_error, sync
 from echo_shared.tensors import TensorFile
 
 FORMAT: Final = 1
@@ -102,6 +102,8 @@ class ModelFile:
     """All weights are float32."""
     precision: str
     """Empty = the file's own, which is not f32."""
+    is_converted: bool = True
+    """False: the base model came as this file."""
 
 
 def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) -> ModelFile:
@@ -119,9 +121,10 @@ def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) 
             )
         file_type = gguf.GGUFReader(given).get_field("general.file_type")
         is_exact = file_type is not None and file_type.contents() == gguf.LlamaFileType.ALL_F32
-        return ModelFile(path=given, is_exact=is_exact, precision="f32" if is_exact else "")
+        return ModelFile(path=given, is_exact=is_exact, precision="f32" if is_exact else "", is_converted=False)
+    read_shape(base_dir)  # What it raises says more than that there are no weights.
     if precision == "auto":
-        precision = _suitable_precision(base_dir, gpu=gpu)
+        precision = _suitable_precision(base_dir, derived_dir, gpu=gpu)
     path = convert_model(base_dir, derived_dir, precision)
     return ModelFile(path=path, is_exact=precision == "f32", precision=precision)
 
@@ -132,12 +135,17 @@ def given_gguf(base_dir: Path) -> Path | None:
     return files[0] if len(files) == 1 and not any(base_dir.glob("*.safetensors")) else None
 
 
-def _suitable_precision(base_dir: Path, *, gpu: bool) -> str:
+def _suitable_precision(base_dir: Path, derived_dir: Path, *, gpu: bool) -> str:
     """Exact where that is cheap; else 16 bits while the weights take up to a third of the memory; else 8.
 
-    A CPU that multiplies bfloat16 itself does so twice as fast as the float16 that it must widen first.
+    Where a converted file has taken the weights' place, its precision is kept. A CPU that multiplies bfloat16 itself
+    does so twice as fast as the float16 that it must widen first.
     """
-    stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
+    if not any(base_dir.glob("*.safetensors")):
+        for precision in (*_TYPES, *_K_QUANTS):
+            if _converted(base_dir, derived_dir, precision).exists():
+                return precision
+    stored_bytes = sum(file.stat().st_size for file in weights_of(base_dir))
     if 2 * stored_bytes <= _EXACT_BYTES:
         return "f32"
     if stored_bytes > psutil.virtual_memory().total // 3:
@@ -235,7 +243,7 @@ def convert_model(base_dir: Path, derived_dir: Path, precision: str) -> Path:
             got=precision,
             do=f"Use one of auto, {', '.join([*_TYPES, *_K_QUANTS])}.",
         )
-    target = derived_dir / f"{base_dir.name}-{precision}-{FORMAT}.gguf"
+    target = _converted(base_dir, derived_dir, precision)
     if target.exists():
         return target
     with _on_disk(target), _temporary(target) as temporary:
@@ -244,13 +252,21 @@ def convert_model(base_dir: Path, derived_dir: Path, precision: str) -> Path:
             _write_model(temporary, base_dir, precision)
         else:
             _write_k_quant(temporary, base_dir, precision)
+        sync(temporary)
         temporary.replace(target)
+        sync(derived_dir)
     return target
+
+
+def _converted(base_dir: Path, derived_dir: Path, precision: str) -> Path:
+    return derived_dir / f"{base_dir.name}-{precision}-{FORMAT}.gguf"
 
 
 @contextmanager
 def _temporary(target: Path, suffix: str = "tmp") -> Iterator[Path]:
-    """A file beside the target that is gone afterwards."""
+    """A file next to the target that is gone afterwards, as is what a process that was killed left of such files."""
+    for left in target.parent.glob(f"*.{suffix}"):
+        left.unlink(missing_ok=True)
     path = target.with_suffix(f".{os.getpid()}.{suffix}")
     try:
         yield path
@@ -289,10 +305,10 @@ def _check_room(path: Path, needed_bytes: int) -> None:
 def _write_model(path: Path, base_dir: Path, precision: str) -> None:
     shape = read_shape(base_dir)
     names = gguf.get_tensor_name_map(_ARCHITECTURES[shape.architecture], shape.num_layers)
-    files = [TensorFile(file) for file in sorted(base_dir.glob("*.safetensors"))]
+    files = [TensorFile(file) for file in weights_of(base_dir)]
     sources = [(file, name) for file in files for name in sorted(file) if not _is_left_out(name, shape)]
     if not sources:
-        raise BackendError("The base model has no weights.", got=f"no *.safetensors in {base_dir}")
+        raise BackendError("The base model has no weights.", got=f"no tensor in {base_dir}")
     with closing(gguf.GGUFWriter(path, shape.architecture)) as writer:
         _add_metadata(writer, shape, precision)
         kinds = []

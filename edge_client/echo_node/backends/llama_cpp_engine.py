@@ -81,11 +81,12 @@ class LlamaCppEngine:
     """See `base.Engine`."""
 
     scores = True
+    converted: Path | None = None
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         gpu = settings.device != "cpu"
         model = find_model(base_dir, derived_dir, settings.precision, gpu=gpu)
-        self.precision = model.precision
+        self.precision, self.converted = model.precision, model.path if model.is_converted else None
         self._shape = read_shape(base_dir)
         self._derived_dir = derived_dir
         self._adapter_numbers = itertools.count()

@@ -59,6 +59,7 @@ class MlxEngine:
     """See `base.Engine`."""
 
     scores = True
+    converted: Path | None = None
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._model = MlxModel()

@@ -25,7 +25,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 from numpy.typing import NDArray
 
-from echo_node.backends.base import unsupported_model
+from echo_node.backends.base import unsupported_model, weights_of
 from echo_node.backends.scoring import pieces
 from echo_shared.adapter import PROJECTIONS, Adapter, load_adapter
 from echo_shared.errors import BackendError
@@ -302,13 +302,7 @@ def _batches(prompts: Sequence[NDArray[np.int32]]) -> Iterator[list[int]]:
 
 def _load(base_dir: Path, precision: str) -> tuple[Any, dict[str, Any]]:
     """The model in evaluation mode, computed with in `precision`, and its configuration."""
-    if not any(base_dir.glob("model*.safetensors")):
-        raise BackendError(
-            "MLX needs the base model as safetensors.",
-            got=str(base_dir),
-            do="Run this node with the llama_cpp backend, which takes GGUF.",
-            code="unsupported_model",
-        )
+    weights_of(base_dir)
     config = json.loads((base_dir / "config.json").read_bytes())
     if config["model_type"] not in _ARCHITECTURES:
         raise unsupported_model(f"model_type {config['model_type']}")
@@ -346,7 +340,7 @@ def _resolve(base_dir: Path, requested: str) -> str:
             got=requested,
             do=f"Use one of auto, {', '.join([*_DTYPES, *_BITS])}.",
         )
-    stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
+    stored_bytes = sum(file.stat().st_size for file in weights_of(base_dir))
     if 2 * stored_bytes <= _F32_MODEL_BYTES:
         return "f32"
     return "bf16" if stored_bytes <= psutil.virtual_memory().total // 3 else "q8_0"

@@ -99,6 +99,8 @@ class EngineChild:
         """Of its weights."""
         self.scores = False
         """Whether it can `score`."""
+        self.converted: Path | None = None
+        """See `base.Engine`."""
         self.held = Held(by=())
         """What its cage holds it to."""
         self._child = child
@@ -146,6 +148,7 @@ class EngineChild:
         engine = cls(child, limits)
         engine.width, engine.precision = child.ready["width"], child.ready["precision"]
         engine.scores = child.ready["scores"]
+        engine.converted = None if child.ready["converted"] is None else Path(child.ready["converted"])
         engine.held = Held.of(child.ready["cage"])
         return engine
 

@@ -26,6 +26,7 @@ from echo_node.backends.base import (
     PreparedPolicy,
     check_ids,
     check_request,
+    weights_of,
 )
 from echo_node.backends.scoring import joined, pieces
 from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
@@ -61,8 +62,10 @@ class TorchEngine:
     """See `base.Engine`."""
 
     scores = True
+    converted: Path | None = None
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
+        weights_of(base_dir)
         self._width = settings.width or DEFAULT_WIDTH
         if settings.threads:
             torch.set_num_threads(settings.threads)
@@ -228,7 +231,7 @@ def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
         raise BackendError(
             "PyTorch does not have this precision here.", got=precision, do="Use auto, f32, f16 or bf16."
         )
-    stored_bytes = sum(file.stat().st_size for file in base_dir.glob("*.safetensors"))
+    stored_bytes = sum(file.stat().st_size for file in weights_of(base_dir))
     if 2 * stored_bytes <= _F32_MODEL_BYTES:
         return torch.float32
     if device.type == "cuda":

@@ -29,7 +29,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request
+from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request, weights_of
 from echo_shared import draws
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
@@ -101,6 +101,7 @@ class VllmEngine:
     """See `base.Engine`."""
 
     scores = False
+    converted: Path | None = None
     """vLLM gives log-probabilities of a prompt's tokens, but not where they lie in the cumulative distribution."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
@@ -297,16 +298,9 @@ def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> di
 def read_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of the model in `base_dir`. Raises BackendError when there is none."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in base_dir.glob("*.safetensors"):
+    for file in weights_of(base_dir):
         with safe_open(file, framework="numpy") as tensors:
             shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    if not shapes:
-        raise BackendError(
-            "vLLM needs the base model as safetensors.",
-            got=str(base_dir),
-            do="Run this node with the llama_cpp backend, which takes GGUF.",
-            code="unsupported_model",
-        )
     return shapes
 
 

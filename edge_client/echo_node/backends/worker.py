@@ -276,7 +276,8 @@ def serve(pipe: ParentPipe) -> None:
             engine = registry.make_engine(frame["backend"])
         width = engine.open(base_dir, Path(frame["derived_dir"]), settings)
         ready = {"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores}
-        pipe.send({**ready, "cage": caged.held.as_json()})
+        converted = None if engine.converted is None else str(engine.converted)
+        pipe.send({**ready, "converted": converted, "cage": caged.held.as_json()})
         Worker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
         engine.close()
 

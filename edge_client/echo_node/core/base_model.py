@@ -1,4 +1,4 @@
-"""The base model's way to this node: fetched once, tried again after a failure, told to every hub connection."""
+"""The base model's way to this node: fetched, tried again after a failure, told to every hub connection."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class BaseModel:
         if first:
             self.fetched = fetched
         return first
+
+    def lacks_weights(self) -> list[FetchArtefact]:
+        """The base model has to come again: the engine reads files that were deleted."""
+        self.fetched = None
+        return [] if self._offer is None else [FetchArtefact(policy_version=None, offer=self._offer)]
 
     def fetch_failed(self, now: float) -> None:
         """It is tried again after a while, longer each time."""

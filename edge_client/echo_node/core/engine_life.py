@@ -1,7 +1,8 @@
 """The life of the sampling engine: how wide it is, how it is started again after its end, and when it is to rest.
 
 Rules:
-- an engine that was stopped on purpose starts again at once, at nobody's cost;
+- an engine that was stopped on purpose starts again at once, at nobody's cost; so does one without weights, once the
+  base model is here again;
 - one that ran out of memory starts again at once with half its width, until its width is 1: then it died. One that had
   worked for `STEADY_S` leaks, and keeps its width;
 - one that died starts again at once the first time; in a row of deaths without a finished rollout it waits, longer
@@ -89,7 +90,7 @@ class EngineLife:
         """The engine is gone, or did not start."""
         was_up, self.width = self.is_up, 0
         was_steady = was_up and now - self._ready_at >= STEADY_S
-        if event.cause == "stopped":
+        if event.cause in ("stopped", "no_weights"):
             self.problem = None
             return EngineEnding(start=StartEngine(after_s=0.0), blame="nobody")
         if event.cause == "out_of_memory" and (was_steady or event.width != 1):

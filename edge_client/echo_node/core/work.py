@@ -321,7 +321,8 @@ class WorkLoop:
         ending = self._engine.lost(event, now)
         self._effects += self._leases.engine_lost(event.what, ending.blame)
         if self._drain_by is None:
-            self._effects += self._yielding.start(ending.start)
+            lacks_weights = event.cause == "no_weights"
+            self._effects += self._base.lacks_weights() if lacks_weights else self._yielding.start(ending.start)
 
     def _policy_prepared(self, event: PolicyPrepared, now: float) -> None:
         self._policies.prepared(event.policy_version)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from echo_node.backends import registry
-from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
+from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings, GroupFailed, weights_of
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, Cancelled, Drawn, EngineChild, Finished, Prepared
@@ -31,11 +31,12 @@ from echo_node.core.events import (
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import Place, Widths
+from echo_node.host.base_forms import CONVERTING, drop_replaced, keep_one_form, want_weights
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware, sensible_threads
 from echo_node.host.priority import Priority
 from echo_shared.child import ChildExited
-from echo_shared.errors import BackendError
+from echo_shared.errors import BackendError, StorageError
 from echo_shared.messages.fields import printable_line
 from echo_shared.sampling import GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
@@ -205,6 +206,7 @@ class EngineSupervisor:
                 await asyncio.to_thread(self._remember_limit, opened.place, max_width)
             if speeds is None and self._is_measurable and not opened.limit:
                 speeds = await self._measure(child, opened.place)
+            await self._keep_one_form(child)
             await self._parts.deliver(self._ready(child, speeds))
             await self._tell(child)
         except BackendError as error:
@@ -224,6 +226,7 @@ class EngineSupervisor:
         settings = self._parts.settings
         self._width = settings.width
         choice = await self._parts.chooser.decide()
+        await self._check_form(choice.name)
         place = await asyncio.to_thread(self._place)
         limit = max_width or await asyncio.to_thread(self._known_limit, place)
         speeds = await asyncio.to_thread(self._parts.speeds.find, place, settings)
@@ -295,8 +298,39 @@ class EngineSupervisor:
                 case _:
                     assert_never(event)
 
+    async def _check_form(self, backend: str) -> None:
+        """Raises BackendError with NO_WEIGHTS where the engine reads weights that a converted file stands for. The
+        engine's process would find that out as well, once it has imported its library."""
+        try:
+            replaced = await asyncio.to_thread(drop_replaced, self._files.base_dir)
+        except StorageError as error:
+            raise BackendError(error.what, got=error.got, do=error.do, code=error.code) from error
+        if replaced and backend != CONVERTING:
+            weights_of(self._files.base_dir)
+
+    async def _keep_one_form(self, child: EngineChild) -> None:
+        """Deletes what the engine does not read, unless it only stands in for the first choice."""
+        if self._parts.chooser.is_fallback:
+            return
+        files = self._files
+        try:
+            await asyncio.to_thread(keep_one_form, files.base_dir, files.derived_dir, child.converted)
+        except StorageError as error:
+            log.warning("The base model takes more of the disk than the engine needs: %s", error)
+
+    async def _can_come_again(self) -> bool:
+        """Returns True if this node deleted the base model's weights, which count as not here from now on."""
+        try:
+            return await asyncio.to_thread(want_weights, self._files.base_dir)
+        except StorageError as error:
+            log.warning("The base model cannot be fetched again: %s", error)
+            return False
+
     async def _lost(self, error: BackendError, width: int) -> None:
         cause = _CAUSES.get(error.code, "died")
+        if error.code == NO_WEIGHTS and await self._can_come_again():
+            log.info("The engine needs the base model's weights, which are fetched again.")
+            cause = "no_weights"
         what = f"{error.brief} {error.do or ''}" if error.code == GPU_UNUSABLE else error.brief
         await self._parts.deliver(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
 

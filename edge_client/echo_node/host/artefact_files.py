@@ -1,7 +1,8 @@
 """Artefacts as they lie on this disk: which are verified, what room there is, and their removal.
 
-An artefact counts only when its marker, `<name>.verified` beside its directory, names its content and every file still
-has the size and time that it had when it was hashed. The marker is written last and deleted first.
+An artefact counts only when its marker, `<name>.verified` next to its directory, names its content and every file still
+has the size and time that it had when it was hashed. The marker is written last and deleted first. A file outside the
+directory may stand in for some of an artefact's own (`echo_node.host.base_forms`).
 
 A power cut may leave a marker whose files never reached the disk. A base, too large to be hashed at each start, is
 synced before its marker is written. A policy version is not, so that it need not wait for the disk: it is hashed again
@@ -11,6 +12,7 @@ after a restart.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -36,6 +38,7 @@ CONTENT_DIGITS: Final = 32
 MOST_HEADROOM_BYTES: Final = 256 * 2**20
 HEADROOM_SHARE: Final = 0.05
 """What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
+_OUTSIDE: Final = "../"
 
 
 class _Marker(BaseModel):
@@ -43,7 +46,7 @@ class _Marker(BaseModel):
 
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     files: dict[str, tuple[int, int]]
-    """(size in bytes, time of change in nanoseconds) of each."""
+    """(size in bytes, time of change in nanoseconds) of each, by its path from the artefact's directory."""
     fetched_hex: str
     """The message that told the hub how it came."""
 
@@ -53,8 +56,10 @@ def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
 
     `hash_again`: reads all of its files, too.
     """
+    marker = _read(directory)
+    if marker is None:
+        return None
     try:
-        marker = _Marker.model_validate_json(_marker(directory).read_bytes())
         fetched = decode_from_node(bytes.fromhex(marker.fetched_hex))
         changed = marker.files != _stats(directory, marker.files)
         if hash_again and not changed:
@@ -67,16 +72,39 @@ def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
 
 def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
     """Says that the artefact in `directory` is verified. Raises StorageError."""
-    path = _marker(directory)
-    temporary = path.with_suffix(".tmp")
-    with on_disk(path):
+    with on_disk(directory):
         if manifest.kind == "base":
             for file in manifest.files:
                 sync(directory / file.path)
         files = _stats(directory, (file.path for file in manifest.files))
-        marker = _Marker(content=manifest.content, files=files, fetched_hex=encode(fetched).hex())
-        temporary.write_text(marker.model_dump_json(), encoding="utf-8")
-        temporary.replace(path)
+        _write(directory, _Marker(content=manifest.content, files=files, fetched_hex=encode(fetched).hex()))
+
+
+def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> None:
+    """Have the marker, if there is one, name `file` in place of the artefact's files that match the pattern
+    `instead_of`, which may be deleted then. Raises StorageError."""
+    marker = _read(directory)
+    if marker is None:
+        return
+    with on_disk(directory):
+        own = [path for path in marker.files if not path.startswith(_OUTSIDE) and not Path(path).match(instead_of)]
+        files = _stats(directory, [*own, Path(os.path.relpath(file, directory)).as_posix()])
+        if files != marker.files:
+            _write(directory, marker.model_copy(update={"files": files}))
+            sync(_marker(directory))
+            sync(directory.parent)
+
+
+def stands_in(directory: Path) -> bool:
+    """Return True if a file outside `directory` stands in for some of the artefact's own."""
+    marker = _read(directory)
+    return marker is not None and any(path.startswith(_OUTSIDE) for path in marker.files)
+
+
+def unmark(directory: Path) -> None:
+    """Have the artefact count as not here, and leave its files. Raises StorageError."""
+    with on_disk(directory):
+        _marker(directory).unlink(missing_ok=True)
 
 
 def content_here(directory: Path) -> str | None:
@@ -108,17 +136,19 @@ def try_to_delete(directory: Path) -> None:
         log.warning("%s is not deleted yet: %s", directory.name, error)
 
 
-def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]]) -> None:
-    """Raises StorageError when what is missing of `files` (path, size) does not fit on the disk of `parent`."""
+def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]], *, more_bytes: int = 0) -> None:
+    """Raises StorageError when what is missing of `files` (path, size), and `more_bytes`, do not fit on the disk of
+    `parent`."""
     with on_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
         missing_bytes = sum(size_bytes - min(size_bytes, _allocated_bytes(path)) for path, size_bytes in files)
+        missing_bytes += more_bytes
         disk = shutil.disk_usage(parent)
     usable_bytes = disk.free - headroom_bytes(disk.total)
     if missing_bytes > max(0, usable_bytes):
         raise StorageError(
             f"The disk is full: {title} does not fit on it.",
-            got=f"{missing_bytes / 2**20:,.0f} MiB to fetch, {disk.free / 2**20:,.0f} MiB free",
+            got=f"{missing_bytes / 2**20:,.0f} MiB needed at the most, {disk.free / 2**20:,.0f} MiB free",
             do=f"Free some space on the disk of {parent}, or use another disk: --data-dir DIR",
             code=DISK_FULL,
         )
@@ -129,12 +159,27 @@ def headroom_bytes(disk_bytes: int) -> int:
     return min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk_bytes))
 
 
+def _read(directory: Path) -> _Marker | None:
+    try:
+        return _Marker.model_validate_json(_marker(directory).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _write(directory: Path, marker: _Marker) -> None:
+    path = _marker(directory)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(marker.model_dump_json(), encoding="utf-8")
+    temporary.replace(path)
+
+
 def _marker(directory: Path) -> Path:
     return directory.with_name(directory.name + MARKER_SUFFIX)
 
 
 def _stats(directory: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
-    stats = {path: (directory / path).stat() for path in paths}
+    # By their names alone: a directory that is a link would lead `..` elsewhere.
+    stats = {path: Path(os.path.normpath(directory / path)).stat() for path in paths}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 

@@ -9,8 +9,9 @@ data_dir/
     hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
-    carriers/<name>.<kind>/   the sealed files that these came in, for other nodes
-    derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
+    carriers/<name>.<kind>/   the sealed files that policy versions came in, for other nodes, and that a base comes in
+    derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest. A converted
+                              base takes the place of the weights (`echo_node.host.base_forms`)
     widths.json               what engines were found to have memory for
     speeds.json               how fast engines were measured to be
     gpu_cages.json            in which cage an engine on the GPU starts

@@ -1,15 +1,13 @@
 """Carriers on this node's disk: the sealed files that artefacts come in, and that are served to other nodes.
 
-What is served is bounded whatever the hub says: the carriers of the newest `SERVED` policy versions, and the base's,
-which doubles what the base takes of the disk, only while it is at most `BASE_SHARE` of what is free.
+What is served is bounded whatever the hub says: the carriers of the newest `SERVED` policy versions. The carrier of a
+base model is served while it comes, and no longer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -20,10 +18,7 @@ from echo_shared.swarm import Swarm
 from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import Layout
 
-log = logging.getLogger(__name__)
-
 SERVED: Final = 8
-BASE_SHARE: Final = 0.1
 
 
 class Carriers:
@@ -36,7 +31,7 @@ class Carriers:
         self._info_hashes: dict[str, bytes] = {}
         """Of those that are coming, and of those that are served."""
         self._served: dict[str, int] = {}
-        """Policy version (0 for the base) of those that are settled."""
+        """Policy version of those that are settled."""
         self._unwanted: frozenset[bytes] = frozenset()
         """By info-hash: as said last, but for those that have begun to come since."""
 
@@ -60,21 +55,16 @@ class Carriers:
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: Layout) -> None:
-        """This node has made use of the carrier: from now on it is there for others, as far as the bounds allow."""
+        """This node has made use of the carrier of a policy version: from now on it is there for others."""
         if layout.name not in self._info_hashes:
             return
         if layout.info_hash in self._unwanted:
             await self.discard(layout.name)
             return
         self._served[layout.name] = manifest.policy_version
-        policies = sorted((version, name) for name, version in self._served.items() if version)
-        for _, name in policies[:-SERVED]:
+        served = sorted((version, name) for name, version in self._served.items())
+        for _, name in served[:-SERVED]:
             await self.discard(name)
-        with on_disk(self.directory):
-            free_bytes = (await asyncio.to_thread(shutil.disk_usage, self.directory)).free
-        if manifest.kind == "base" and layout.total_bytes > BASE_SHARE * free_bytes:
-            log.info("%s is not served to others: the disk has no ample room for it.", manifest.name)
-            await self.discard(layout.name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
         """Nobody else fetches these any more. What is on its way for this node itself stays until it is settled."""

@@ -3,8 +3,9 @@
 What the hub on this very host holds in memory is read from there; a base model may come from a model hub. All else
 comes in a carrier, by the way that the hub offers: pushed piece by piece, through the swarm, or from the hub's web
 seed. A push that falls silent goes on through the swarm from what has arrived, and the swarm turns to the web seed by
-itself. The carrier stays, to be served to others; it is made into the artefact's files, and these count once their
-marker is written (`echo_node.host.artefact_files`), which is the last thing that is done.
+itself. The carrier is made into the artefact's files, and these count once their marker is written
+(`echo_node.host.artefact_files`). The carrier of a policy version stays, to be served to others. That of a base model,
+as large as the base model itself, is served while it comes, and deleted once the marker is written.
 """
 
 from __future__ import annotations
@@ -115,13 +116,16 @@ class Fetcher:
         artefacts: Path,
         carriers: Path,
         on_downloaded: Callable[[int], None] = lambda count_bytes: None,
+        conversion_bytes: Callable[[int], int] = lambda base_bytes: 0,
     ) -> None:
-        """`on_downloaded` is told of bytes that come from a model hub."""
+        """`on_downloaded` is told of bytes that come from a model hub. `conversion_bytes`: what the engine's conversion
+        of a base model of this size takes of the disk; a base model is fetched where there is room for that as well."""
         self._swarm = swarm
         self._receiver = receiver
         self._source = source
         self._directory = artefacts
         self._on_downloaded = on_downloaded
+        self._conversion_bytes = conversion_bytes
         self._trackers = (source.address.url(source.tracker_path),)
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
@@ -166,6 +170,8 @@ class Fetcher:
         try:
             fetched = await self._bring(job)
             await asyncio.to_thread(write_marker, directory, manifest, fetched)
+            if policy_version is None:
+                await self._carriers.discard(manifest.carrier_name)
         finally:
             ended.set()
             del self._under_way[policy_version]
@@ -173,8 +179,8 @@ class Fetcher:
         return fetched
 
     async def share(self, offer: ArtefactOffer, fetched: Fetched) -> None:
-        """The carrier of what `fetch` has brought by this offer is there for others from now on, if it came here and as
-        far as the disk has room. Raises RemoteProtocolError, SwarmError, StorageError; the carrier is deleted then."""
+        """The carrier of the policy version that `fetch` has brought by this offer is there for others from now on, if
+        it came here. Raises RemoteProtocolError, SwarmError, StorageError; the carrier is deleted then."""
         manifest, layout = artefacts.open_offer(offer, self._source.hub_key), read_torrent(offer.torrent)
         came_otherwise = fetched.shared_memory_bytes or fetched.model_hub_bytes
         if came_otherwise or fetched.info_hash != layout.info_hash:  # What lies here may be the beginning of one.
@@ -190,7 +196,9 @@ class Fetcher:
         manifest, directory = job.manifest, self._directory / job.manifest.name
         files = [(directory / file.path, file.size_bytes) for file in manifest.files]
         await asyncio.to_thread(delete_changed, directory)
-        await asyncio.to_thread(check_room, self._directory, manifest.name, files)
+        conversion_bytes = self._conversion_bytes(manifest.total_bytes) if manifest.kind == "base" else 0
+        room_for = partial(check_room, self._directory, manifest.name, files, more_bytes=conversion_bytes)
+        await asyncio.to_thread(room_for)
         fetched = await self._from_memory(job) or await self._from_model_hub(job)
         if fetched is not None:
             await self._carriers.discard(manifest.carrier_name)  # Else its beginning could pass for a whole one later.
@@ -339,8 +347,8 @@ class Fetcher:
     def take_up(self, newest_version: int) -> dict[int, OnDisk]:
         """This run's newest verified versions from before a restart. Blocks.
 
-        All other versions are deleted, and all carriers but those of the base and of the newest version, as far as the
-        disk allows: a fetch of these goes on where it stopped.
+        All other versions are deleted, as far as the disk allows, and all carriers but those of the newest version and
+        of a base that is not whole yet: a fetch of these goes on where it stopped.
         """
         prefix = self.directory(0).name.rstrip("0")
         found: dict[int, OnDisk] = {}
@@ -355,8 +363,9 @@ class Fetcher:
         for version in sorted(found)[:-KEPT]:
             try_to_delete(self.directory(version))
             del found[version]
-        of_run = re.compile(f"{re.escape(prefix)}\\d+|{re.escape(self.directory(None).name)}")
-        self._carriers.delete_leftovers(of_run, [self.directory(None).name, self.directory(newest_version).name])
+        base, newest = self.directory(None), self.directory(newest_version).name
+        of_run = re.compile(f"{re.escape(prefix)}\\d+|{re.escape(base.name)}")
+        self._carriers.delete_leftovers(of_run, [newest] if read_marker(base) else [newest, base.name])
         return found
 
     def _open(self, offer: ArtefactOffer, policy_version: int | None, on_progress: OnProgress) -> _Job:

@@ -18,6 +18,7 @@ from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM
 
 from echo_node.backends import gguf_convert
+from echo_node.backends.base import NO_WEIGHTS
 from echo_node.backends.gguf_convert import convert_model, find_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import KvLayout
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
@@ -82,6 +83,40 @@ def test_a_conversion_is_made_once_and_whole(base: Path, tmp_path: Path) -> None
     assert [path.name for path in made.parent.iterdir()] == [made.name]
 
 
+@pytest.mark.parametrize("precision", ["q8_0", "q4_k_m"])
+def test_what_a_killed_conversion_left_makes_way(base: Path, tmp_path: Path, precision: str) -> None:
+    for name in ("base-f16-1.7.tmp", "base-q4_k_m-1.7.7.f16"):
+        (tmp_path / name).write_bytes(b"half of it")
+    made = convert_model(base, tmp_path, precision)
+    left = {path.name for path in tmp_path.iterdir()} - {made.name}
+    assert left == (set() if precision == "q4_k_m" else {"base-q4_k_m-1.7.7.f16"})
+
+
+def test_a_conversion_is_on_the_disk_before_it_has_its_name(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = gguf_convert.sync
+    monkeypatch.setattr(gguf_convert, "sync", lambda path: (synced.append(path.suffix), sync(path)))
+    made = convert_model(base, tmp_path / "derived", "f16")
+    assert synced == [".tmp", ""] and made.exists()
+
+
+def test_without_weights_auto_takes_the_conversion_that_is_here(base: Path, tmp_path: Path) -> None:
+    bare = tmp_path / base.name
+    bare.mkdir()
+    shutil.copy(base / "config.json", bare)
+    with pytest.raises(BackendError) as caught:
+        find_model(bare, tmp_path / "derived", "auto", gpu=False)
+    assert caught.value.code == NO_WEIGHTS
+    made = convert_model(base, tmp_path / "derived", "q8_0")
+    found = find_model(bare, tmp_path / "derived", "auto", gpu=False)
+    assert (found.path, found.precision, found.is_converted) == (made, "q8_0", True)
+    with pytest.raises(BackendError) as caught:
+        find_model(bare, tmp_path / "derived", "f16", gpu=False)
+    assert caught.value.code == NO_WEIGHTS
+
+
 @pytest.mark.parametrize("precision", ["f16", "bf16", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "q3_k_m"])
 def test_lower_precisions_compute_nearly_the_same(precision: str, base: Path, kit: Any, tmp_path: Path) -> None:
     ids = list(range(20))
@@ -114,7 +149,7 @@ def test_a_base_given_as_gguf_is_used_as_it_is(
     given.mkdir()
     shutil.copy(made, given / "model.gguf")
     assert find_model(given, tmp_path / "none", "auto", gpu=False) == gguf_convert.ModelFile(
-        path=given / "model.gguf", is_exact=True, precision="f32"
+        path=given / "model.gguf", is_exact=True, precision="f32", is_converted=False
     )
     assert not (tmp_path / "none").exists()
     expected, shape = read_shape(base), read_shape(given)

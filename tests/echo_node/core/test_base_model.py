@@ -28,3 +28,12 @@ def test_it_arrives_once() -> None:
     assert base.fetched is None
     assert base.arrived(fetched(None)) and not base.arrived(fetched(None))
     assert base.fetched == fetched(None)
+
+
+def test_a_base_that_lacks_its_weights_comes_again_by_the_newest_offer() -> None:
+    base = BaseModel(lambda: 0.0)
+    base.offered(FIRST)
+    base.arrived(fetched(None))
+    base.offered(SECOND)
+    assert base.lacks_weights() == [FetchArtefact(policy_version=None, offer=SECOND)]
+    assert base.fetched is None and base.arrived(fetched(None))

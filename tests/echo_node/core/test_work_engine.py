@@ -48,6 +48,18 @@ def test_the_first_death_costs_nothing_but_a_restart() -> None:
     assert node.ever_sent(LeaseReturned) == []
 
 
+def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -> None:
+    node = Node().ready()(lease(1), EngineLost(what="no weights", cause="no_weights"))
+    assert node.of(StartEngine) == [] and [e.policy_version for e in node.of(FetchArtefact)] == [None]
+    assert node.loop.engine_problem is None
+    assert node(Tick(), after_s=1.0).of(StartEngine) == []
+    node(here(None))
+    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
+    node(EngineReady(width=WIDTH))
+    assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
+    assert node.ever_sent(LeaseReturned) == []
+
+
 def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
     """Lease 2 kills whatever samples it."""
     node = Node().ready()

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.backends.base import EngineSettings
+from echo_node.backends.base import NO_WEIGHTS, EngineSettings
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import (
@@ -30,11 +30,14 @@ from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
+from echo_node.host.artefact_files import content_here, let_stand_in, write_marker
 from echo_node.host.cage.guards import GUARDS
 from echo_node.host.cage.leeway import SEALED
 from echo_node.host.hardware import Hardware
+from echo_shared.artefacts import Manifest
 from echo_shared.errors import BackendError
-from echo_shared.messages import LeaseReturned
+from echo_shared.hashed_files import describe_file
+from echo_shared.messages import Fetched, LeaseReturned
 from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import Limits
 
@@ -175,6 +178,70 @@ async def test_what_was_learnt_of_one_engine_does_not_hold_for_another(bench: Be
     assert await bench.start(8) == EngineReady(width=8, scores=True)
     bench.choice = TORCH
     assert await bench.start() == EngineReady(width=64, scores=True)
+
+
+def converted(bench: Bench) -> list[str]:
+    return sorted(path.name for path in bench.directory.glob("*.gguf"))
+
+
+@pytest.mark.parametrize("read", ["read.gguf", "another.gguf"])
+async def test_once_it_is_up_what_it_does_not_read_is_deleted(bench: Bench, read: str) -> None:
+    for name in ("other.gguf", read):
+        (bench.directory / name).write_text(name)
+    await bench.start()
+    assert converted(bench) == ["read.gguf"] * (read == "read.gguf")
+
+
+async def test_an_engine_that_stands_in_for_the_first_choice_deletes_nothing(bench: Bench) -> None:
+    bench.choice = TORCH
+    await bench.start()
+    bench.choice = LLAMA
+    (bench.directory / "other.gguf").write_text("other")
+    await bench.start()
+    assert bench.chooser.is_fallback and converted(bench) == ["other.gguf"]
+    bench.choice = TORCH
+    await bench.start()
+    assert converted(bench) == []
+
+
+async def test_weights_are_asked_for_where_this_node_deleted_them(bench: Bench) -> None:
+    (bench.directory / "none.json").write_text("")
+    lost = await bench.start()
+    assert (lost.cause, lost.code) == ("died", NO_WEIGHTS)
+    mark_converted(bench)
+    lost = await bench.start()
+    assert lost.cause == "no_weights" and content_here(bench.directory) is None
+
+
+def mark_converted(bench: Bench) -> None:
+    """The base counts as verified, with a converted file in place of its weights."""
+    (bench.directory / "config.json").write_text("{}")
+    (bench.directory / "a.safetensors").write_text("weights")
+    manifest = Manifest(
+        kind="base",
+        run_id="run",
+        name="run-base",
+        policy_version=0,
+        carrier="files",
+        key_id=1,
+        info_hash="ab" * 20,
+        files=tuple(describe_file(bench.directory / name, name=name) for name in ("config.json", "a.safetensors")),
+    )
+    report = Fetched(info_hash=bytes(20), policy_version=None, seconds=0.5, swarm_bytes=1, web_seed_bytes=2)
+    write_marker(bench.directory, manifest, report)
+    converted_file = bench.directory.parent / "read.gguf"
+    converted_file.write_text("converted")
+    let_stand_in(bench.directory, converted_file, instead_of="*.safetensors")
+    (bench.directory / "a.safetensors").unlink()
+
+
+async def test_no_process_starts_for_an_engine_that_reads_weights_which_were_deleted(bench: Bench) -> None:
+    mark_converted(bench)
+    (bench.directory / "b.safetensors").write_text("what a killed node left")
+    bench.choice = TORCH
+    lost = await bench.start()
+    assert lost.cause == "no_weights" and content_here(bench.directory) is None
+    assert not any(bench.directory.glob("*.safetensors")) and not (bench.directory / "log").exists()
 
 
 async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> None:

@@ -1,10 +1,8 @@
 """Carriers that are really seeded."""
 
 import re
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -52,11 +50,11 @@ def here(carriers: Carriers) -> list[str]:
     return sorted(path.name for path in carriers.directory.iterdir())
 
 
-async def test_the_newest_few_and_the_base_are_served(carriers: Carriers, swarm: Swarm) -> None:
-    for version in range(SERVED + 3):
+async def test_the_newest_few_are_served(carriers: Carriers, swarm: Swarm) -> None:
+    for version in range(1, SERVED + 3):
         await serve(carriers, *put(carriers, version))
-    assert here(carriers) == ["run-base.s", *(f"run-v{version:06d}.k" for version in range(3, SERVED + 3))]
-    assert len(await swarm.stats()) == SERVED + 1
+    assert here(carriers) == [f"run-v{version:06d}.k" for version in range(3, SERVED + 3)]
+    assert len(await swarm.stats()) == SERVED
 
 
 async def test_what_is_not_there_whole_is_not_served(carriers: Carriers, swarm: Swarm) -> None:
@@ -106,15 +104,6 @@ async def test_what_this_node_has_not_made_use_of_is_not_unwanted(carriers: Carr
     await carriers.unwanted([one[1].info_hash for one in (used, complete, coming)])
     assert here(carriers) == ["run-v000002.k", "run-v000003.k"]
     assert list(await swarm.stats()) == [complete[1].info_hash]
-
-
-@pytest.mark.parametrize(("free_bytes", "kept"), [(70, ["run-base.s"]), (50, [])])
-async def test_the_base_is_served_where_there_is_ample_room(
-    carriers: Carriers, monkeypatch: pytest.MonkeyPatch, free_bytes: int, kept: list[str]
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_bytes))
-    await serve(carriers, *put(carriers, 0))  # Of 6 bytes.
-    assert here(carriers) == kept
 
 
 async def test_all_carriers_of_an_artefact_go_with_it(carriers: Carriers) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import delete_artefact
+from echo_node.net import carriers as carriers_module
 from echo_node.net import fetcher as fetcher_module
 from echo_node.net.fetcher import UNREADABLE, Fetcher, Source
 from echo_node.net.mesh import Mesh
@@ -43,7 +44,13 @@ def fetcher(hub: Any, swarm: Swarm, tmp_path: Path) -> Fetcher:
 
 
 def make_fetcher(
-    hub: Any, swarm: Swarm, tmp_path: Path, *, hub_key: bytes | None = None, receiver: Receiver | None = None
+    hub: Any,
+    swarm: Swarm,
+    tmp_path: Path,
+    *,
+    hub_key: bytes | None = None,
+    receiver: Receiver | None = None,
+    **options: Any,
 ) -> Fetcher:
     source = Source(
         address=HubAddress.parse(hub.url, insecure=False),
@@ -52,7 +59,8 @@ def make_fetcher(
         tracker_path="/announce/key",
     )
     receiver = receiver or make_receiver([])
-    made = Fetcher(swarm, receiver, source, artefacts=tmp_path / "artefacts", carriers=tmp_path / "carriers")
+    places = {"artefacts": tmp_path / "artefacts", "carriers": tmp_path / "carriers"}
+    made = Fetcher(swarm, receiver, source, **places, **options)
     made.set_keys(hub.run_keys)
     return made
 
@@ -103,12 +111,53 @@ async def test_fetches_verifies_and_counts(hub: Any, fetcher: Fetcher) -> None:
 async def test_what_is_verified_is_not_fetched_again_and_its_carrier_is_served(
     hub: Any, fetcher: Fetcher, tmp_path: Path
 ) -> None:
-    first = await fetcher.fetch(hub.offers[None], None)
+    await hub.publish(1, announce=False)
+    first = await fetcher.fetch(hub.offers[1], 1)
     async with restarted(hub, tmp_path) as (other, swarm):
-        assert await other.fetch(hub.offers[None], None) == first  # The very report.
+        assert await other.fetch(hub.offers[1], 1) == first  # The very report.
         assert await swarm.stats() == {}
-        await other.share(hub.offers[None], first)
+        await other.share(hub.offers[1], first)
         assert list(await swarm.stats()) == [first.info_hash]
+
+
+class Killed(BaseException):
+    """The process ends here: nothing that handles errors sees it."""
+
+
+async def kill_at(name: str, fetcher: Fetcher, hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetches the base, in a process that is killed when it is about to call `name`."""
+
+    def kill(*about: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetcher_module if name == "write_marker" else carriers_module, name, kill)
+        with pytest.raises(Killed):
+            await fetcher.fetch(hub.offers[None], None)
+
+
+@pytest.mark.parametrize("killed_at", ["never", "write_marker", "try_to_delete"])
+async def test_the_carrier_of_a_base_goes_once_the_base_is_whole(
+    hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
+) -> None:
+    """Killed before the marker is written, the node makes the base again of what has come; after that, nothing is lost
+    and the next process deletes the carrier."""
+    if killed_at == "never":
+        fetched = await fetcher.fetch(hub.offers[None], None)
+        assert await swarm.stats() == {} and carriers_in(tmp_path) == []
+    else:
+        await kill_at(killed_at, fetcher, hub, monkeypatch)
+        assert carriers_in(tmp_path) == [f"{hub.run_id}-base.s"]
+        await fetcher.close()
+        async with restarted(hub, tmp_path) as (other, _):
+            other.take_up(0)
+            assert carriers_in(tmp_path) == ([f"{hub.run_id}-base.s"] if killed_at == "write_marker" else [])
+            fetched = await other.fetch(hub.offers[None], None)
+        came_bytes = fetched.swarm_bytes + fetched.web_seed_bytes
+        assert came_bytes == 0 if killed_at == "write_marker" else came_bytes > 0  # As it came before the kill.
+    await fetcher.share(hub.offers[None], fetched)
+    assert await swarm.stats() == {} and carriers_in(tmp_path) == []
+    assert same_files(fetcher.directory(None), hub.published(None))
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing", "unmarked"])
@@ -465,16 +514,30 @@ async def test_what_does_not_fit_on_the_disk_is_not_begun(
         await fetcher.fetch(hub.offers[None], None)
     assert await swarm.stats() == {} and not fetcher.directory(None).exists() and carriers_in(tmp_path) == []
     disk["free"] = both + total // 2 + 1  # Five hundredths of the disk stay free.
-    await fetch_and_share(fetcher, hub.offers[None], None)
+    await fetcher.fetch(hub.offers[None], None)
     assert same_files(fetcher.directory(None), hub.published(None))
-    assert await swarm.stats() == {} and carriers_in(tmp_path) == []  # There is no ample room to serve it.
+
+
+async def test_a_base_needs_room_for_what_the_engine_makes_of_it(
+    hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = open_offer(hub.offers[None], hub.me.public_key).total_bytes
+    disk = {"total": 0, "free": 4 * total - 1}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(**disk))
+    fetcher = make_fetcher(hub, swarm, tmp_path, conversion_bytes=lambda base_bytes: 3 * base_bytes)
+    with pytest.raises(StorageError, match="does not fit"):
+        await fetcher.fetch(hub.offers[None], None)
+    disk["free"] += 1
+    await fetcher.fetch(hub.offers[None], None)
+    await hub.publish(1, announce=False)
+    disk["free"] = total
+    await fetcher.fetch(hub.offers[1], 1)  # An engine converts bases alone.
 
 
 async def test_what_is_there_of_a_carrier_needs_no_room(
     hub: Any, fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fetcher.fetch(hub.offers[None], None)
-    fetcher.directory(None).with_name(fetcher.directory(None).name + ".verified").unlink()
+    await kill_at("write_marker", fetcher, hub, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10, free=0))
     async with restarted(hub, tmp_path) as (other, _):
         await other.fetch(hub.offers[None], None)
@@ -548,7 +611,7 @@ async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_pa
     (directory / "model.safetensors").write_bytes(b"other weights")
     fetcher.set_keys(hub.run_keys)
     other = await fetcher.fetch(await hub.offer(None, directory), None)
-    assert fetcher.base_content != content and list(await swarm.stats()) == [other.info_hash]
+    assert fetcher.base_content != content and other.info_hash != first.info_hash
     assert same_files(fetcher.directory(None), directory)
 
 

@@ -1,0 +1,95 @@
+"""The one form in which a base model stays on this disk.
+
+A base model comes as safetensors. torch, MLX and vLLM read these; llama.cpp reads a file that it converts them to. Once
+an engine is up, the form that it reads stays, and all others are deleted. The marker of the artefact names the files of
+that form.
+
+The order: the converted file is safe on the disk, the marker names it, the weights are deleted. A node that is killed
+between two of these steps has a base model that its marker calls whole, and deletes the rest of the weights before an
+engine starts again. When an engine needs the weights later, the base model is fetched again; the converted file stays
+until that engine is up.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Final
+
+from echo_node.host.artefact_files import let_stand_in, stands_in, unmark
+from echo_shared.swarm.disk import on_disk
+
+CONVERTING: Final = "llama_cpp"
+"""The backend that reads converted files."""
+WEIGHTS: Final = "*.safetensors"
+_CONVERTED: Final = ("*.gguf", "*.tmp", "*.f16")
+"""Files that the conversion for llama.cpp writes, unfinished files included."""
+_CONTENT: Final = re.compile("[0-9a-f]{32}")
+"""The name of a directory of converted files: the content of the base model that they were made of."""
+
+_SHARES: Final = {"f32": 2.0, "f16": 1.0, "bf16": 1.0, "q8_0": 0.54}
+"""Size of a converted file, as a share of 16-bit weights."""
+_QUANTISING: Final = 1.5
+"""The same for a K-quant while it is made: a 16-bit file, and the result."""
+_EXACT_BYTES: Final = 128 * 2**20
+"""16-bit weights up to this size are converted to f32 where the precision is `auto`."""
+
+
+def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> None:
+    """Delete all of the base model that the engine which is up does not read. Blocks.
+
+    `converted`: the file in `derived_dir` that this engine reads in place of the weights. A base model without a marker
+    keeps its weights. Raises StorageError; what the engine reads is whole even then.
+    """
+    with on_disk(base_dir):
+        if converted is not None:
+            let_stand_in(base_dir, converted, instead_of=WEIGHTS)
+            drop_replaced(base_dir)
+        for pattern in _CONVERTED:
+            for path in derived_dir.glob(pattern):
+                if path != converted:
+                    path.unlink()
+        for path in derived_dir.parent.glob("*"):
+            if path != derived_dir and _CONTENT.fullmatch(path.name):
+                shutil.rmtree(path)
+
+
+def drop_replaced(base_dir: Path) -> bool:
+    """Return True if a converted file stands for the weights; what a killed node left of these is deleted.
+
+    Blocks. Raises StorageError.
+    """
+    if not stands_in(base_dir):
+        return False
+    with on_disk(base_dir):
+        for path in base_dir.glob(WEIGHTS):
+            path.unlink()
+    return True
+
+
+def want_weights(base_dir: Path) -> bool:
+    """Return True if a converted file stood for the weights: the base model counts as not here from now on, so that the
+    next fetch brings all of it. Blocks. Raises StorageError."""
+    if not stands_in(base_dir):
+        return False
+    unmark(base_dir)
+    return True
+
+
+def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
+    """Return the most disk space that converting a base model of `base_bytes` takes, temporary files included."""
+    if backend not in ("auto", CONVERTING):
+        return 0
+    if precision == "auto":
+        precision = "f32" if base_bytes <= _EXACT_BYTES else "f16"
+    return int(base_bytes * _SHARES.get(precision, _QUANTISING))
+
+
+def largest_base_bytes(room_bytes: int, *, backend: str, precision: str) -> int:
+    """Return the largest size of a base model whose fetch and conversion fit into `room_bytes`.
+
+    The sealed files that a base model comes in are as large as itself, and are gone before it is converted.
+    """
+    share = max(1.0, conversion_bytes(2**40, backend=backend, precision=precision) / 2**40)
+    return int(room_bytes / (1 + share))
