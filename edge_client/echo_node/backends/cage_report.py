@@ -149,7 +149,7 @@ def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> N
         told = printable_line(str(error))
     os.write(1, f"{told}\n".encode())
     try:
-        exec(compile(code, "<start>", "exec"), {})  # Of `STARTS`.
+        exec(compile(code, "<start>", "exec"), {})  # Code from `STARTS`.
     except BackendError as error:
         raise SystemExit(printable_line(str(error))) from error
 
