@@ -25,77 +25,90 @@ PrecisionName = Literal["auto", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", 
 
 
 class NodeConfig(BaseSettings):
-    """All settings; config.toml holds them at its top level, but for the table [manners]."""
+    """All settings. config.toml holds them at its top level, except for the table [manners]."""
 
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,  # `echo-node config list` shows them.
+        use_attribute_docstrings=True,  # `echo-node config list` prints the docstrings.
         env_prefix="ECHO_NODE_",
         env_nested_delimiter="__",
     )
 
     name: Annotated[str, Field(max_length=64), AfterValidator(lambda name: name and checked_name(name))] = ""
-    """Shown on the hub's pages, and unlike other nodes' names; empty = one made from the node's id."""
+    """Name on the hub's pages, different from other nodes' names; empty = a name made from the node's id."""
     invite_token: Annotated[SecretText, Field(max_length=256)] = ""
-    """Asked for by hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
+    """Token for hubs that admit only invited nodes. Stored for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
-    """The sampling engine; auto = the best that this machine can run."""
+    """The sampling engine; auto = the best one that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads of the engine; 0 = the engine's own choice."""
+    """CPU threads of the engine; 0 = the engine chooses."""
     helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
-    """HOST:PORT#CODE of other machines that hold a part of the model each, as `echo-node lend` prints it there."""
+    """HOST:PORT#CODE of machines that each hold a part of the model, as `echo-node lend` prints it there."""
     precision: PrecisionName = "auto"
-    """Of the engine's weights; auto = exact for small models, else 16 bits, or 8 where these take too much memory."""
+    """Precision of the engine's weights; auto = exact for small models, else 16 bits, or 8 if memory is short."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's, half of a GPU's."""
+    """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's memory, half of a
+    GPU's.
+    """
     width: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Rollouts sampled at once; 0 = what suits the device."""
+    """Rollouts sampled at once; 0 = suited to the device."""
     bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """For measuring the engine before its first work on a base model, unless `width` is set; 0 = do not."""
+    """Seconds to measure the engine before its first work on a base model, unless `width` is set; 0 = no
+    measurement.
+    """
     memory_limit_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory that the engine may take for itself before it is ended and started narrower; 0 = 80 % of the machine's."""
+    """Memory limit of the engine. Above it, the engine is restarted with a smaller width; 0 = 80 % of the machine's
+    memory.
+    """
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
-    """Rollouts that the node asks for, as a multiple of its width: work for the time that a round trip takes."""
+    """Rollouts that the node requests, as a multiple of its width. The surplus covers the time of a round trip."""
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """Seconds of sampling after which the hub gets what unfinished completions have drawn, so that another node can go
-    on with them where this one is cut off; 0 = never; then none is interrupted for a newer version."""
+    """Seconds of sampling between two reports of partial completions to the hub. If this node is cut off, another node
+    continues from them. 0 = no reports, and no interruption for a newer version.
+    """
     cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
-    """US dollars that the hub's operator is to pay for this machine while it is active; 0 = it is a gift, and comes
-    before all that cost something. The hub keeps the account; how it is settled is between you and the operator."""
+    """US dollars per hour that the hub's operator should pay for this machine while it is active; 0 = a gift, which
+    hubs use before paid machines. The hub keeps the account; you settle it with the operator.
+    """
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
-    """What the machine draws while it works; hubs may count it at their price of electricity. 0 = not stated."""
+    """Power in watts of the machine at work; hubs may count it at their price of electricity. 0 = not stated."""
     swarm_host: str = "0.0.0.0"
     """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port for that; 0 = any free one."""
+    """TCP port for fetches at `swarm_host`; 0 = any free port."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port, at `swarm_host` too, on which other nodes hand on what the hub sends; 0 = any free one."""
+    """TCP port at `swarm_host` on which other nodes forward pieces from the hub; 0 = any free port."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload to other nodes: at most half of it for handing on, and half for BitTorrent, which does not count nodes of
-    the local network; 0 = unlimited."""
+    """Upload limit to other nodes. Forwarding gets at most half, BitTorrent the other half, which does not count nodes
+    of the local network; 0 = unlimited.
+    """
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Download: at most half of it for what the hub and other nodes push, and half for BitTorrent and the hub's web
-    seed, which do not count nodes of the local network; 0 = unlimited."""
+    """Download limit. Pieces pushed by the hub and other nodes get at most half, BitTorrent and the hub's web seed the
+    other half, which does not count nodes of the local network; 0 = unlimited.
+    """
     cage: CageMode = "auto"
-    """Whether the engine, which reads what a hub sends, is kept from your files, the network and other programs: auto =
-    as far as the system can; required = it does not start where something of that is missing; off = not at all."""
+    """Cage that keeps the engine, which reads a hub's data, from your files, the network and other programs: auto = as
+    far as the system can; required = the engine does not start without a complete cage; off = no cage.
+    """
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Wait before the first attempt to connect again; later ones wait longer, up to a minute."""
+    """Wait before the first reconnect; later waits grow up to a minute."""
     stay: bool = False
-    """When a run is finished and its hub stops: wait for the hub, whose operator may extend the run, and go on then.
-    Else the node ends with the run."""
+    """After a run has finished and its hub stops: true = wait for the hub, whose operator may extend the run; false =
+    stop the node.
+    """
     manners: MannersConfig = MannersConfig()
-    """When the node leaves the machine to its owner."""
+    """Rules for when the node leaves the machine to its owner."""
     update: UpdateMode = "tell"
-    """Whether to say so when the hub runs a newer release than this node, and how to get it. A node that is too old to
-    be let in says so in any case; by auto, and by nothing else, it then runs the installer that it came with, with the
-    source that it came from, once a day at most. It runs nothing from a hub."""
+    """Updates when the hub runs a newer release: tell = show the release and the command that installs it. auto = if
+    the hub refuses this release, also run the node's own installer with its own source, once a day at most. Nothing
+    from a hub is ever run.
+    """
     exit_with_stdin: bool = False
-    """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
+    """Stop when standard input ends: for a program that starts a node and must not leave it running."""
 
     @model_validator(mode="after")
     def _check_helpers(self) -> Self:
@@ -105,29 +118,29 @@ class NodeConfig(BaseSettings):
             raise ConfigError(
                 "Only llama.cpp spreads a model over several machines.",
                 got=f"backend {self.backend}, {len(self.helpers)} helpers",
-                do="Leave --backend out, or --with.",
+                do="Omit --backend, or omit --with.",
             )
         return self
 
     @property
     def upload_share_bytes_s(self) -> int:
-        """What each of the two ways of sending may take of `upload_limit_bytes_s`; 0 = unlimited."""
+        """Limit for each of the two ways of sending, from `upload_limit_bytes_s`; 0 = unlimited."""
         return (self.upload_limit_bytes_s + 1) // 2
 
     @property
     def download_share_bytes_s(self) -> int:
-        """What each of the two ways of receiving may take of `download_limit_bytes_s`; 0 = unlimited."""
+        """Limit for each of the two ways of receiving, from `download_limit_bytes_s`; 0 = unlimited."""
         return (self.download_limit_bytes_s + 1) // 2
 
     @property
     def wanted_backend(self) -> BackendName:
-        """The engine to choose."""
+        """The requested engine; helpers need llama.cpp."""
         return "llama_cpp" if self.helpers else self.backend
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
-    """The settings that hold. `path` None = no file; `overrides` are flags, None = not given.
+    """Load the settings in force. `path` None = no file; `overrides` are flags, None = not given.
 
-    Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
+    Raises ConfigError, which names the setting, its value, and the line, variable or flag that set it.
     """
     return load_settings(NodeConfig, path, overrides, other_variables=(HOME_VARIABLE,))

@@ -159,7 +159,7 @@ async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, sit
             before = hub.handshakes
             command("addr del 10.213.77.2/24 dev inside")
             command("addr add 10.213.77.3/24 dev inside")
-            await running.printed(r"This machine is in another network now; connecting again\.")
+            await running.printed(r"This machine has changed its network; reconnecting\.")
             await running.printed(r"Connected again\.")
             assert hub.handshakes == before + 1
             await hub.finished(await hub.lease(1, version=0))

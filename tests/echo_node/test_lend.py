@@ -67,7 +67,7 @@ async def test_a_node_that_takes_more_is_shut_out(site: Any) -> None:
         reader, writer = await asyncio.open_connection(LOOPBACK, lent.port)
         assert await reader.read() == b""
         writer.close()
-    await helper.printed("more than is lent: it is shut out")
+    await helper.printed("more than is lent: it is disconnected")
     await helper.end()
 
 

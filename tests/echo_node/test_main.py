@@ -392,7 +392,7 @@ async def test_join_works_until_told_to_stop(hub: Any, number: signal.Signals) -
     status, out, err = await node.end()
     assert (status, err) == (0, "")
     assert "Connected to test run" in out and "pinned now" in out
-    assert "4 rollouts, " in out and "Go on with: echo-node run" in out
+    assert "4 rollouts, " in out and "Continue with: echo-node run" in out
     assert isinstance(hub.said[-1], Goodbye)
 
 

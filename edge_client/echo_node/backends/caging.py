@@ -80,7 +80,7 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
     for variable in CAGED_ENVIRONMENT:
         os.environ.pop(variable, None)  # Libraries loaded after this line may start threads.
     if terms.mode == "off":
-        return Caged(held=Held.to_nothing("the settings turn the cage off"), settings=settings)
+        return Caged(held=Held.to_nothing("the settings turn it off"), settings=settings)
     if backend in UNCAGED:
         held = Held.to_nothing(UNCAGED[backend])
     else:

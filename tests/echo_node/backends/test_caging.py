@@ -148,7 +148,7 @@ def test_what_a_caged_engine_tries_is_refused(name: str, outcomes: Outcomes) -> 
 
 def test_it_says_what_holds(outcomes: Outcomes) -> None:
     assert outcomes["required"][0].holds == outcomes["GPU"][0].holds == tuple(GUARDS)
-    assert outcomes["off"][0] == Held.to_nothing("the settings say so")
+    assert outcomes["off"][0] == Held.to_nothing("the settings turn it off")
 
 
 def test_an_engine_that_starts_programs_has_no_cage_and_says_so(tmp_path: Path) -> None:
