@@ -1,8 +1,8 @@
-"""Whether a node may use its owner's machine at this moment, and if it may not, why, in plain sentences.
+"""Rules for using the owner's machine: sensor readings and the time in, holds with plain sentences out.
 
-What the sensors read goes in, with the time; holds come out. A hold begins with the first reading that calls for it.
-One that follows from a figure ends only once that has been well within its limit for CALM_S, so that nothing flutters.
-What a machine does not tell (None) holds nothing back.
+A hold begins with the first reading that calls for it. A hold from a measured figure ends only after the figure was
+well within its limit for CALM_S, so that it does not flicker. A value that the machine does not report (None) causes no
+hold.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
 
 CALM_S: Final = 10.0
-"""So long a figure must have been within its limit before its hold ends."""
+"""Time that a figure must stay within its limit before its hold ends."""
 COOLER: Final = 8.0
-"""Degrees below the limit, from where on a chip counts as cool again."""
+"""Degrees below the limit at which a chip counts as cool again."""
 _GB: Final = 1e9
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -30,59 +30,64 @@ Celsius = Annotated[float, Field(ge=0, le=150)]
 
 
 class MannersConfig(BaseModel):
-    """When the node leaves the machine to its owner."""
+    """Rules for when the node leaves the machine to its owner."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     gpu: Literal["idle", "always"] = "idle"
-    """Whether the GPU is used only while its owner is away; a machine without a desktop counts as left alone."""
+    """Use of the GPU: idle = only while its owner is away; always. A machine without a desktop counts as unattended."""
     cpu: Literal["idle", "always"] = "always"
-    """The same of the processor, where the engine runs on that."""
+    """Use of the processor, if the engine runs on it: idle or always, as for `gpu`."""
     idle_after_s: Annotated[float, Field(ge=0, le=86_400)] = 180.0
     """Seconds without keyboard and mouse after which the owner counts as away."""
     on_battery: bool = False
-    """Whether to work while the machine runs on its battery."""
+    """Work while the machine runs on its battery."""
     schedule: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """When to work, as "mon-fri 22:00-07:00", in local time; empty = at all times."""
+    """Working hours, as "mon-fri 22:00-07:00", in local time; empty = at all times."""
     exclusive: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Programs beside which the node does not work, by the name of their file, such as "blender"."""
+    """Programs that pause the node while they run, by the name of their file, such as "blender"."""
     full_screen: bool = False
-    """Whether to work while a game or another program fills the screen, where the system tells."""
+    """Work while a game or another program fills the screen, on systems that report it."""
     others_gpu: Share = 0.25
-    """Share of the GPU that other programs may use before the node leaves it to them; 1 = all of it."""
+    """Share of the GPU that other programs may use before the node pauses; 1 = all of it."""
     others_cpu: Share = 1.0
-    """The same of the processor; what runs at a low priority does not count. 1 = the node's low priority suffices."""
+    """Share of the processor that other programs may use before the node pauses; programs at low priority do not count.
+    1 = the node's low priority suffices.
+    """
     priority: Literal["lowest", "low", "normal"] = "lowest"
-    """Of the engine among the programs of this machine, for the processor and the disk."""
+    """Priority of the engine for the processor and the disk."""
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the processor's cores that the engine takes, where `threads` does not say; one at least."""
+    """Share of the processor's cores that the engine uses, unless `threads` is set; at least one core."""
     max_cpu_celsius: Celsius = 95.0
-    """How warm the processor may be, where the system tells; 0 = no limit."""
+    """Maximum temperature of the processor, on systems that report it; 0 = no limit."""
     max_gpu_celsius: Celsius = 87.0
-    """The same of the GPU."""
+    """Maximum temperature of the GPU, on systems that report it; 0 = no limit."""
     max_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """What the GPU may draw, on average over some seconds; 0 = no limit."""
+    """Maximum power of the GPU in watts, averaged over some seconds; 0 = no limit."""
     min_free_memory_bytes: Annotated[int, Field(ge=0)] = 512 * 2**20
-    """Memory that is left for other programs."""
+    """Memory to leave free for other programs."""
     min_free_disk_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
-    """Of the disk that holds the node's files."""
+    """Space to leave free on the disk with the node's files."""
     metered: bool = False
-    """Whether to work where the network is paid for by use, as NetworkManager tells."""
+    """Work on a metered network, as NetworkManager reports it."""
     max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """What the node may send a day, by the local calendar; 0 = no cap. Then it delivers what it has drawn, and leaves
-    the network alone until the day is over."""
+    """Maximum bytes sent per day of the local calendar; 0 = no cap. At the cap the node delivers finished work, and
+    stays offline until the day ends.
+    """
     max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """The same a month."""
+    """Maximum bytes sent per month; 0 = no cap."""
     max_download_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """The same of what it may receive a day."""
+    """Maximum bytes received per day; 0 = no cap."""
     max_download_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """The same of what it may receive a month."""
+    """Maximum bytes received per month; 0 = no cap."""
     keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    """Seconds that an engine which yields keeps its model in memory, to go on at once; a game has it at once."""
+    """Seconds for which a pausing engine keeps its model in memory, to resume at once. A game gets the memory
+    immediately.
+    """
 
     @property
     def caps(self) -> Caps:
-        """On what is sent and received."""
+        """Caps on sent and received bytes."""
         return Caps(
             sent_a_day=self.max_upload_bytes_day,
             sent_a_month=self.max_upload_bytes_month,
@@ -98,41 +103,41 @@ class MannersConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the sensors tell of one moment; None = this machine does not say."""
+    """Sensor values of one moment; None = not reported by this machine."""
 
     idle_s: float | None = None
-    """Since the owner's last keystroke or movement; inf = nobody has a desktop here."""
+    """Seconds since the owner's last input; inf = no desktop is in use."""
     on_battery: bool | None = None
     battery_share: float | None = None
-    """How full it is."""
+    """Charge of the battery."""
     programs: frozenset[str] = frozenset()
-    """Those of the exclusive programs that run."""
+    """Exclusive programs that are running."""
     full_screen: bool | None = None
     others_cpu: float | None = None
-    """Share of all cores that other programs use, but for those at a low priority."""
+    """Share of all cores used by other programs, except those at low priority."""
     others_gpu: float | None = None
     cpu_celsius: float | None = None
     gpu_celsius: float | None = None
     gpu_watts: float | None = None
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
-    """Memory that the engine will take when it is started again; 0 = it is up, or that is not known."""
+    """Memory that the engine will use after its next start; 0 = it runs, or unknown."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
     traffic: Traffic | None = None
-    """What the node itself has sent and received."""
+    """The node's own traffic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The owner said so."""
+    """A pause by the owner."""
 
     until: float | None = None
-    """Seconds since the epoch; None = until the owner says otherwise."""
+    """End in seconds since the epoch; None = until resumed."""
 
 
 class HoldReason(StrEnum):
-    """Why a node does not work; stable, for programs that read `echo-node status --json`."""
+    """Reason of a hold. Stable values, for programs that read `echo-node status --json`."""
 
     PAUSED = "paused"
     SCHEDULE = "schedule"
@@ -158,11 +163,11 @@ class Hold:
     reason: HoldReason
     sentence: str
     frees_memory: bool = False
-    """The engine's memory is wanted at once."""
+    """True if the engine's memory must be freed at once."""
 
     @property
     def keeps_offline(self) -> bool:
-        """The network is not to be used either."""
+        """True if the node must stay off the network too."""
         return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 
@@ -173,7 +178,7 @@ FREES_MEMORY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What one rule says of a reading: whether a hold is to begin, and whether one that there is may not end yet."""
+    """Result of one rule: a hold begins, an existing hold lasts."""
 
     reason: HoldReason
     begins: bool
@@ -182,13 +187,15 @@ class _Finding:
 
 
 class Manners:
-    """Asked again and again, with a clock that never goes back; `settings` may be replaced at any time."""
+    """The rules with their state. Call `holds` regularly, with a monotonic clock; `settings` may be replaced at any
+    time.
+    """
 
     def __init__(self, settings: MannersConfig) -> None:
         self._settings = settings
         self._schedule = Schedule.parse(settings.schedule)
         self._held_since: dict[HoldReason, float] = {}
-        """By reason of a hold from a figure: when the figure last called for it."""
+        """Time of the last reading that called for a hold, by reason."""
 
     @property
     def settings(self) -> MannersConfig:
@@ -201,7 +208,7 @@ class Manners:
     def holds(
         self, reading: Reading, *, pause: Pause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
-        """Why not to work, most personal first; empty: the machine is the node's. `local` has its time zone."""
+        """Return the current holds, most personal first; empty = the node may work. `local` has a time zone."""
         found = [*self._said(pause, local), *self._facts(reading, on_gpu=on_gpu)]
         caps = self._settings.caps
         if reading.traffic is not None and (said := caps.reached(reading.traffic, local.date())) is not None:
@@ -224,10 +231,10 @@ class Manners:
         if pause is not None and (pause.until is None or local.timestamp() < pause.until):
             end = None if pause.until is None else datetime.fromtimestamp(pause.until, local.tzinfo)
             until = "" if end is None else f" until {end:%a %H:%M}"
-            yield HoldReason.PAUSED, f"Paused by you{until}. Go on with: echo-node resume"
+            yield HoldReason.PAUSED, f"Paused by you{until}. Resume with: echo-node resume"
         if not self._schedule.allows(local):
             begins = self._schedule.next_begin(local)
-            yield HoldReason.SCHEDULE, f"Outside of the hours that you have set; the next ones begin {begins}."
+            yield HoldReason.SCHEDULE, f"Outside the hours that you have set; the next ones begin {begins}."
 
     def _facts(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
         settings = self._settings
@@ -236,7 +243,7 @@ class Manners:
             yield HoldReason.ON_BATTERY, f"On battery{level}."
         device, rule = ("GPU", settings.gpu) if on_gpu else ("processor", settings.cpu)
         if rule == "idle" and reading.idle_s is not None and reading.idle_s < settings.idle_after_s:
-            away = f"until you have rested for {settings.idle_after_s / 60:.3g} minutes"
+            away = f"until you have been away for {settings.idle_after_s / 60:.3g} minutes"
             yield HoldReason.OWNER_ACTIVE, f"You are using this computer: the {device} is yours {away}."
         if reading.programs:
             verb = "runs" if len(reading.programs) == 1 else "run"
@@ -244,7 +251,7 @@ class Manners:
         if reading.full_screen and not settings.full_screen:
             yield HoldReason.FULL_SCREEN, "A game or another program fills the screen."
         if reading.metered and not settings.metered:
-            yield HoldReason.METERED, "The network is paid for by use."
+            yield HoldReason.METERED, "The network is metered."
 
     def _figures(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
         settings = self._settings
@@ -261,7 +268,7 @@ class Manners:
 
 def _too_busy(reason: HoldReason, device: str, share: float | None, most: float) -> _Finding:
     value, limit = (0.0 if share is None else share), (math.inf if most >= 1 else most)
-    sentence = f"Other programs use {value:.0%} of the {device}; the node works beside {most:.0%} at most."
+    sentence = f"Other programs use {value:.0%} of the {device}; the node works only up to {most:.0%}."
     return _Finding(reason, value > limit, value > 0.8 * limit, sentence)
 
 

@@ -80,7 +80,7 @@ async def test_both_books_stand_side_by_side_newest_first(joined: Any) -> None:
     head, *lines = shown.splitlines()
     assert head.split() == ["ROLLOUT", "SINCE", "NODE", "HUB"]
     assert lines[0].split()[-2:] == ["the", "same"] and "dropped (stale)" in lines[2]
-    assert "1-0: It was final here, and what is final never changes. Tell the hub's operator" in shown
+    assert "1-0: It was final here, and a final state never changes. Tell the hub's operator" in shown
 
 
 async def test_they_are_filtered(joined: Any) -> None:

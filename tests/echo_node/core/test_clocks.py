@@ -64,4 +64,4 @@ def test_lengths_in_words(seconds: float, words: str) -> None:
 
 
 def test_a_sleep_in_words() -> None:
-    assert slept(7_230.0).sentence == "This machine slept for 2 h; connecting again."
+    assert slept(7_230.0).sentence == "This machine slept for 2 h; reconnecting."
