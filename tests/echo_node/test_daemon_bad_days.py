@@ -53,7 +53,7 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
             disk.fill()
             await hub.publish(1)
             await until(lambda: problems(daemon) == {"disk_full"})
-            with pytest.raises(ConfigError, match="cannot be kept on the disk"):
+            with pytest.raises(ConfigError, match="cannot be stored on disk"):
                 await control.ask(node.paths.control_file, "pause", {"length": None})
             await hub.until(lambda: newest_status(hub).activity == "paused")
             await control.ask(node.paths.control_file, "resume")

@@ -222,7 +222,7 @@ def test_a_pause_without_a_node_is_kept_for_the_next_one(home: Path) -> None:
     assert "No longer paused. No node is running here" in invoke("resume")
     assert not (home / "pause.json").exists()
     assert json.loads(invoke("resume", "--json")) == {"running": False}
-    with pytest.raises(ConfigError, match="no length of time"):
+    with pytest.raises(ConfigError, match="not a length of time"):
         invoke("pause", "--for", "soon")
     with pytest.raises(ConnectError):
         invoke("finish")
@@ -284,7 +284,7 @@ def test_status_without_a_daemon_says_so() -> None:
 def test_a_second_daemon_on_the_same_directory_is_refused(home: Path) -> None:
     with Paths.find(None).lock():
         result = process("join", "http://127.0.0.1:1")
-    assert result.returncode == 1 and "A node runs on this data directory already." in result.stderr
+    assert result.returncode == 1 and "A node already runs on this data directory." in result.stderr
 
 
 def test_the_identity_moves_from_one_node_to_another(home: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_they_are_filtered(joined: Any) -> None:
         answer = json.loads((await invoke("list", "--json", "--offline", *arguments)).stdout)
         assert [row["rollout_id"] for row in answer["receipts"]] == expected
         assert all(row["hub"] is None and row["agreement"] is None for row in answer["receipts"])
-    with pytest.raises(ConfigError, match="no length of time"):
+    with pytest.raises(ConfigError, match="not a length of time"):
         await invoke("list", "--since", "yesterday")
     assert (await invoke("list", "--state", "lost")).exit_code == 2
     assert (await invoke("list", "--offline", "--state", "scored")).stdout == "The node has no such rollouts.\n"

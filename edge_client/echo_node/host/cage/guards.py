@@ -14,4 +14,4 @@ GUARDS: Final[Mapping[Guard, str]] = {
     "programs": "it starts no program",
     "processes": "it touches no other process",
 }
-"""What each guard keeps in, for people."""
+"""Meaning of each guard, for people."""

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of the GPU: how busy others keep it, how warm it is, what it draws.
+"""GPU readings of NVIDIA's driver: load by others, temperature, power.
 
 NVIDIA's driver reports the machine's process numbers. A container has different process numbers, and cannot translate
 one kind into the other. In a container the load of other programs is therefore unknown.
@@ -19,7 +19,7 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class NvidiaSensors:
-    """Opened at the first reading; where there is no driver, there are no readings."""
+    """Sensors of NVIDIA's driver, opened at the first reading. Without a driver there are no readings."""
 
     def __init__(self, kin: Kin | None = None, *, sees_all: Callable[[], bool] = sees_the_machines_pids) -> None:
         """`sees_all`: True if process numbers mean the same here and to the driver."""
@@ -79,7 +79,7 @@ class NvidiaSensors:
         )
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
-        """None where this GPU or its driver has no answer; that no process ran since is said as an error, too."""
+        """Return the driver's answer; None without one. NotFound means that no process ran, and gives ()."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError_NotFound:
@@ -89,7 +89,7 @@ class NvidiaSensors:
 
 
 def share_of_others(samples: Collection[tuple[int, int, int]], own: Collection[int]) -> float:
-    """Of (process, percent, microseconds): what other processes took, in the newest second of them."""
+    """Return the share of other processes in the newest second of (process, percent, microseconds) samples."""
     newest = max((at for _, _, at in samples), default=0)
     percents: dict[int, int] = {}
     for pid, percent, at in samples:
