@@ -25,90 +25,78 @@ PrecisionName = Literal["auto", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", 
 
 
 class NodeConfig(BaseSettings):
-    """All settings. config.toml holds them at its top level, except for the table [manners]."""
+    """All settings; config.toml holds them at its top level, but for the table [manners]."""
 
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,  # `echo-node config list` prints the docstrings.
+        use_attribute_docstrings=True,  # `echo-node config list` shows them.
         env_prefix="ECHO_NODE_",
         env_nested_delimiter="__",
     )
 
     name: Annotated[str, Field(max_length=64), AfterValidator(lambda name: name and checked_name(name))] = ""
-    """Name on the hub's pages, different from other nodes' names; empty = a name made from the node's id."""
+    """Name on the hub's pages, unlike other nodes' names; empty = a name made from the node's id."""
     invite_token: Annotated[SecretText, Field(max_length=256)] = ""
-    """Token for hubs that admit only invited nodes. Stored for later runs once a hub has accepted it."""
+    """Token for hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
-    """The sampling engine; auto = the best one that this machine can run."""
+    """The sampling engine; auto = the best that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """CPU threads of the engine; 0 = the engine chooses."""
+    """CPU threads of the engine; 0 = the engine's own choice."""
     helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
-    """HOST:PORT#CODE of machines that each hold a part of the model, as `echo-node lend` prints it there."""
+    """HOST:PORT#CODE of other machines that each hold a part of the model, as printed by `echo-node lend` there."""
     precision: PrecisionName = "auto"
-    """Precision of the engine's weights; auto = exact for small models, else 16 bits, or 8 if memory is short."""
+    """Precision of the engine's weights; auto = float32 for small models, else 16 bits, or 8 if these need too much
+    memory."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's memory, half of a
-    GPU's.
-    """
+    """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's, half of a GPU's."""
     width: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Rollouts sampled at once; 0 = suited to the device."""
+    """Rollouts sampled at once; 0 = chosen for the device."""
     bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """Seconds to measure the engine before its first work on a base model, unless `width` is set; 0 = no
-    measurement.
-    """
+    """Seconds of measuring the engine before its first work on a base model, unless `width` is set; 0 = off."""
     memory_limit_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory limit of the engine. Above it, the engine is restarted with a smaller width; 0 = 80 % of the machine's
-    memory.
-    """
+    """Most memory of the engine; beyond it the engine restarts with a smaller width. 0 = 80 % of the machine's."""
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
-    """Rollouts that the node requests, as a multiple of its width. The surplus covers the time of a round trip."""
+    """Rollouts that the node asks for, as a multiple of its width, to cover the time of a round trip."""
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """Seconds of sampling between two reports of partial completions to the hub. If this node is cut off, another node
-    continues from them. 0 = no reports, and no interruption for a newer version.
-    """
+    """Seconds of sampling between reports of unfinished completions to the hub, so that another node can continue them
+    after a failure; 0 = never, which also prevents interruption for a newer version."""
     cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
-    """US dollars per hour that the hub's operator should pay for this machine while it is active; 0 = a gift, which
-    hubs use before paid machines. The hub keeps the account; you settle it with the operator.
-    """
+    """US dollars an hour that the hub's operator is to pay while this machine is active; 0 = a gift, which works before
+    paid nodes. The hub keeps the account; you settle it with the operator."""
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
-    """Power in watts of the machine at work; hubs may count it at their price of electricity. 0 = not stated."""
+    """Power of the machine at work; hubs may charge it at their price of electricity. 0 = not stated."""
     swarm_host: str = "0.0.0.0"
-    """Address on which other nodes may connect to fetch from this one; 127.0.0.1 keeps them out."""
+    """Address on which other nodes may connect to fetch from this node; 127.0.0.1 refuses other machines."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port for fetches at `swarm_host`; 0 = any free port."""
+    """TCP port for these connections; 0 = any free port."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port at `swarm_host` on which other nodes forward pieces from the hub; 0 = any free port."""
+    """TCP port, also at `swarm_host`, on which other nodes pass on pieces from the hub; 0 = any free port."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload limit to other nodes. Forwarding gets at most half, BitTorrent the other half, which does not count nodes
-    of the local network; 0 = unlimited.
-    """
+    """Upload rate to other nodes: at most half of it for passing on pieces, and half for BitTorrent, which does not
+    count nodes of the local network; 0 = unlimited."""
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Download limit. Pieces pushed by the hub and other nodes get at most half, BitTorrent and the hub's web seed the
-    other half, which does not count nodes of the local network; 0 = unlimited.
-    """
+    """Download rate: at most half of it for pieces from the hub and other nodes, and half for BitTorrent and the hub's
+    web seed, which do not count nodes of the local network; 0 = unlimited."""
     cage: CageMode = "auto"
-    """Cage that keeps the engine, which reads a hub's data, from your files, the network and other programs: auto = as
-    far as the system can; required = the engine does not start without a complete cage; off = no cage.
-    """
+    """Cage of the engine, which loads files from a hub: no access to your files, the network and other programs. auto =
+    as far as the system can; required = the engine does not start if a guard is missing; off = no cage."""
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Wait before the first reconnect; later waits grow up to a minute."""
+    """Pause before the first attempt to reconnect; later pauses grow, up to a minute."""
     stay: bool = False
-    """After a run has finished and its hub stops: true = wait for the hub, whose operator may extend the run; false =
-    stop the node.
-    """
+    """After a finished run, wait for the hub, whose operator may extend the run, and continue then. Otherwise the node
+    ends with the run."""
     manners: MannersConfig = MannersConfig()
-    """Rules for when the node leaves the machine to its owner."""
+    """When the node leaves the machine to its owner."""
     update: UpdateMode = "tell"
-    """Updates when the hub runs a newer release: tell = show the release and the command that installs it. auto = if
-    the hub refuses this release, also run the node's own installer with its own source, once a day at most. Nothing
-    from a hub is ever run.
-    """
+    """tell: report a newer release on the hub, with the upgrade command; never: do not. A node that is too old to join
+    reports that in any case. auto: such a node then runs the installer that it came with, with that installer's own
+    source, at most once a day. It runs nothing from a hub."""
     exit_with_stdin: bool = False
-    """Stop when standard input ends: for a program that starts a node and must not leave it running."""
+    """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
 
     @model_validator(mode="after")
     def _check_helpers(self) -> Self:

@@ -152,7 +152,7 @@ def test_hubs_have_shares(home: Path) -> None:
         ("http://127.0.0.1:2", None),
         ("http://127.0.0.1:1", None),
     ]
-    assert "works for the first one alone" in invoke("hubs", "list") and "[b]two" in invoke("hubs", "list")
+    assert "works only for the first one" in invoke("hubs", "list") and "[b]two" in invoke("hubs", "list")
     invoke("hubs", "share", "http://127.0.0.1:1", "1")
     assert invoke("hubs", "share", "http://127.0.0.1:2", "3").split() == [
         *("http://127.0.0.1:2", "75%"),
@@ -218,7 +218,7 @@ def test_the_page_needs_a_node_that_runs() -> None:
 def test_a_pause_without_a_node_is_kept_for_the_next_one(home: Path) -> None:
     answer = json.loads(invoke("pause", "--for", "2h", "--json"))
     assert not answer["running"] and json.loads((home / "pause.json").read_text()) == {"until": answer["until"]}
-    assert "No node is running here. One that is started is paused until" in invoke("pause", "--for", "30m")
+    assert "No node is running here. A node that starts is paused until" in invoke("pause", "--for", "30m")
     assert "No longer paused. No node is running here" in invoke("resume")
     assert not (home / "pause.json").exists()
     assert json.loads(invoke("resume", "--json")) == {"running": False}
@@ -302,7 +302,7 @@ def test_the_identity_moves_from_one_node_to_another(home: Path, tmp_path: Path)
 def test_an_identity_is_not_lost_by_accident(tmp_path: Path) -> None:
     first = invoke("id", "show")
     key_file.load_or_create(tmp_path / "another.pem")
-    with pytest.raises(ConfigError, match="has an identity already"):
+    with pytest.raises(ConfigError, match="already has an identity"):
         invoke("id", "import", str(tmp_path / "another.pem"))
     assert invoke("id", "show") == first
     invoke("id", "import", str(tmp_path / "another.pem"), "--force")

@@ -162,7 +162,7 @@ class HeldLeases:
         for held in suspects:
             held.deaths += 1
         return [
-            self._let_go(held, f"the sampling engine died {held.deaths} times while sampling it: {what}")
+            self._let_go(held, f"the sampling engine died {held.deaths} times on it: {what}")
             for held in suspects
             if held.deaths >= MAX_DEATHS
         ]

@@ -30,60 +30,56 @@ Celsius = Annotated[float, Field(ge=0, le=150)]
 
 
 class MannersConfig(BaseModel):
-    """Rules for when the node leaves the machine to its owner."""
+    """Conditions under which the node leaves the machine to its owner."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     gpu: Literal["idle", "always"] = "idle"
-    """Use of the GPU: idle = only while its owner is away; always. A machine without a desktop counts as unattended."""
+    """idle: use the GPU only while its owner is away; a machine without a desktop counts as idle. always: use it at all
+    times."""
     cpu: Literal["idle", "always"] = "always"
-    """Use of the processor, if the engine runs on it: idle or always, as for `gpu`."""
+    """The same for the processor, if the engine runs on it."""
     idle_after_s: Annotated[float, Field(ge=0, le=86_400)] = 180.0
     """Seconds without keyboard and mouse after which the owner counts as away."""
     on_battery: bool = False
     """Work while the machine runs on its battery."""
     schedule: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Working hours, as "mon-fri 22:00-07:00", in local time; empty = at all times."""
+    """Working hours in local time, such as "mon-fri 22:00-07:00"; empty = at all times."""
     exclusive: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Programs that pause the node while they run, by the name of their file, such as "blender"."""
+    """Programs that stop the node while they run, by file name, such as "blender"."""
     full_screen: bool = False
-    """Work while a game or another program fills the screen, on systems that report it."""
+    """Work while a game or another program fills the screen, as far as the system tells."""
     others_gpu: Share = 0.25
-    """Share of the GPU that other programs may use before the node pauses; 1 = all of it."""
+    """Share of the GPU that other programs may use before the node yields it; 1 = all of it."""
     others_cpu: Share = 1.0
-    """Share of the processor that other programs may use before the node pauses; programs at low priority do not count.
-    1 = the node's low priority suffices.
-    """
+    """The same for the processor, without programs of low priority. 1 = the node's low priority suffices."""
     priority: Literal["lowest", "low", "normal"] = "lowest"
-    """Priority of the engine for the processor and the disk."""
+    """Priority of the engine among this machine's programs, for processor and disk."""
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the processor's cores that the engine uses, unless `threads` is set; at least one core."""
+    """Share of the processor's cores for the engine, unless `threads` is set; at least one core."""
     max_cpu_celsius: Celsius = 95.0
-    """Maximum temperature of the processor, on systems that report it; 0 = no limit."""
+    """Highest temperature of the processor, if the system reports it; 0 = no limit."""
     max_gpu_celsius: Celsius = 87.0
-    """Maximum temperature of the GPU, on systems that report it; 0 = no limit."""
+    """Highest temperature of the GPU; 0 = no limit."""
     max_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
-    """Maximum power of the GPU in watts, averaged over some seconds; 0 = no limit."""
+    """Highest power of the GPU, averaged over some seconds; 0 = no limit."""
     min_free_memory_bytes: Annotated[int, Field(ge=0)] = 512 * 2**20
-    """Memory to leave free for other programs."""
+    """Memory to leave for other programs."""
     min_free_disk_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
-    """Space to leave free on the disk with the node's files."""
+    """Space to leave on the disk with the node's files."""
     metered: bool = False
-    """Work on a metered network, as NetworkManager reports it."""
+    """Work on a network that is paid for by use, as NetworkManager reports it."""
     max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """Maximum bytes sent per day of the local calendar; 0 = no cap. At the cap the node delivers finished work, and
-    stays offline until the day ends.
-    """
+    """Most bytes to send in a day of the local calendar; 0 = no cap. At the cap the node delivers its finished
+    rollouts, and leaves the network alone until the next day."""
     max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """Maximum bytes sent per month; 0 = no cap."""
+    """Most bytes to send in a month; 0 = no cap."""
     max_download_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """Maximum bytes received per day; 0 = no cap."""
+    """Most bytes to receive in a day; 0 = no cap."""
     max_download_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """Maximum bytes received per month; 0 = no cap."""
+    """Most bytes to receive in a month; 0 = no cap."""
     keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    """Seconds for which a pausing engine keeps its model in memory, to resume at once. A game gets the memory
-    immediately.
-    """
+    """Seconds that a yielding engine keeps its model in memory, to resume at once; games get the memory immediately."""
 
     @property
     def caps(self) -> Caps:

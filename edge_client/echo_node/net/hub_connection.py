@@ -25,7 +25,7 @@ def connection_to(address: HubAddress, credentials: Credentials) -> type[ClientC
         async def handshake(
             self, additional_headers: HeadersLike | None = None, user_agent_header: str | None = USER_AGENT
         ) -> None:
-            assert additional_headers is None, "connect() is given no headers, because it would send them on"
+            assert additional_headers is None, "connect() gets no headers, because it would send them to other servers"
             if _origin(self.protocol.uri) != _origin(hub):
                 raise ConnectError(
                     "The hub's address leads to another server.",

@@ -110,7 +110,7 @@ async def test_a_hub_that_cannot_be_asked_keeps_nothing_back(joined: Any) -> Non
 async def test_one_is_shown_also_when_this_node_has_forgotten_it(joined: Any) -> None:
     joined.books["9-3"] = Receipt(rollout_id="9-3", state=ReceiptState.TRAINED, checked=Checked.PASSED)
     shown = (await invoke("show", "9-3")).stdout
-    assert "node     knows it not" in shown and "hub      trained, checked: passed" in shown
+    assert "node     unknown" in shown and "hub      trained, checked: passed" in shown
     hub_says(joined, r1_0=ReceiptState.TRAINED)
     one = json.loads((await invoke("show", "1-0", "--json")).stdout)
     assert (one["state"], one["hub"]["state"], one["agreement"]) == ("trained", "trained", "same")
@@ -160,7 +160,7 @@ async def test_a_certificate_of_an_unknown_hub_needs_its_key(tmp_path: Path) -> 
     hub = Identity.generate()
     file = tmp_path / "other.json"
     file.write_bytes(sign(contribution(hub_key=hub.public_key.hex()), hub))
-    with pytest.raises(ConfigError, match="of a hub that is not known here"):
+    with pytest.raises(ConfigError, match="its hub is unknown here"):
         await invoke("verify", str(file))
     for key in (
         fingerprint(hub.public_key),

@@ -51,7 +51,7 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert await chooser.decide() == CPU
     assert (chooser.is_fallback, machine.changes) == (True, 1)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
-    assert "torch on cuda is gone: the node works by llama_cpp on cpu" in chooser.trouble.sentence
+    assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
     await chooser.until_another()  # Over looks that find the same, and nothing.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU

@@ -75,7 +75,7 @@ async def test_a_team_is_the_hub_s_answer(bare_hub: Any) -> None:
     bare_hub.books_answer = Team(name="Herons", members=2)
     assert await asyncio.to_thread(books(bare_hub).team, "join", "Herons") == Team(name="Herons", members=2)
     bare_hub.books_answer = Standby(reason=None)
-    with pytest.raises(RemoteProtocolError, match="something else than a team"):
+    with pytest.raises(RemoteProtocolError, match="answer is not a team"):
         await asyncio.to_thread(books(bare_hub).team, "show")
 
 

@@ -67,5 +67,5 @@ def test_noise_is_no_proof_and_no_hello(noise: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         bob.check(alice.hello, noise)
     if len(noise) != 64:
-        with pytest.raises(RemoteProtocolError, match="no node's hello"):
+        with pytest.raises(RemoteProtocolError, match="not a node's hello"):
             node_of(noise)
