@@ -80,7 +80,7 @@ class Engine(Protocol):
     precision: str
     """Precision of the weights after `open`: f32, f16, bf16, q8_0 ...; empty = unknown."""
     scores: bool
-    """True if the engine implements `score`."""
+    """Whether it can `score`."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         """Load the base model. Return the number of rollouts sampled at once. Raises BackendError if loading fails."""

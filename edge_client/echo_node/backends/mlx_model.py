@@ -301,7 +301,7 @@ def _batches(prompts: Sequence[NDArray[np.int32]]) -> Iterator[list[int]]:
 
 
 def _load(base_dir: Path, precision: str) -> tuple[Any, dict[str, Any]]:
-    """Return the model in evaluation mode and `precision`, and its configuration."""
+    """The model in evaluation mode, computed with in `precision`, and its configuration."""
     if not any(base_dir.glob("model*.safetensors")):
         raise BackendError(
             "MLX needs the base model as safetensors.",

@@ -99,7 +99,7 @@ class EngineChild:
         self.precision = ""
         """Precision of the weights."""
         self.scores = False
-        """True if the engine can `score`."""
+        """Whether it can `score`."""
         self.held = Held(by=())
         """Guards of the engine's cage."""
         self._child = child

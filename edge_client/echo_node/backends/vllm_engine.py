@@ -102,7 +102,7 @@ class VllmEngine:
     """See `base.Engine`."""
 
     scores = False
-    """vLLM returns log-probabilities of prompt tokens, but not their position in the cumulative distribution."""
+    """vLLM gives log-probabilities of a prompt's tokens, but not where they lie in the cumulative distribution."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         if settings.precision not in _DTYPES:

@@ -1,4 +1,4 @@
-"""The fetch of the base model: fetched once, retried after failures, reported to every hub connection."""
+"""The base model's way to this node: fetched once, tried again after a failure, told to every hub connection."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """The life of the sampling engine: its width, its restarts, and its rests.
 
 Rules:
-- An engine that was stopped on purpose restarts at once.
-- An engine that ran out of memory restarts at once with half its width; at width 1 this counts as a death. After
-  `STEADY_S` of work the cause is a leak, and the width stays.
-- An engine that died restarts at once the first time. Further deaths without a finished rollout cause growing waits.
-- After `MAX_FAILED_GROUPS` failed groups in a row the engine rests, longer with each further one.
+- an engine that was stopped on purpose starts again at once, at nobody's cost;
+- one that ran out of memory starts again at once with half its width, until its width is 1: then it died. One that had
+  worked for `STEADY_S` leaks, and keeps its width;
+- one that died starts again at once the first time; in a row of deaths without a finished rollout it waits, longer
+  each time;
+- after `MAX_FAILED_GROUPS` failed groups in a row it rests, longer with each further one.
 """
 
 from __future__ import annotations

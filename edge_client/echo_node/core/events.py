@@ -22,7 +22,7 @@ from echo_shared.sampling import DrawnPart, FinishedRollout
 from echo_shared.scoring import Scored
 
 LossCause = Literal["died", "out_of_memory", "stopped"]
-"""Cause of an engine's end; `stopped`: the node ended it, for a better device or for the machine's owner."""
+"""Why an engine is gone; `stopped`: the node ended it, for one on a better device or for the machine's owner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

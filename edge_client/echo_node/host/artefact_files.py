@@ -1,7 +1,7 @@
 """Artefacts on this disk: verification markers, disk space, and removal.
 
-An artefact counts only if its marker, `<name>.verified` next to its directory, names its content, and every file has
-the size and time from its hashing. The marker is written last and deleted first.
+An artefact counts only when its marker, `<name>.verified` beside its directory, names its content and every file still
+has the size and time that it had when it was hashed. The marker is written last and deleted first.
 
 A power cut may leave a marker without its files. A base is too large to be hashed at each start, so it is synced before
 its marker is written. A policy version must not wait for the disk: it is hashed again after a restart.
@@ -34,7 +34,7 @@ MARKER_SUFFIX: Final = ".verified"
 CONTENT_DIGITS: Final = 32
 MOST_HEADROOM_BYTES: Final = 256 * 2**20
 HEADROOM_SHARE: Final = 0.05
-"""Share of the disk that a fetch leaves free, or MOST_HEADROOM_BYTES if that is less."""
+"""What a fetch leaves free: this share of the disk, or MOST_HEADROOM_BYTES if that is less."""
 
 
 class _Marker(BaseModel):
@@ -42,7 +42,7 @@ class _Marker(BaseModel):
 
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     files: dict[str, tuple[int, int]]
-    """(size in bytes, modification time in nanoseconds) of each file."""
+    """(size in bytes, time of change in nanoseconds) of each."""
     fetched_hex: str
     """Encoded Fetched message, as sent to the hub."""
 
@@ -65,7 +65,7 @@ def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
 
 
 def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
-    """Mark the artefact in `directory` as verified. Raises StorageError."""
+    """Says that the artefact in `directory` is verified. Raises StorageError."""
     path = _marker(directory)
     temporary = path.with_suffix(".tmp")
     with on_disk(path):
@@ -108,7 +108,7 @@ def try_to_delete(directory: Path) -> None:
 
 
 def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]]) -> None:
-    """Check that the missing bytes of `files` (path, size) fit on the disk of `parent`. Raises StorageError."""
+    """Raises StorageError when what is missing of `files` (path, size) does not fit on the disk of `parent`."""
     with on_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
         missing_bytes = sum(size_bytes - min(size_bytes, _allocated_bytes(path)) for path, size_bytes in files)

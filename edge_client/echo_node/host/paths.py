@@ -9,11 +9,11 @@ data_dir/
     hubs/<hub>/hub.json       record of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
-    carriers/<name>.<kind>/   sealed files of these artefacts, for other nodes
-    derived/<name>/<content>/ the engine's conversions of a base model; <content> is a hash of its manifest
-    widths.json               widths that fit into memory
-    speeds.json               measured speeds of the engines
-    gpu_cages.json            cage steps at which engines start on the GPU
+    carriers/<name>.<kind>/   the sealed files that these came in, for other nodes
+    derived/<name>/<content>/ what the engine made of a base model; <content> is a hash of its manifest
+    widths.json               what engines were found to have memory for
+    speeds.json               how fast engines were measured to be
+    gpu_cages.json            in which cage an engine on the GPU starts
     logs/
 """
 

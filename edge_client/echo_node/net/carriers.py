@@ -1,7 +1,7 @@
 """Carriers on this node's disk: the sealed files of artefacts, which are served to other nodes.
 
-Whatever the hub says, serving is bounded: the carriers of the newest `SERVED` policy versions, and the base's carrier
-while it takes at most `BASE_SHARE` of the free space. The base's carrier doubles the base's disk space.
+What is served is bounded whatever the hub says: the carriers of the newest `SERVED` policy versions, and the base's,
+which doubles what the base takes of the disk, only while it is at most `BASE_SHARE` of what is free.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Carriers:
         self._info_hashes: dict[str, bytes] = {}
         """Info-hashes of arriving and served carriers."""
         self._served: dict[str, int] = {}
-        """Policy version (0 for the base) of each served carrier."""
+        """Policy version (0 for the base) of those that are settled."""
         self._unwanted: frozenset[bytes] = frozenset()
         """Info-hashes that no other node needs, from the hub's last message, without those fetched since."""
 
@@ -60,7 +60,7 @@ class Carriers:
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: Layout) -> None:
-        """Keep a used carrier for other nodes, within the bounds."""
+        """This node has made use of the carrier: from now on it is there for others, as far as the bounds allow."""
         if layout.name not in self._info_hashes:
             return
         if layout.info_hash in self._unwanted:
@@ -73,7 +73,7 @@ class Carriers:
         with on_disk(self.directory):
             free_bytes = (await asyncio.to_thread(shutil.disk_usage, self.directory)).free
         if manifest.kind == "base" and layout.total_bytes > BASE_SHARE * free_bytes:
-            log.info("%s is not served to others: the disk has too little free space.", manifest.name)
+            log.info("%s is not served to others: the disk has no ample room for it.", manifest.name)
             await self.discard(layout.name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
