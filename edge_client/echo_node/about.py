@@ -1,4 +1,4 @@
-"""A node's description of itself: as an introduction for its hub, and as a snapshot for its user."""
+"""A node's description of itself: Introduction for the hub, snapshot for the user."""
 
 from __future__ import annotations
 

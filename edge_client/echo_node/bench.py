@@ -148,7 +148,7 @@ def _content_of(model: Path) -> str:
 
 
 class Bench:
-    """Measure engines one after the other, each in its own process, and store the results."""
+    """Measure engines in sequence, in separate processes, and store the results."""
 
     def __init__(self, paths: Paths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
         self._log = paths.logs / "bench.log"

@@ -304,7 +304,7 @@ class Daemon:
             await HANDLERS[type(incoming)](self, incoming)
 
     async def _take_event(self, event: Event) -> None:
-        """Forward the event. A method of its own, so that subclasses can observe the shell's events."""
+        """Forward the event. A separate method, so that subclasses can observe the shell's events."""
         await self._tell_shell(event)
 
     async def _tell_shell(self, event: Event) -> None:

@@ -281,7 +281,7 @@ def _said(error: EchoError) -> str:
 
 
 def cage_lines() -> Iterator[str]:
-    """Yield, for each engine on a GPU, the step of the cage at which it starts, and its refused calls."""
+    """Yield the working cage step and the refused calls of each engine on a GPU."""
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return
@@ -411,7 +411,7 @@ def _health(body: bytes) -> str | None:
 
 
 def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield text lines: a finding and its remedy on one line each, unbroken, so that commands can be copied."""
+    """Yield text lines: finding and remedy on separate, unbroken lines, so that commands can be copied."""
     indent = max(len(finding.subject) for finding in diagnosis.findings) + 2
     for finding in diagnosis.findings:
         mark = "PROBLEM" if finding.level == "problem" else finding.level

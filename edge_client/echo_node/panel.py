@@ -172,7 +172,9 @@ def _policy(snapshot: NodeSnapshot) -> str:
 
 
 def _speed(snapshot: NodeSnapshot) -> str:
-    """Return the current speed. It is below the engine's own if the hub has little work or the machine is busy."""
+    """Return the current speed. The speed drops below the engine's if the hub has little work or the machine is
+    busy.
+    """
     can = f"its engine can do {snapshot.tokens_per_s:,.0f}" if snapshot.tokens_per_s else "its engine is not measured"
     if snapshot.drawn_tokens_per_s is None:
         return f"not known yet; {can} tokens/s" if snapshot.tokens_per_s else f"not known yet; {can}"

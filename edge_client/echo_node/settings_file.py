@@ -78,7 +78,7 @@ class SettingsFile:
         return self._read(list(keys_of()))
 
     def one(self, key: str) -> Setting:
-        """Return one setting. Raises ConfigError if it is unknown, or if any setting is invalid."""
+        """Return one setting. Raises ConfigError for an unknown key or an invalid setting."""
         _check_key(key)
         return self._read([key])[0]
 

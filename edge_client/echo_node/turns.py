@@ -66,7 +66,7 @@ class Turns:
             try:
                 await daemon.run()
             except EchoError as error:
-                # A hub that is being joined must show its error to the owner.
+                # Joining a hub must show the hub's error to the owner.
                 if first is not None or error.code == TAKES_OVER:
                     raise
                 log.error("No more turns for %s: %s", hub, error)

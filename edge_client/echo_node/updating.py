@@ -62,7 +62,7 @@ class Node:
 
 
 class Updater:
-    """The updater. `run` checks repeatedly; `said` is its line in `status`, empty if there is nothing to report."""
+    """The updater. `run` checks repeatedly; `said` is the updater's line in `status`, empty without news."""
 
     def __init__(self, paths: Paths, node: Node, *, copy: InstalledCopy | None = None, look_s: float = LOOK_S) -> None:
         """`copy`: the running installation by default."""

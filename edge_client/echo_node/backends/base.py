@@ -63,7 +63,7 @@ TOO_LONG: Final = "too_long"
 
 
 class PreparedPolicy(Protocol):
-    """An adapter in the form that its engine swaps in at once."""
+    """An adapter in its engine's own format, ready for an immediate swap."""
 
     def free(self) -> None:
         """Free the adapter's memory, on the engine's thread. The policy must not be in use."""
@@ -72,8 +72,8 @@ class PreparedPolicy(Protocol):
 class Engine(Protocol):
     """Sample from one base model under one adapter after another.
 
-    Calls come from one thread: `open`, then `set_policy` and `sample` in turns, then `close`. Only `prepare` may run on
-    another thread, one call at a time, also during `sample`. Any method that computes may raise BackendError with the
+    Calls come from one thread: `open`, then `set_policy` and `sample` in turns, then `close`. Another thread may call
+    only `prepare`: one call at a time, also during `sample`. Any method that computes may raise BackendError with the
     code OUT_OF_MEMORY.
     """
 

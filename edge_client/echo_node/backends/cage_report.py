@@ -49,7 +49,7 @@ class Tried:
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield lines for people: one block for each step, up to the first step at which the engine starts."""
+    """Yield lines for people: one block per step, up to the first step with a working engine."""
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))

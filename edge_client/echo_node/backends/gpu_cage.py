@@ -176,4 +176,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # The driver is not loaded, or is part of the kernel, whose release is in the key.
+        return ""  # Not loaded, or part of the kernel, whose release is in the key.

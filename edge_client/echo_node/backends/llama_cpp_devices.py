@@ -25,7 +25,7 @@ _GPUS: Final = (1, 2)
 
 def ggml() -> Any:
     """Return ggml's functions from the library that llama.cpp itself uses. A package holds several copies of the
-    library, under names with and without a version, and each copy has its own devices.
+    library, with and without a version in the name; each copy has separate devices.
     """
     if sys.platform == "win32":
         return load_shared_library("ggml", LIBRARIES)

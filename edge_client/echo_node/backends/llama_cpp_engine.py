@@ -4,8 +4,8 @@ Rollouts in progress fill the first slots without gaps; the slot number is the l
 token to every rollout. Between two steps, free slots go to pending rollouts of the current group, then to new groups.
 
 A group's prompt is decoded in one slot, its home, one piece per step, and copied to the slots of its rollouts. The home
-then serves one of these rollouts and is freed last, so a group may be wider than the engine. A rollout that continues a
-prefix is a group of its own: its prompt ends with the prefix. Prompt tokens that a running rollout holds are copied.
+then serves one rollout of the group and is freed last, so groups may be wider than the engine. A rollout that continues
+a prefix forms a separate group: its prompt ends with the prefix. Prompt tokens that a running rollout holds are copied.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _PREFILL_TOKENS: Final = 256
 
 
 _Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
-"""A request, the tokens to feed before the first draw, and the indices of the rollouts that start with them."""
+"""A request, the tokens to feed before the first draw, and the rollout indices with this start."""
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Rollouts of one request with a common start, while some of them wait for a slot."""
+    """Rollouts of one request with a common start, some waiting for a slot."""
 
     request: GroupRequest
     ids: NDArray[np.int32]
@@ -274,7 +274,7 @@ class LlamaCppEngine:
                 return wanted.cells <= self._layout.cells
             if self._layout.serves(wanted):
                 return True
-        # Clear the old layout first: it is gone even if memory for the new one is missing.
+        # Clear the old layout first: a failed reservation has freed the old layout too.
         self._layout = None
         self._llama.reserve(wanted)
         self._layout = wanted

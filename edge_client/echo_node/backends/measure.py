@@ -1,8 +1,8 @@
 """Measure an open engine: prompt tokens per second, and drawn tokens per second at several widths.
 
 Prompts are random, the temperature is 1 and nothing stops a rollout, so the figures include sampling and bookkeeping.
-Each figure gets a share of a budget of seconds. A figure that takes much longer is cancelled, and so are all later
-ones.
+Each figure gets a share of a budget of seconds. A figure that takes much longer is cancelled, together with all later
+figures.
 """
 
 from __future__ import annotations

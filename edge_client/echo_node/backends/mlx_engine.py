@@ -47,7 +47,7 @@ class _Group:
     """Indices without a row."""
     started_at: float = 0.0
     prompt: Prompt | None = None
-    """Set from the start of the first row to the start of the last one."""
+    """Keys and values of the prompt, between the starts of the first and the last row."""
 
     @property
     def length(self) -> int:

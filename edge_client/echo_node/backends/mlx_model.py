@@ -1,8 +1,8 @@
 """A causal LM of mlx-lm with one row per rollout, each row at its own position in one array of keys.
 
-A prompt is prefilled once, and its keys and values are copied into the rows of its rollouts. Rows 0 .. n-1 are running.
-A mask hides everything beyond a row's position, so rows start, move and end without touching the others. MLX ties
-arrays to threads: the thread that called `open` makes all calls except `read_policy`. Dimensions: R rows, V vocabulary.
+A prompt is prefilled once; its keys and values are copied into the rollouts' rows. Rows 0 .. n-1 are running. A mask
+hides everything beyond a row's position, so rows start, move and end without touching the others. MLX ties arrays to
+threads: the thread that called `open` makes all calls except `read_policy`. Dimensions: R rows, V vocabulary.
 """
 
 from __future__ import annotations

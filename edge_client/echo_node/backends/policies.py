@@ -1,6 +1,6 @@
 """The policy versions of a worker: a thread prepares each while another samples, and the swap takes no time.
 
-All calls come from the engine's thread. A dropped version is freed there once it is neither in preparation nor in use.
+All calls come from the engine's thread. That thread frees a dropped version once its preparation or use has ended.
 """
 
 from __future__ import annotations

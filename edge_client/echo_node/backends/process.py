@@ -233,7 +233,7 @@ class EngineChild:
         return frame
 
     def _untold(self, rollout: FinishedRollout) -> int:
-        """Return the number of its tokens that were drawn here and not reported before."""
+        """Return the number of the rollout's own tokens without an earlier report."""
         of_lease = self._told.get(rollout.lease_id, {})
         told = of_lease.pop(rollout.index, 0)
         if not of_lease:

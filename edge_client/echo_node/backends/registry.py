@@ -1,4 +1,4 @@
-"""The list of engines, and the choice of the best one for this machine. Heavy imports wait until an engine is made."""
+"""List the engines, and choose the best engine for this machine. Heavy imports wait until an engine is made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BackendChoice:
     device: str
     reason: str
     unused_gpu: str = ""
-    """Reason why no GPU of this machine is used, with the remedy, in one line; empty = a GPU is used, or none is
+    """Reason for not using this machine's GPU, with the remedy, in one line; empty = a GPU is used, or none is
     useful.
     """
 

@@ -8,7 +8,7 @@ An engine may crash, leak or be killed for its memory; as a child process it tak
   again with the new version, behind their drawn tokens.
 - The worker reports tokens of unfinished rollouts every few seconds for the hub, and before it confirms a cancel. An
   engine with slow steps reports after each step, because the node may stop it during the next one.
-- Completions of other nodes are scored when nothing samples, or between two batches once they have waited for a while.
+- Completions of other nodes are scored while no sampling runs, or between two batches after a waiting time.
 
 The process ends when its parent closes the pipe or dies. If the engine becomes unusable, a last frame gives the reason.
 The process enters its cage (`caging`) before it starts threads or touches data from a hub.

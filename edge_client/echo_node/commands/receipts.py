@@ -1,4 +1,4 @@
-"""Commands for the fate of the node's work, by its own records and the hub's, and for a certificate."""
+"""Commands for receipts and certificates: the fate of the node's work in local and hub records."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _books(paths: Paths, record: HubRecord) -> HubBooks:
 def _ask(
     paths: Paths, record: HubRecord, rollout_ids: Sequence[str], *, offline: bool
 ) -> tuple[Mapping[str, Receipt], str]:
-    """Return the hub's receipts by id, and the reason if there are none."""
+    """Return the hub's receipts by id; if the hub cannot be asked, also the reason."""
     if offline:
         return {}, ""
     try:

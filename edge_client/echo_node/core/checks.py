@@ -1,9 +1,9 @@
 """Completions of other nodes that this node recomputes, from the lease to the answer.
 
-Each lease gets one answer, if there is a connection and the deadline has not passed. The answer holds the engine's
-result, or nothing if the node cannot compute it. A completion in the engine counts until it is done, even if its lease
-is gone, so no hub can give the engine more than `MAX_CHECKS` at a time. Checks are not stored: the hub asks another
-node for a lost one. A check during which the engine died is not retried.
+Each lease gets one answer, given a connection before the deadline. The answer holds the engine's result, or nothing if
+the node cannot compute it. A completion in the engine counts until the engine answers, even after its lease ends. A hub
+can therefore give the engine at most `MAX_CHECKS` at a time. Checks are not stored: the hub asks another node for a
+lost one. A check during which the engine died is not retried.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tokens of the rollouts in progress, and the part of them sent to the hub on this connection.
+"""Tokens of rollouts in progress, and the count of tokens sent to the hub on this connection.
 
-A rollout starts with its lease's prefix, which the hub already has, and grows with the engine's reports. Its tokens are
-kept until it is finished or released, so that a new engine or a newer version continues from them. After a reconnect
-all tokens are sent again, because the hub may have lost them. On each connection every token is sent once, in order, in
-messages within the wire's bounds.
+A rollout starts with its lease's prefix, which the hub already has, and grows with the engine's reports. The tokens
+stay until the rollout is finished or released, so that a new engine or version continues from them. A reconnect resends
+all tokens, because the hub may have lost them. On each connection every token is sent once, in order, in messages
+within the wire's bounds.
 """
 
 from __future__ import annotations
@@ -77,15 +77,15 @@ class Drawn:
         return sum(len(progress.ids) for rollouts in self._leases.values() for progress in rollouts.values())
 
     def begin(self, lease: Lease, pending: Set[int]) -> None:
-        """Store the prefixes of a new lease whose indices `pending` are to be sampled."""
+        """Store the prefixes of a new lease with the unsampled indices `pending`."""
         given = {prefix.index: prefix for prefix in lease.prefixes}
         self._leases[lease.lease_id] = {
             index: _Progress.behind(given[index], lease) if index in given else _Progress.fresh() for index in pending
         }
 
     def add(self, part: DrawnPart) -> None:
-        """Append the engine's report. Ignore a released rollout, and a part that does not follow, such as a late one of
-        an old engine.
+        """Append the engine's report. Ignore released rollouts, and parts that leave a gap, such as late reports of an
+        old engine.
         """
         progress = self._leases.get(part.lease_id, {}).get(part.index)
         if progress is not None and part.start == len(progress.ids):
@@ -138,7 +138,7 @@ class Drawn:
         return [*messages, RolloutParts(parts=tuple(parts))] if parts else messages
 
     def end(self, finished: FinishedRollout) -> Ended:
-        """Remove a finished rollout. Tokens that were not reported before belong to the version that finished it."""
+        """Remove a finished rollout. Unreported tokens belong to the version that finished the rollout."""
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)
         told = between(progress.versions, 0, count)

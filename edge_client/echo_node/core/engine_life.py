@@ -22,7 +22,9 @@ from echo_shared.backoff import backoff_s
 from echo_shared.errors import DISK_FULL
 
 MAX_FAILED_GROUPS: Final = 3
-"""Failures in a row from which the engine is to blame, not the groups. The node then rests before it asks for more."""
+"""Consecutive failures that count as the engine's fault, not the groups'. The node then rests before it asks for
+more.
+"""
 USUAL_WIDTH: Final = 32
 """Assumed width of an engine that ran out of memory before it reported its width."""
 STEADY_S: Final = 1_800.0

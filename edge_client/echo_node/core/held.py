@@ -1,11 +1,11 @@
-"""The leases of this node, until each of their rollouts is finished or released unfinished.
+"""The leases of this node, until all their rollouts are finished or released.
 
 This module only keeps records, and knows neither engine nor hub. Methods return released rollouts for the caller to
 cancel and report.
 
 Invariants:
 - Every rollout of a lease leaves once: by `finish`, or in one `Unfinished`.
-- An interruptible lease runs with any version at least as new as its own; every other lease runs only with its own.
+- An interruptible lease runs with its own or any newer version; every other lease runs only with its own version.
 - A lease on which the engine died `MAX_DEATHS` times is released. To spare the others, leases with `SUSPECT_DEATHS`
   deaths are sampled one at a time.
 """
@@ -32,7 +32,7 @@ class Unfinished:
     """Never empty."""
     reason: str
     was_running: bool
-    """True if the engine still samples for the lease and must be told to stop."""
+    """True if the engine still samples for the lease and needs a cancel."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class HeldLeases:
         return True
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> None:
-        """Add a new lease whose indices `pending`, at least one, are to be sampled."""
+        """Add a new lease with the unsampled indices `pending`, at least one."""
         assert pending and lease.lease_id not in self._held, "a new lease has rollouts to sample"
         self._held[lease.lease_id] = _Held(lease=lease, pending=set(pending), due_at=now + lease.deadline_s)
 

@@ -1,11 +1,11 @@
-"""The leases of a node, until each of their rollouts is finished, returned or revoked.
+"""The leases of a node, until all their rollouts are finished, returned or revoked.
 
 This module joins the held leases (`held`) with their tokens (`drawn`), and returns messages for the engine and the hub.
 
 Invariants:
 - Every index of an accepted lease is finished once, returned once, or revoked by the hub.
-- The hub gets the tokens of unfinished rollouts once per connection. Before a lease is returned, the hub gets all its
-  reported tokens, if there is a connection.
+- The hub gets the tokens of unfinished rollouts once per connection. A connected hub gets all reported tokens of a
+  lease before the lease returns.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Leases:
         return self._held.renew(lease, now)
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> list[Effect]:
-        """Add a new lease whose indices `pending`, at least one, are to be sampled."""
+        """Add a new lease with the unsampled indices `pending`, at least one."""
         self._held.take(lease, pending, now)
         self._drawn.begin(lease, pending)
         return [SpoolLease(lease_id=lease.lease_id, indices=tuple(sorted(pending)))]
@@ -130,7 +130,7 @@ class Leases:
         return self._send_drawn() if for_hub else []
 
     def finished(self, finished: FinishedRollout) -> Rollout | None:
-        """Return the rollout to spool; None if it was revoked or returned before, so that the hub has counted it."""
+        """Return the rollout to spool; None for a revoked or returned rollout, which the hub has already counted."""
         if not self._held.finish(finished.lease_id, finished.index):
             return None
         return as_rollout(finished, self._drawn.end(finished))

@@ -1,8 +1,7 @@
 """Rules for using the owner's machine: sensor readings and the time in, holds with plain sentences out.
 
-A hold begins with the first reading that calls for it. A hold from a measured figure ends only after the figure was
-well within its limit for CALM_S, so that it does not flicker. A value that the machine does not report (None) causes no
-hold.
+A hold begins with the first reading that calls for it. To avoid flicker, a hold from a measured figure ends only after
+CALM_S with the figure well within its limit. Unreported values (None) cause no hold.
 """
 
 from __future__ import annotations

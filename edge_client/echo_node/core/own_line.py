@@ -3,7 +3,7 @@
     .50 s   all links wait in a queue
     .75 s   all still wait, and 300 kB have arrived since
     1.00 s  the same again: the line carries 1.2 MB a second, and 1.04 may be sent from now on
-    1.25 s  no queue: 1.06 may be sent, and so on until there is one again
+    1.25 s  no queue: the limit grows to 1.06 MB a second, and further until a queue forms
 
 Links share nothing but their node's line. A queue on several links at once therefore lies before that line: in the
 owner's router, where it delays calls and games. TCP fills that queue whenever it can. Sending slightly below the line's
@@ -32,7 +32,7 @@ SHARE: Final = 0.87
 GROWTH: Final = 1.02
 """Growth of the rate per look while no queue is seen and most of the rate is used."""
 USED_SHARE: Final = 0.7
-"""Share of the rate that must be used before it may grow: less traffic proves nothing."""
+"""Minimum used share of the rate before growth: less traffic proves nothing."""
 LEAST_SHARE: Final = 0.25
 """Minimum share of the highest measured rate, for a line whose queue others keep full."""
 REFUTED: Final = 1.25

@@ -40,7 +40,7 @@ class Pace:
         self._mean_tokens += (tokens - self._mean_tokens) / self._completions
 
     def affordable(self, wanted: int) -> int:
-        """Return `wanted`, or the number of rollouts that can be finished in time, at least 1."""
+        """Return the smaller of `wanted` and the number of rollouts that fit the deadline, at least 1."""
         if self.tokens_per_s == 0.0 or self._deadline_s == 0.0:
             return wanted
         possible = max(1.0, self.tokens_per_s * self._deadline_s / (2.0 * max(1.0, self._mean_tokens)))

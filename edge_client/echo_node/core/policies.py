@@ -3,13 +3,13 @@
 These rules are applied again after every change:
 - wanted = the newest published version, and every version that a held lease needs. Missing ones are fetched, the newest
   first;
-- an unwanted fetch continues next to the newest one's if it is closer to its end, or if the newest is a delta against
-  it; otherwise it is abandoned;
-- a delta is fetched if its parent is on disk or being fetched. An unreadable delta is not fetched again: the node asks
-  the hub for the keyframe, with growing waits, until the hub offers something else;
+- an unwanted fetch continues if it misses fewer bytes than the newest version's fetch, or if the newest version is a
+  delta against it; otherwise it is abandoned;
+- a delta is fetched once its parent is on disk, or a fetch of the parent runs. An unreadable delta is not fetched
+  again: the node asks the hub for the keyframe, with growing waits, until the hub offers something else;
 - a push without a fetch is declined: its version is unwanted, on disk, or waits for a retry;
-- loaded = the newest version on disk, and every version that a held lease needs. The engine drops others once they are
-  not among the newest `LOADED` on disk;
+- loaded = the newest version on disk, and every version that a held lease needs. The engine drops other versions older
+  than the newest `LOADED` on disk;
 - kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of current fetches.
   All others are deleted.
 
@@ -60,7 +60,7 @@ class Policies:
         self._fetching: dict[int, ArtefactOffer] = {}
         """Offers of the running fetches."""
         self._open: list[ArtefactOffer] = []
-        """Offers that are new, or whose fetch has just failed or been abandoned."""
+        """New offers, and offers whose fetch has just failed or been abandoned."""
         self._missing_bytes: dict[int, int] = {}
         """Missing bytes of running fetches, as far as reported."""
         self._unreadable: dict[int, bytes] = {}
@@ -94,8 +94,8 @@ class Policies:
         return version in self._loaded
 
     def version_for(self, lease: Lease) -> int | None:
-        """Return the version with which the engine may start this lease now: its own, or for an interruptible lease the
-        newest published one, if at least as new. None = not loaded.
+        """Return the version with which the engine may start this lease now: the lease's own version; for an
+        interruptible lease the newest published version, unless it is older. None = not loaded.
         """
         if lease.on_new_version == "finish":
             return lease.policy_version if self.is_loaded(lease.policy_version) else None
@@ -109,8 +109,8 @@ class Policies:
         return lease.policy_version not in self._on_disk and lease.policy_version not in self._offers
 
     def _newest(self, versions: Set[int]) -> int | None:
-        """Return the newest published one of these. After a restore, the hub's newest may be older than some versions
-        here.
+        """Return the newest published one of these. A restored hub may have published only older versions than this
+        node's.
         """
         return max((version for version in versions if version <= self.newest_published), default=None)
 

@@ -2,7 +2,7 @@
 
     worked for: A 40 min of share 2 = 20, B 15 min of share 1 = 15   ->   B is next
 
-Only time with work counts, and older time counts less and less: a hub that was away for a month does not get the node
+Only time with work counts, and older time counts less and less: after a month of absence, a hub does not get the node
 for a month.
 """
 

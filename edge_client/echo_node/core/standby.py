@@ -27,8 +27,8 @@ WORKS_AGAIN: Final = "The hub has work for this node again."
 
 
 def sentence(news: Standby) -> str:
-    """Return the reason's sentence and the hub's detail. If no node has work, return only the detail, such as that the
-    run is finished.
+    """Return the reason's sentence and the hub's detail. If no node has work, return only the detail, for example that
+    the run is finished.
     """
     if news.reason is None:
         return WORKS_AGAIN

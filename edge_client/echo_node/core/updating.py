@@ -1,7 +1,7 @@
 """Decide if a node that a hub calls too old installs the next release by itself.
 
-A hub can send any refusal, as often and under as many names as it likes. It can only start the local installer with the
-owner's own source: once for each distinct refusal, and once a day in total.
+A hub can send any number of refusals, with any text and under any name. A refusal can only start the local installer
+with the owner's source: once per distinct refusal, and once a day in total.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Note:
     is_there: bool = True
     """For a path: True if it exists."""
     is_owners: bool = True
-    """For a path: True if only the user and the system can change its content."""
+    """For a path: True if other users cannot change its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,11 @@
 
 It joins independent parts: the leases with their tokens (`leases`), the recomputed completions (`checks`), the engine's
 life (`engine_life`) and its pauses for the owner (`yielding`), the policy versions (`policies`), the base model
-(`base_model`), and the pace (`pace`). Only the loop calls them, and it carries out what they return. The leases and the
-loop send through one `hub_talk`.
+(`base_model`), and the pace (`pace`). Only the loop calls these parts; their return values become effects. The leases
+and the loop send through one `hub_talk`.
 
 Invariants:
-- a finished rollout is sent only after it is spooled, and sent again after every reconnect until the hub's receipt;
+- a finished rollout is spooled before sending, and resent after every reconnect until the hub's receipt arrives;
 - after every reconnect the node asks for missed final receipts, and reports the fetches of everything on disk, since
   the hub may have lost both;
 - a lease is sampled with exactly its version, fetched first if needed. An interruptible lease uses the newest version
@@ -162,7 +162,7 @@ class WorkLoop:
 
     @property
     def _has_told(self) -> bool:
-        """True if the engine has reported the tokens of all leases that it should stop."""
+        """True if the engine has reported all tokens of the stopping leases."""
         return not (self._leases.any_leaving or (self._yielding.is_renewing and self._leases.any_running))
 
     @property

@@ -44,12 +44,12 @@ class Yielding:
 
     @property
     def rests(self) -> bool:
-        """True if the node pauses already, and only news or a timer of seconds can change that."""
+        """True if the node pauses already, until an event or a timer of seconds."""
         return bool(self.holds) and not self._is_ending and (self._still_since is not None or not self._exists)
 
     @property
     def is_renewing(self) -> bool:
-        """True if the engine ends so that another can take its place."""
+        """True if the engine ends for a replacement."""
         return self._renewed_by is not None
 
     def hold(self, holds: tuple[Hold, ...], *, keep_memory_s: float) -> bool:

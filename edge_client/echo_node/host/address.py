@@ -24,7 +24,7 @@ class HubAddress:
 
     @classmethod
     def parse(cls, url: str, *, insecure: bool) -> HubAddress:
-        """Parse the address of a hub or of one of its pages.
+        """Parse a hub's address, or the address of a page on the hub.
 
         Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any host.
         """

@@ -1,7 +1,8 @@
 """Run this copy's installer with its original source, and start the installed version.
 
-The installer outlives the node. If the node is a service, the installer stops it and starts the new version, or the old
-one again. systemd ends all processes of a service together, so the installer runs as a separate unit there.
+The installer outlives the node. If the node is a service, the installer stops the service and starts the new version,
+or the old version again. systemd ends all processes of a service together, so the installer runs as a separate unit
+there.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def command(copy: InstalledCopy, given: Given) -> list[str]:
 
 
 def as_unit(installer: Sequence[str], environment: Mapping[str, str], log_file: Path) -> list[str]:
-    """Return the same command as a unit of the user's systemd that is waited for."""
+    """Return the command as a unit of the user's systemd, with a wait for its end."""
     output = f"append:{log_file}"
     return [
         *("systemd-run", "--user", "--collect", "--quiet", "--wait", f"--unit={UNIT}"),
@@ -65,7 +66,7 @@ async def install(copy: InstalledCopy, given: Given, log_file: Path) -> str:
 
 
 def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the installer. Return its process, and the position of its output in the log."""
+    """Start the installer. Return the process, and the start of the installer's output in the log."""
     kept = {key: os.environ[key] for key in (HOME_VARIABLE, "PATH") if key in os.environ}
     environment = {**kept, **given.environment}
     line = command(copy, given)
@@ -87,12 +88,12 @@ def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subproces
 
 
 def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without variables for this interpreter, which would mislead another one."""
+    """Return the environment without this interpreter's variables, which would mislead another interpreter."""
     return {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Wait without a thread, which a stopping node would have to join."""
+    """Poll instead of blocking a thread: a stopping node would have to join the thread."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + LONGEST_S
     while (status := process.poll()) is None:

@@ -82,7 +82,9 @@ _L = TypeVar("_L", bound=_Line)
 
 
 class _Leg(asyncio.Protocol):
-    """One of two joined connections: it forwards its input to the other, and closes the other at its end."""
+    """One of two joined connections: received bytes go to the other connection, and its end closes the other
+    connection.
+    """
 
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
         self.received = 0

@@ -355,7 +355,7 @@ class HubClient:
             self.hub_clock.tell(told.timestamp(), running=running_s())
 
     def _not_let_in(self, answer: Response, session: NodeSession) -> EchoError:
-        """Return the error for an answer that is neither a challenge nor a websocket."""
+        """Return the error for an HTTP answer without a challenge or a websocket."""
         if answer.headers.get("Content-Type") == REFUSED_TYPE:
             message = session.receive(bytes(answer.body or b""))
             if isinstance(message, Refused):
@@ -401,7 +401,7 @@ def _is_node_too_old(error: EchoError) -> bool:
 
 
 def _with_command(error: EchoError) -> EchoError:
-    """Add the upgrade command of this copy to the refusal of a node that is too old."""
+    """Add this copy's upgrade command to a refusal that calls the node too old."""
     if _is_node_too_old(error):
         return RefusedError(error.what, got=error.got, do=how_to_upgrade(), code=error.code)
     return error

@@ -1,7 +1,7 @@
 """A websocket to the hub that shows the node's credentials to the hub alone.
 
 The websockets library follows redirects, to other servers too. Its `connect` is therefore never given the credentials.
-The connection adds them itself, after it has compared the server that it goes to with the hub's address.
+The connection first compares its server with the hub's address, and then adds the credentials.
 """
 
 from __future__ import annotations

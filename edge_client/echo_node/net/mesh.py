@@ -1,6 +1,6 @@
 """Connections between the nodes of a run, kept open across versions, on which nodes forward pieces.
 
-Either node of a pair may connect. If both do, the connection of the node with the smaller id stays. A peer must be
+Either node of a pair may connect. If both connect, the node with the smaller id keeps its connection. A peer must be
 named by the hub, and must prove that it holds the run's current key (`mesh_proof`). A new key restarts all links. A
 node that sends invalid data is dropped and barred for a while. The hub makes up for pieces lost here.
 """
@@ -45,7 +45,7 @@ FIRST_BAR_S: Final = 10.0
 frame.
 """
 LONGEST_BAR_S: Final = 600.0
-"""Limit of the bar, which doubles each time. After this time without faults it starts again at the first value."""
+"""Limit of the bar, which doubles each time. A node without faults for this long restarts at the first value."""
 MOST_HALF_OPEN: Final = 32
 """Maximum of unproven connections; one more closes the oldest."""
 MOST_HALF_OPEN_OF_HOST: Final = 8
@@ -54,7 +54,7 @@ _PING_S: Final = 15.0
 _PONG_S: Final = 60.0
 """A ping waits behind pieces, which takes a while on a slow uplink with many links."""
 _RETRY_FIRST_S: Final = 0.3
-"""Short: the hub may tell the other node of a newcomer up to a second later."""
+"""Short: the other node may learn of a newcomer up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -164,7 +164,7 @@ class Mesh:
         return self._named.get(number, "") in self._links
 
     def drop(self, node_id: str, why: str) -> None:
-        """End the link with this node, and bar it for a while."""
+        """End the node's link, and bar new links with it for a while."""
         now = asyncio.get_running_loop().time()
         self._bars = {name: bar for name, bar in self._bars.items() if now < bar[0] + LONGEST_BAR_S}
         last_s = self._bars[node_id][1] if node_id in self._bars else FIRST_BAR_S / 2

@@ -1,7 +1,7 @@
 """Download a base model from a model hub (huggingface.co, or HF_ENDPOINT), by id and revision.
 
-The files are those of the signed manifest, and each is checked against its hash. The engines built on transformers
-bring the library; a node without it uses the swarm. The owner's token is not sent.
+The signed manifest lists the files; each file's hash is checked. The engines built on transformers bring the library; a
+node without it uses the swarm. The owner's token is not sent.
 """
 
 from __future__ import annotations

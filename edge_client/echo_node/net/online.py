@@ -30,7 +30,7 @@ class Online:
         await self._on.wait()
 
     async def run(self, job: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `job`. Cancel it when the switch goes off, and call it again when the switch is on."""
+        """Return the result of `job`. Switching off cancels `job`; switching on calls `job` again."""
         while True:
             await self.wait()
             task, gone = asyncio.ensure_future(job()), asyncio.ensure_future(self._off.wait())

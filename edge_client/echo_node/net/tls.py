@@ -45,8 +45,8 @@ def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:
 
 
 def _out_of_time(error: ssl.SSLCertVerificationError, address: HubAddress) -> ConnectError:
-    """Return the error for a certificate outside its period. Either clock may be wrong; for a certificate that is not
-    valid yet, it is almost certainly this one.
+    """Return the error for a certificate outside its period. The hub's clock or this machine's may be wrong. A
+    certificate that is not valid yet points to this machine's clock.
     """
     here = f"by this machine's clock, which shows {datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     if error.verify_code == _NOT_YET_VALID:

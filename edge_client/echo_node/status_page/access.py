@@ -3,8 +3,8 @@
 Any user of this machine can reach the port, and any web page can send requests to it. Therefore:
 - a code is made only for a reader of the control file, works once, and expires after `CODE_S`;
 - it is exchanged for a cookie, which lasts `SESSION_S`, or until the process ends;
-- browsers send a cookie to every port of a host. This cookie is limited to an unguessable path, so that no other server
-  of this machine gets it.
+- browsers send a cookie to every port of a host. This cookie's path is unguessable, so that other servers of this
+  machine never receive it.
 """
 
 from __future__ import annotations

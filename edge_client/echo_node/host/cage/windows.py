@@ -1,4 +1,5 @@
-"""The cage on Windows, as far as a process can enter one itself: a job without further processes, and low integrity.
+"""The cage on Windows, limited to measures that a process can apply to itself: a job without further processes, and low
+integrity.
 
 A process of low integrity can write only to places marked for it, and cannot open its user's other processes. It can
 still read and connect. Only a parent process can forbid these, with an AppContainer or a restricted token.

@@ -74,7 +74,7 @@ class MachineSensors:
         return together([*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())])
 
     def _ours(self, engines: Collection[int]) -> frozenset[int]:
-        """Return this node's other processes, and those of other nodes and hubs of the same user."""
+        """Return the processes of this node, without its own, and of the same user's other nodes and hubs."""
         return self._kin.pids().union(engines) - {os.getpid()}
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class NvidiaSensors:
     """Sensors of NVIDIA's driver, opened at the first reading. Without a driver there are no readings."""
 
     def __init__(self, kin: Kin | None = None, *, sees_all: Callable[[], bool] = sees_the_machines_pids) -> None:
-        """`sees_all`: True if process numbers mean the same here and to the driver."""
+        """`sees_all`: True if the driver uses the same process numbers as this system."""
         self._kin = kin or Kin()
         self._sees_all = sees_all
         self._nvml: Any = None
@@ -58,7 +58,7 @@ class NvidiaSensors:
             log.debug("No GPU of NVIDIA's tells anything: %s", error)
 
     def _lists(self, own: Collection[int]) -> bool:
-        """Return True if the driver lists one of this node's processes by the number that it has here."""
+        """Return True if the driver lists a process of this node under its local process number."""
         listed = [self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) for device in self._devices]
         return any(process.pid in own for processes in listed for process in processes or ())
 
