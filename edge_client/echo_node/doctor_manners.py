@@ -28,17 +28,17 @@ def examine_manners(
     """
     found = sensors or MachineSensors(paths.data_dir)
     try:
-        yield from _sensors(found.read(_curious(config.manners), engines=(), on_gpu=True))
+        yield from _sensors(found.read(_with_every_sensor(config.manners), engines=(), on_gpu=True))
         running = _running(paths)
         if running is not None:
-            yield from _of_the_node(running)
+            yield from _of_the_running_node(running)
         else:
-            yield from _of_this_moment(paths, config.manners, found, on_gpu=on_gpu)
+            yield from _of_a_new_node(paths, config.manners, found, on_gpu=on_gpu)
     finally:
         found.close()
 
 
-def _curious(settings: MannersConfig) -> MannersConfig:
+def _with_every_sensor(settings: MannersConfig) -> MannersConfig:
     """Return settings that need every sensor."""
     asks = MannersConfig()
     return settings.model_copy(
@@ -93,7 +93,7 @@ def _running(paths: Paths) -> Mapping[str, Any] | None:
         return None
 
 
-def _of_the_node(status: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
     """Report holds and problems of the running node."""
     for sentence in status["holds"].values():
         yield Finding(subject="held back", level="note", what=sentence)
@@ -104,7 +104,7 @@ def _of_the_node(status: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(subject="held back", level="ok", what="by nothing; the node that runs here works")
 
 
-def _of_this_moment(paths: Paths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
+def _of_a_new_node(paths: Paths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
     """Report the holds of a node that would start now."""
     holds = Manners(settings).holds(
         sensors.read(settings, engines=(), on_gpu=on_gpu),

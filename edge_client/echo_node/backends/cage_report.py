@@ -131,7 +131,7 @@ def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
     return found
 
 
-# The rest runs in children.
+# The functions below run in child processes.
 
 
 def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:

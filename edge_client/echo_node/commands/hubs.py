@@ -23,7 +23,7 @@ app = typer.Typer(help="The hubs that this node has joined.", no_args_is_help=Tr
 @app.command("list")
 def hubs_list(data_dir: DataDir = None, as_json: Json = False) -> None:
     """List them, newest first, with their shares of this node's time."""
-    found = _told(Paths.find(data_dir))
+    found = _hubs_with_shares(Paths.find(data_dir))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -49,7 +49,7 @@ def hubs_share(
     record, file = joined_hub(paths, url), SharesFile(paths.shares_file)
     hubs = file.load()
     file.save({**hubs, record.url: hubs.get(record.url, HubShare()).model_copy(update={"share": share})})
-    found = _told(paths)
+    found = _hubs_with_shares(paths)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -58,7 +58,7 @@ def hubs_share(
             typer.echo(f"{one['url']}  {one['share']:.0%}")
 
 
-def _told(paths: Paths) -> list[dict[str, Any]]:
+def _hubs_with_shares(paths: Paths) -> list[dict[str, Any]]:
     """Return the hubs as JSON fields. `share`: part of the node's time, in [0, 1]; None if no shares are set, so that
     the first hub gets all time.
     """

@@ -46,7 +46,7 @@ def _by_itself(context: typer.Context) -> None:
 
 @app.command("list")
 def receipts_list(
-    state: Annotated[State | None, typer.Option("--state", help="Only rollouts in this state here.")] = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only this state on the node.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Changed in the last 2h, 3d ..., or since 2026-11-24[T18:00].")
     ] = None,
@@ -60,7 +60,7 @@ def receipts_list(
     record = last_hub(paths)
     spool = _open_spool(paths, record)
     try:
-        found = [] if spool is None else spool.entries(state=state, since=_moment(since), limit=limit)
+        found = [] if spool is None else spool.entries(state=state, since=_epoch_s(since), limit=limit)
     finally:
         if spool is not None:
             spool.close()
@@ -99,9 +99,9 @@ def receipts_show(
         typer.echo(json.dumps({"hub": record.url, "run_id": record.run_id, "problem": problem, **row}, indent=2))
         return
     typer.echo(f"rollout  {rollout_id}")
-    typer.echo(f"node     {_words(row) if entry else 'unknown: never leased here, returned, or forgotten'}")
+    typer.echo(f"node     {_described(row) if entry else 'unknown: never leased here, returned, or forgotten'}")
     if row["hub"] is not None:
-        typer.echo(f"hub      {_words(row['hub'])}")
+        typer.echo(f"hub      {_described(row['hub'])}")
     elif problem:
         typer.echo(f"hub      not asked: {problem}")
     if row["sentence"]:
@@ -200,7 +200,7 @@ def _ask(
         return {}, error.brief + (f" {error.do}" if error.do else "")
 
 
-def _moment(since: str | None) -> float:
+def _epoch_s(since: str | None) -> float:
     """Return seconds since the epoch."""
     if since is None:
         return 0.0
@@ -235,7 +235,7 @@ def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dic
     return row
 
 
-def _words(about: Mapping[str, Any]) -> str:
+def _described(about: Mapping[str, Any]) -> str:
     reason = f" ({about['drop_reason']})" if about["drop_reason"] else ""
     said = check_in_words(about["checked"], about["drop_reason"])
     return f"{about['state']}{reason}" + ("" if about["checked"] == "no" else f", checked: {said}")
@@ -246,8 +246,10 @@ def _table(rows: Sequence[Mapping[str, Any]], *, asked: bool) -> list[str]:
         return ["The node has no such rollouts."]
     cells = [("ROLLOUT", "SINCE", "NODE", "HUB" if asked else "")]
     for row in rows:
-        hubs = "" if row["hub"] is None else "the same" if row["agreement"] == Agreement.SAME else _words(row["hub"])
-        cells.append((row["rollout_id"], _time(row["changed_at"]), _words(row), hubs))
+        hubs = (
+            "" if row["hub"] is None else "the same" if row["agreement"] == Agreement.SAME else _described(row["hub"])
+        )
+        cells.append((row["rollout_id"], _time(row["changed_at"]), _described(row), hubs))
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()

@@ -53,7 +53,7 @@ def config_set(
     paths = Paths.find(data_dir)
     file = _file(paths)
     file.set(key, values)
-    _tell(paths, file, file.one(key), as_json=as_json)
+    _reload_and_report(paths, file, file.one(key), as_json=as_json)
 
 
 @app.command("unset")
@@ -62,7 +62,7 @@ def config_unset(key: Key, data_dir: DataDir = None, as_json: Json = False) -> N
     paths = Paths.find(data_dir)
     file = _file(paths)
     file.unset(key)
-    _tell(paths, file, file.one(key), as_json=as_json)
+    _reload_and_report(paths, file, file.one(key), as_json=as_json)
 
 
 @app.command("path")
@@ -77,7 +77,7 @@ def _file(paths: Paths) -> SettingsFile:
     return SettingsFile(paths.config_file, {} if record is None else record.flags)
 
 
-def _tell(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) -> None:
+def _reload_and_report(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) -> None:
     """Make the running node load its settings again, and print the result."""
     try:
         answer: dict[str, Any] | None = asyncio.run(control.ask(paths.control_file, "reload"))
@@ -89,7 +89,7 @@ def _tell(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) 
     typer.echo(f"{setting.key} = {_shown(setting.value)}, in {file.path}")
     if setting.where != "default" and not setting.where.startswith(str(file.path)):
         typer.echo(f"{_source(setting.where)} overrides the file.")
-    for sentence in _said(answer, file):
+    for sentence in _reload_lines(answer, file):
         typer.echo(sentence)
 
 
@@ -97,7 +97,7 @@ def _source(where: str) -> str:
     return "The command line of `echo-node join`" if where == "join" else f"The variable {where}"
 
 
-def _said(answer: Mapping[str, Any] | None, file: SettingsFile) -> list[str]:
+def _reload_lines(answer: Mapping[str, Any] | None, file: SettingsFile) -> list[str]:
     if answer is None:
         return ["No node is running here: the setting applies from the next start."]
     if answer["file"] != str(file.path):

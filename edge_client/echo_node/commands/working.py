@@ -151,7 +151,7 @@ def run_command(
         power_watts=power_watts,
     )
     by_turns = any(one.share for one in SharesFile(paths.shares_file).load().values())
-    config, joining = _again(paths, record, flags)
+    config, joining = _rejoining(paths, record, flags)
     _serve(paths, config, joining, by_turns=by_turns, flags=flags, quiet=quiet)
 
 
@@ -203,7 +203,7 @@ def leave(
     typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
 
 
-def _again(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
+def _rejoining(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
     """Return the settings and parameters for a hub that was joined before."""
     config = settings(paths, {**record.flags, **flags})
     joining = Joining(
@@ -230,7 +230,7 @@ def _serve(
     from echo_node.daemon import Daemon  # These imports take longer than other commands run.
     from echo_node.turns import Turns
 
-    with _becoming_the_newest(paths, joining, quiet=quiet), paths.lock():
+    with _restarting_if_replaced(paths, joining, quiet=quiet), paths.lock():
         me = key_file.load_or_create(paths.identity_key)
         console = Console()
         _log_to(console, paths, file="node.log", quiet=quiet)
@@ -239,12 +239,12 @@ def _serve(
             with open_panel(console, quiet=quiet) as panel:
                 first = Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
                 if not by_turns:
-                    with _closing_words(console, first, quiet=quiet):
+                    with _farewell_at_the_end(console, first, quiet=quiet):
                         await first.run()
                     return
 
                 def make(hub: str) -> Daemon:
-                    config, joining = _again(paths, joined_hub(paths, hub), flags)
+                    config, joining = _rejoining(paths, joined_hub(paths, hub), flags)
                     return Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
 
                 await Turns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
@@ -253,7 +253,7 @@ def _serve(
 
 
 @contextmanager
-def _becoming_the_newest(paths: Paths, joining: Joining, *, quiet: bool) -> Iterator[None]:
+def _restarting_if_replaced(paths: Paths, joining: Joining, *, quiet: bool) -> Iterator[None]:
     """Restart as the newly installed version, with the same command line, if the node has ended for it."""
     copy = InstalledCopy()  # Read before another version replaces it.
     try:
@@ -272,7 +272,7 @@ def _becoming_the_newest(paths: Paths, joining: Joining, *, quiet: bool) -> Iter
 
 
 @contextmanager
-def _closing_words(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator[None]:
+def _farewell_at_the_end(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator[None]:
     """Print the farewell at the end: on a terminal directly, else into the log."""
     try:
         yield

@@ -109,7 +109,7 @@ class Leases:
         return effects
 
     def replaced(self, versions: Set[int]) -> list[Effect]:
-        """Return the leases with tokens of any of `versions`, whose content has been replaced."""
+        """Give leases back to the hub if they hold tokens of any of `versions`, whose content has been replaced."""
         effects: list[Effect] = []
         for lease in self._held.leases if versions else ():
             drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
@@ -139,10 +139,12 @@ class Leases:
         """Handle the engine's confirmation that it stopped this lease."""
         if self._held.is_moving(lease_id):
             self._held.stopped(lease_id)
-        return self._let_leave(lease_id)
+        return self._return_waiting(lease_id)
 
     def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
-        """Return a lease that the engine cannot sample. `is_of_version`: its policy version is the cause."""
+        """Give a lease that the engine cannot sample back to the hub. `is_of_version`: its policy version is the
+        cause.
+        """
         unusable = self._held.running_by(lease_id) if is_of_version else None
         self._leaving.pop(lease_id, None)
         self._held.stopped(lease_id)
@@ -150,7 +152,7 @@ class Leases:
 
     def engine_lost(self, what: str, blame: Blame) -> list[Effect]:
         """Handle the end or failed start of the engine."""
-        effects = [effect for lease_id in list(self._leaving) for effect in self._let_leave(lease_id)]
+        effects = [effect for lease_id in list(self._leaving) for effect in self._return_waiting(lease_id)]
         match blame:
             case "nobody":
                 self._held.engine_ended()
@@ -199,23 +201,23 @@ class Leases:
         )
 
     def give_up(self, lease_id: int, reason: str) -> list[Effect]:
-        """Return a held lease now, without waiting for the engine."""
+        """Give a held lease back to the hub now, without waiting for the engine."""
         return self._return(self._held.let_go(lease_id, reason))
 
     def give_back_all(self, reason: str, *, by: float) -> list[Effect]:
-        """Return all leases. Running ones wait until the engine has reported their tokens, or until `by`, if a hub is
-        connected.
+        """Give all leases back to the hub. With a connection, running ones wait for the engine's last tokens, until
+        `by` at most.
         """
         return self._give_back([lease.lease_id for lease in self._held.leases], reason, by=by)
 
     def give_back_overdue(self, now: float, *, by: float) -> list[Effect]:
-        """Return leases past their deadline, like `give_back_all`."""
+        """Give leases past their deadline back, like `give_back_all`."""
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:
-        """Return the leases whose waiting time is over."""
+        """Give back the leases whose waiting time is over."""
         overdue = [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]
-        return [effect for lease_id in overdue for effect in self._let_leave(lease_id)]
+        return [effect for lease_id in overdue for effect in self._return_waiting(lease_id)]
 
     def _give_back(self, lease_ids: Iterable[int], reason: str, *, by: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -229,8 +231,8 @@ class Leases:
                 effects += self.give_up(lease_id, reason)
         return effects
 
-    def _let_leave(self, lease_id: int) -> list[Effect]:
-        """Return a waiting lease."""
+    def _return_waiting(self, lease_id: int) -> list[Effect]:
+        """Give a waiting lease back to the hub."""
         leaving = self._leaving.pop(lease_id, None)
         if leaving is None:
             return []

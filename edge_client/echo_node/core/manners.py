@@ -204,11 +204,11 @@ class Manners:
         self, reading: Reading, *, pause: Pause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
         """Return the current holds, most personal first; empty = the node may work. `local` has a time zone."""
-        found = [*self._said(pause, local), *self._facts(reading, on_gpu=on_gpu)]
+        found = [*self._owner_holds(pause, local), *self._state_holds(reading, on_gpu=on_gpu)]
         caps = self._settings.caps
         if reading.traffic is not None and (said := caps.reached(reading.traffic, local.date())) is not None:
             found.append((HoldReason.TRAFFIC, said))
-        for finding in self._figures(reading, on_gpu=on_gpu):
+        for finding in self._figure_findings(reading, on_gpu=on_gpu):
             if self._calls_for(finding, now):
                 found.append((finding.reason, finding.sentence))
         return tuple(Hold(reason, sentence, reason in FREES_MEMORY) for reason, sentence in found)
@@ -222,7 +222,7 @@ class Manners:
             return False
         return since is not None
 
-    def _said(self, pause: Pause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
+    def _owner_holds(self, pause: Pause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
         if pause is not None and (pause.until is None or local.timestamp() < pause.until):
             end = None if pause.until is None else datetime.fromtimestamp(pause.until, local.tzinfo)
             until = "" if end is None else f" until {end:%a %H:%M}"
@@ -231,7 +231,7 @@ class Manners:
             begins = self._schedule.next_begin(local)
             yield HoldReason.SCHEDULE, f"Outside the hours that you have set; the next ones begin {begins}."
 
-    def _facts(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
+    def _state_holds(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
         settings = self._settings
         if reading.on_battery and not settings.on_battery:
             level = "" if reading.battery_share is None else f" ({reading.battery_share:.0%} left)"
@@ -248,7 +248,7 @@ class Manners:
         if reading.metered and not settings.metered:
             yield HoldReason.METERED, "The network is metered."
 
-    def _figures(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
+    def _figure_findings(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
         settings = self._settings
         if on_gpu:
             yield _too_busy(HoldReason.OTHERS_GPU, "GPU", reading.others_gpu, settings.others_gpu)

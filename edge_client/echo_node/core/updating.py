@@ -147,7 +147,7 @@ def decide(known: Known) -> Decision:
         return _stay(known, Why.NOT_ASKED)
     if known.is_replaced:
         return ComeBack()
-    why = _against_copy(known) or against_try(known.tries, name_of(known.refusal), known.now)
+    why = _objection_to_copy(known) or against_try(known.tries, name_of(known.refusal), known.now)
     if why is None and known.is_held:
         why = Why.HELD
     if why is not None:
@@ -165,7 +165,7 @@ def against_try(tries: Sequence[Try] | None, name: str, now: float) -> Why | Non
     return Why.TODAY if any(now - one.at < DAY_S for one in tries) else None
 
 
-def _against_copy(known: Known) -> Why | None:
+def _objection_to_copy(known: Known) -> Why | None:
     """Return the reason why this copy never updates itself."""
     note = known.note
     if not known.is_by_installer:
@@ -177,7 +177,7 @@ def _against_copy(known: Known) -> Why | None:
     if note.origin is Origin.SOURCE:
         return Why.FROM_SOURCE
     if "://" in note.source:
-        return _against_address(note.source, known.hub_hosts)
+        return _objection_to_address(note.source, known.hub_hosts)
     if _HASH in note.source:
         return Why.PINNED
     if not note.is_there:
@@ -185,7 +185,7 @@ def _against_copy(known: Known) -> Why | None:
     return None if note.is_owners else Why.NOT_OWNERS
 
 
-def _against_address(source: str, hub_hosts: Collection[str]) -> Why | None:
+def _objection_to_address(source: str, hub_hosts: Collection[str]) -> Why | None:
     host = host_of(source)
     if not host:
         return Why.GONE

@@ -162,7 +162,7 @@ class Relay:
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: str = writer.get_extra_info("peername")[0]
         try:
-            await self._judge(peer, reader, writer)
+            await self._admit_or_refuse(peer, reader, writer)
         except _BROKEN_OFF:
             self._count_refusal(peer, "it does not speak the node's protocol")
         except Exception:
@@ -170,7 +170,7 @@ class Relay:
         finally:
             writer.transport.abort()
 
-    async def _judge(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit_or_refuse(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
             request = await _receive(reader, Request)
         if not self.is_known(request.secret, peer):
@@ -251,7 +251,7 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
         def enter(transport: asyncio.Transport) -> None:
             joined.extend(_join(transport, remote))
 
-        passing = asyncio.create_task(_let_one_in(door, enter))
+        passing = asyncio.create_task(_accept_one(door, enter))
         port: int = door.getsockname()[1]
         yield Lent(port=port, release=answer.release, free_bytes=tuple(answer.free_bytes))
     finally:
@@ -263,15 +263,15 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
             await leg.ended.wait()
 
 
-async def _let_one_in(door: socket.socket, enter: Callable[[asyncio.Transport], None]) -> None:
+async def _accept_one(door: socket.socket, enter: Callable[[asyncio.Transport], None]) -> None:
     """Accept one connection, which the native library makes."""
     loop = asyncio.get_running_loop()
     door.setblocking(False)
     connection, _ = await loop.sock_accept(door)
-    await loop.connect_accepted_socket(lambda: _Door(enter), connection)
+    await loop.connect_accepted_socket(lambda: _Acceptor(enter), connection)
 
 
-class _Door(asyncio.Protocol):
+class _Acceptor(asyncio.Protocol):
     """Pass the transport on."""
 
     def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:

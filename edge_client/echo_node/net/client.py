@@ -173,7 +173,7 @@ class HubClient:
             attempt = await self._wait(attempt)
 
     async def _wait_for_upgrade(self, refusal: EchoError) -> int:
-        """Wait for an upgrade, and report the remedy once. Return the next attempt's number."""
+        """Report the remedy once, and wait for an upgrade. Return the number of the next attempt."""
         said = f"{refusal.brief} The node asks again every hour. {refusal.do or ''}"
         self._troubles.begin(_PART, Trouble(TroubleCode.TOO_OLD, said.rstrip()))
         await self._pause(UPGRADE_S * (1.0 - self._jitter() / 2))

@@ -54,7 +54,7 @@ _PING_S: Final = 15.0
 _PONG_S: Final = 60.0
 """A ping waits behind pieces, which takes a while on a slow uplink with many links."""
 _RETRY_FIRST_S: Final = 0.3
-"""Short: the other node may learn of a newcomer up to a second later."""
+"""First wait before a retry. The other node may learn of a newcomer up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -89,7 +89,7 @@ class Mesh:
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
-        """End and length of each bar."""
+        """End time and length of each node's bar."""
         self._half_open: dict[Connection, str] = {}
         """Unproven connections with their addresses, oldest first."""
         self._server: Server | None = None
@@ -117,7 +117,7 @@ class Mesh:
         """End all links and stop listening."""
         connectors = tuple(self._connectors.values())
         self._stop_connecting(tuple(self._connectors))
-        self._hang_up()
+        self._abort_all()
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -131,7 +131,7 @@ class Mesh:
         if newest != self._run_key:
             self._run_key = newest
             self._stop_connecting(tuple(self._connectors))
-            self._hang_up()
+            self._abort_all()
             self._connect_to_all()
 
     def set_peers(self, peers: Iterable[MeshPeer]) -> None:
@@ -174,7 +174,7 @@ class Mesh:
         if (link := self._links.get(node_id)) is not None:
             link.abort()
 
-    def _hang_up(self) -> None:
+    def _abort_all(self) -> None:
         for link in self._links.values():
             link.abort()
         for connection in self._half_open:
@@ -238,13 +238,13 @@ class Mesh:
         host = str((connection.remote_address or ("",))[0])
         of_host = [] if is_loopback(host) else [other for other, its in self._half_open.items() if its == host]
         if len(of_host) >= MOST_HALF_OPEN_OF_HOST:
-            self._turn_away(of_host[0])
+            self._close_unproven(of_host[0])
         elif len(self._half_open) >= MOST_HALF_OPEN:
-            self._turn_away(next(iter(self._half_open)))
+            self._close_unproven(next(iter(self._half_open)))
         self._half_open[connection] = host
         connection.connection_lost_waiter.add_done_callback(lambda _: self._half_open.pop(connection, None))
 
-    def _turn_away(self, connection: Connection) -> None:
+    def _close_unproven(self, connection: Connection) -> None:
         del self._half_open[connection]
         connection.transport.abort()
 
