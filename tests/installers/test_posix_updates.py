@@ -129,7 +129,7 @@ async def test_a_node_that_its_hub_calls_too_old_comes_back_as_the_next_release(
     assert said.splitlines()[-1] == f"echo-node 2.0 run --data-dir {owner.data_dir} --width 4"
     assert noted(bare_home)["source"] == str(source), "for the next time"
     (tried,) = json.loads((bare_home.root / SWARM / "updates.json").read_text())["tries"]
-    assert tried["outcome"] == "Release 2.0 was installed then."
+    assert tried["outcome"] == "Release 2.0 was installed."
     assert before < versions(bare_home), "of what ran, no file was taken away"
 
 
