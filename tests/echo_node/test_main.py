@@ -292,7 +292,7 @@ def test_the_identity_moves_from_one_node_to_another(home: Path, tmp_path: Path)
     me = key_file.load(home / "identity.key")
     assert me.node_id in shown
     assert me.node_id in invoke("id", "export", str(tmp_path / "key.pem"))
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         invoke("id", "export", str(tmp_path / "key.pem"))
     other = str(tmp_path / "other")
     assert me.node_id in invoke("id", "import", str(tmp_path / "key.pem"), "--data-dir", other)
