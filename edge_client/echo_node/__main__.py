@@ -1,6 +1,6 @@
-"""The command `echo-node`, and `python -m echo_node`: Ctrl-C ends it at once and silently, also while it loads.
+"""The command `echo-node`, and `python -m echo_node`. Ctrl-C ends it at once and silently, also during the imports.
 
-The shell then sees status 130. What must end in good order says so itself: `echo_node.host.signals`.
+The shell then sees status 130. Commands that need an orderly end install handlers: `echo_node.host.signals`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import signal
 
 
 def run() -> None:
-    """`echo_node.main.run`, whose imports take most of the first second."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # A shell's background job leaves it to others.
+    """Run `echo_node.main.run`, whose imports take most of the first second."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Shells start background jobs with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_node import main
 

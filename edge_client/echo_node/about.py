@@ -1,4 +1,4 @@
-"""What a node says of itself: to its hub as an introduction, to its user as a snapshot."""
+"""A node's description of itself: Introduction for the hub, snapshot for the user."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from echo_shared.messages import Totals, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """What a node has once a hub has let it in, and keeps while it connects again."""
+    """State since a hub admitted the node. It survives reconnects."""
 
     hub_key: bytes
     welcome: Welcome
-    """The newest."""
+    """The hub's latest Welcome."""
     shell: RunShell
     counts_before: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts by state when the shell was opened."""
+    """Rollouts by state at the opening of the shell."""
     totals: Totals | None = None
-    """What the hub has said last of all that this node's key has done."""
+    """Latest totals of this node's key, from the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Who this node is; its engine is the chooser's, as it is when it is asked."""
+    """This node's identity and settings. The chooser gives the current engine."""
 
     me: Identity
     name: str
@@ -51,11 +51,11 @@ class About:
 
     @classmethod
     def of(cls, config: NodeConfig, *, me: Identity, joining: Joining, chooser: EngineChooser) -> Self:
-        """As its settings have it."""
+        """Build the description from the settings."""
         return cls(me=me, name="", joining=joining, chooser=chooser).with_settings(config)
 
     def with_settings(self, config: NodeConfig) -> Self:
-        """The same node after its settings have changed."""
+        """Return the description with changed settings."""
         return replace(
             self,
             name=config.name or f"node-{self.me.node_id[:8]}",
@@ -64,7 +64,7 @@ class About:
         )
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
-        """For the hub."""
+        """Return the introduction for the hub."""
         return Introduction(
             name=self.name,
             invite_token=self.joining.invite_token,
@@ -86,7 +86,7 @@ class About:
         now: float,
         token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
-        """For the user. `now` is `running_s`; `token_rates` are `TokenHistory`'s."""
+        """Return the snapshot for the user. `now` is `running_s`; `token_rates` come from `TokenHistory`."""
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self.me.node_id,
@@ -137,7 +137,7 @@ class About:
 
 
 def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """Of what is final, that which has become so meanwhile."""
+    """Return the increases in final states."""
     final = ("trained", "evaluated", "dropped", "dropped:")
     return {
         key: count - before.get(key, 0)
@@ -147,7 +147,7 @@ def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, in
 
 
 def _as_fields(totals: Totals) -> dict[str, Any]:
-    """As `NodeSnapshot.totals` has them."""
+    """Convert to the form of `NodeSnapshot.totals`."""
     return {
         "trained": totals.trained_rollouts,
         "trained_tokens": totals.trained_tokens,

@@ -1,4 +1,4 @@
-"""`echo-node bench`: how fast each engine that this machine can run is, and what the node makes of it."""
+"""`echo-node bench`: measure each engine that this machine can run, and show the node's resulting choice."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
-"""The widest that is tried, unless the settings name a width."""
+"""Largest width to measure, unless the settings name a width."""
 BUSY_SHARE: Final = 0.5
-"""Of the machine's cores: with so many in use by others it counts as busy."""
+"""Share of the machine's cores. If other programs want this many, the machine counts as busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One engine on one device: its speeds, or why there are none."""
+    """One engine on one device: its speeds, or the reason for none."""
 
     choice: BackendChoice
     precision: str
@@ -66,24 +66,24 @@ class Outcome:
 
     @property
     def works(self) -> bool:
-        """Its process drew all that it was asked for, though perhaps too slowly to be measured."""
+        """Return True if the engine drew all requested tokens, even if too slowly for a measurement."""
         return self.speeds is not None and not self.speeds.failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All outcomes, and what a node on this machine uses from now on."""
+    """All outcomes, and the choice of a node on this machine."""
 
     base: str
     machine: str
     outcomes: tuple[Outcome, ...]
     chosen: BackendChoice | None
     width: int
-    """0 = the engine's own choice."""
+    """0 = the engine chooses."""
     seconds: float
-    """For each engine."""
+    """Budget for each engine."""
     busy_cores: float
-    """Programs that wanted a core before it began, mean of a minute."""
+    """Load average of the last minute, in cores, before the measurement."""
 
     def as_json(self) -> dict[str, Any]:
         engines = [
@@ -114,9 +114,9 @@ class Report:
 
 @contextmanager
 def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
-    """The model to measure on: `model`, else the base of `hub` if here, else a random model that is gone afterwards.
+    """Yield the model to measure on: `model`, else the stored base of `hub`, else a temporary random model.
 
-    Raises ConfigError when `model` is none.
+    Raises ConfigError if `model` holds no model.
     """
     content = None if hub is None else content_here(paths.base(hub.run_id))
     if model is None and hub is not None and content is not None:
@@ -143,14 +143,14 @@ def base_for(paths: Paths, hub: HubRecord | None, model: Path | None) -> Iterato
 
 
 def _content_of(model: Path) -> str:
-    """Names the files of a directory, by their names, sizes and times."""
+    """Return a digest of the directory's file names, sizes and times."""
     stats = [(path.name, path.stat()) for path in sorted(model.iterdir())]
     described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.blake2b(repr(described).encode(), digest_size=16).hexdigest()
 
 
 class Bench:
-    """Measures engines one after the other, each in a process of its own, and remembers what came of it."""
+    """Measure engines in sequence, in separate processes, and store the results."""
 
     def __init__(self, paths: Paths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
         self._log = paths.logs / "bench.log"
@@ -162,17 +162,17 @@ class Bench:
         self._base = base
 
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> Report:
-        """Measures every usable engine, or `backend` alone unless that is "auto", `seconds` each; `begin` is told.
+        """Measure every usable engine for `seconds`, or only `backend` unless it is "auto". Call `begin` before each.
 
-        What was learnt of memory that did not suffice is forgotten: it may be free now. Raises ConfigError when
-        there is no such backend.
+        Stored memory limits are deleted first, because memory may be free now. Raises ConfigError for an unknown
+        backend.
         """
         if backend not in ("auto", *registry.NAMES):
             raise ConfigError("There is no such backend.", got=backend, do=f"One of auto, {', '.join(registry.NAMES)}")
         try:
             self._widths.forget()
         except OSError as error:
-            log.warning("What was learnt of too little memory stays: %s", error)
+            log.warning("Stored width limits cannot be deleted: %s", error)
         outcomes, busy_cores = [], psutil.getloadavg()[0]
         for possible in registry.survey(self._hardware):
             choice, missing = possible.choice, possible.missing
@@ -201,7 +201,7 @@ class Bench:
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
-        """What was measured, at half the width, and so on, where the memory does not suffice. Raises BackendError."""
+        """Measure, and halve the width after each lack of memory. Raises BackendError."""
         width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
         while True:
             try:
@@ -251,11 +251,11 @@ class Bench:
 
 
 def table_of(report: Report) -> Table:
-    """A row for each engine on each device."""
+    """Return a table with a row for each engine on each device."""
     measured = [outcome.speeds for outcome in report.outcomes if outcome.speeds is not None]
     widths = sorted({width for speeds in measured for width in speeds.decode})
     table = Table(
-        title=Text(f"Tokens a second on {report.base}"),
+        title=Text(f"Tokens per second on {report.base}"),
         caption="w8: drawn by 8 rollouts at once" if widths else None,
         title_justify="left",
         caption_justify="left",
@@ -273,19 +273,20 @@ def table_of(report: Report) -> Table:
         prefill = outcome.speeds.prefill if outcome.speeds is not None else 0.0
         cells = [_number(prefill), *(_number(rates.get(width, 0.0)) for width in widths)]
         best = f"w{outcome.speeds.width}" if rates and outcome.speeds is not None else "-"
-        problem = [Text(outcome.problem)] if outcome.problem else []  # Text: "[cpu]" is not markup.
+        # A plain Text: "[cpu]" must not be read as markup.
+        problem = [Text(outcome.problem)] if outcome.problem else []
         table.add_row(outcome.choice.name, outcome.choice.device, outcome.precision, *cells, best, *problem)
     return table
 
 
 def verdict(report: Report) -> str:
-    """What is chosen, and why."""
+    """Return a sentence with the choice and its reason."""
     if report.chosen is None and any(outcome.works for outcome in report.outcomes):
         return _too_slow(report)
     if report.chosen is None:
         return "No engine works on this machine. echo-node doctor says more."
     chosen = report.chosen
-    width = f"{report.width} rollouts at once" if report.width else "as many rollouts at once as the engine likes"
+    width = f"{report.width} rollouts at once" if report.width else "a width that the engine chooses"
     sentence = f"Chosen: {chosen.name} on {chosen.device}, {width} ({chosen.reason})."
     return f"{sentence} {chosen.unused_gpu}".rstrip()
 

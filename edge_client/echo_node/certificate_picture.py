@@ -1,4 +1,4 @@
-"""A certificate of contribution as a picture to show: SVG, from what is signed. The proof is the signed file."""
+"""Draw a certificate of contribution as SVG, from its signed content. Only the signed file is a proof."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _INK, _FAINT, _ACCENT, _PAPER, _LINE = "#14213d", "#5b6782", "#0b7a75", "#fdfcf8
 
 
 def picture(said: Contribution) -> str:
-    """The whole file. Names are whatever a node and a hub call themselves: they are escaped, and fit."""
+    """Return the whole SVG file. Names chosen by the node and the hub are escaped and made to fit."""
     period = f"{said.first_seen[:10]} to {said.last_seen[:10]}"
     amounts = [
         (said.trained_tokens, "tokens trained on", said.trained_rollouts),
-        (said.evaluated_tokens, "tokens that measured it", said.evaluated_rollouts),
+        (said.evaluated_tokens, "tokens for evaluation", said.evaluated_rollouts),
         (said.others_checked_tokens, "tokens checked for others", said.others_checked_rollouts),
     ]
     parts = [
@@ -41,7 +41,7 @@ def picture(said: Contribution) -> str:
         parts.append(_text(x, 330, f"{tokens:,}", size=_fitting(f"{tokens:,}", 46, 250), fill=_INK, weight=700))
         parts.append(_text(x, 362, what, size=17, fill=_FAINT))
         parts.append(_text(x, 388, f"in {rollouts:,} completions", size=15, fill=_FAINT))
-    checked = f"Computed again by the hub: {said.checks_passed:,} found honest, {said.checks_failed:,} not."
+    checked = f"Recomputed by the hub: {said.checks_passed:,} found honest, {said.checks_failed:,} not."
     rows = [
         ("From", f"{period}, as of {said.issued_at}"),
         ("Node", said.node_id),
@@ -53,7 +53,7 @@ def picture(said: Contribution) -> str:
         y = 468 + number * 25
         parts.append(_text(72, y, name, size=15, fill=_FAINT))
         parts.append(_text(172, y, value, size=_fitting(value, 15, 780), fill=_INK, family=_MONO))
-    note = "The signed file beside this picture is the proof. Check it with: echo-node receipts verify FILE"
+    note = "The signed file next to this picture is the proof. Check it with: echo-node receipts verify FILE"
     parts.append(_text(72, 576, note, size=13, fill=_FAINT))
     return "\n".join([*parts, "</svg>", ""])
 
@@ -75,12 +75,12 @@ def _text(
 
 
 def _fitting(text: str, size: int, width: int = 856) -> int:
-    """The font size, `size` at most, at which the text is surely no wider than `width`, in whatever font is there."""
+    """Return a font size, at most `size`, at which the text is not wider than `width` in any common font."""
     return max(6, min(size, int(width / max(1.0, sum(map(_ems, text))))))
 
 
 def _ems(character: str) -> float:
-    """A bound of a character's width, bold, as a part of the font's size."""
+    """Return an upper bound of the bold character's width, in em."""
     if ord(character) >= 0x1100 or character in "MWmw@%":
         return 1.15
     return 0.9 if character.isupper() else 0.74

@@ -1,4 +1,4 @@
-"""What a node does, in a word, and why, in a sentence: the first line of all that its user sees."""
+"""A node's state in one word, and its reason in one sentence: the first line of each view."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ State = Literal[
 
 
 def described(snapshot: NodeSnapshot, *, is_finishing: bool) -> NodeSnapshot:
-    """The snapshot with its state and the reason of that. `is_finishing`: it takes nothing new any more."""
+    """Return the snapshot with its state and reason. `is_finishing`: the node accepts no new leases."""
     state, reason = _condition(snapshot, is_finishing=is_finishing)
     return replace(snapshot, state=state, reason=reason)
 
 
 def _condition(snapshot: NodeSnapshot, *, is_finishing: bool) -> tuple[State, str]:
-    """What matters most to the user comes first."""
+    """Return the state that matters most to the user, with its reason."""
     activity, held = snapshot.activity, snapshot.held_rollouts
     if activity == "draining":
-        return "finishing", "What is held goes back to the hub, then the node stops."
+        return "finishing", "The node returns its leases to the hub, then stops."
     if is_finishing:
-        return "finishing", f"The node ends the {held} rollouts that it holds, takes nothing new, then stops."
+        return "finishing", f"The node finishes its {held} rollouts, takes no new ones, then stops."
     if snapshot.holds:
         return "paused", " ".join(snapshot.holds.values())
     if not snapshot.run_name:
-        return "connecting", f"Asking {snapshot.hub} to let this node in."
+        return "connecting", f"Asking {snapshot.hub} to admit this node."
     if not snapshot.connected:
         return (
             "not connected",
-            "The hub cannot be reached. What is finished waits here; the node tries again by itself.",
+            "The hub cannot be reached. Finished rollouts wait here; the node retries by itself.",
         )
     if activity == "sampling":
         return "sampling", f"Drawing {held} rollouts with policy version {snapshot.policy_version}."
@@ -41,5 +41,5 @@ def _condition(snapshot: NodeSnapshot, *, is_finishing: bool) -> tuple[State, st
     if snapshot.standby:
         return "standby", snapshot.standby
     if activity == "waiting":
-        return "waiting", "Ready: the hub's next lease is sampled at once."
-    return "preparing", "The sampling engine starts, and is measured where it was not before."
+        return "waiting", "Ready: the node samples the hub's next lease at once."
+    return "preparing", "The sampling engine starts, and is measured the first time."

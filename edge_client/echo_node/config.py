@@ -106,29 +106,29 @@ class NodeConfig(BaseSettings):
             raise ConfigError(
                 "Only llama.cpp spreads a model over several machines.",
                 got=f"backend {self.backend}, {len(self.helpers)} helpers",
-                do="Leave --backend out, or --with.",
+                do="Omit --backend, or omit --with.",
             )
         return self
 
     @property
     def upload_share_bytes_s(self) -> int:
-        """What each of the two ways of sending may take of `upload_limit_bytes_s`; 0 = unlimited."""
+        """Limit for each of the two ways of sending, from `upload_limit_bytes_s`; 0 = unlimited."""
         return (self.upload_limit_bytes_s + 1) // 2
 
     @property
     def download_share_bytes_s(self) -> int:
-        """What each of the two ways of receiving may take of `download_limit_bytes_s`; 0 = unlimited."""
+        """Limit for each of the two ways of receiving, from `download_limit_bytes_s`; 0 = unlimited."""
         return (self.download_limit_bytes_s + 1) // 2
 
     @property
     def wanted_backend(self) -> BackendName:
-        """The engine to choose."""
+        """The requested engine; helpers need llama.cpp."""
         return "llama_cpp" if self.helpers else self.backend
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
-    """The settings that hold. `path` None = no file; `overrides` are flags, None = not given.
+    """Load the settings in force. `path` None = no file; `overrides` are flags, None = not given.
 
-    Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
+    Raises ConfigError, which names the setting, its value, and the line, variable or flag that set it.
     """
     return load_settings(NodeConfig, path, overrides, other_variables=(HOME_VARIABLE,))

@@ -1,4 +1,4 @@
-"""What connects one node with its hub and with other nodes, opened and closed as one."""
+"""A node's connections to its hub and to other nodes, opened and closed together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """For a daemon's life; the hub's connection is made by `client.run`, again and again."""
+    """The connections of one daemon. `client.run` makes the hub's connection, and reconnects."""
 
     swarm: Swarm
     mesh: Mesh
@@ -31,21 +31,23 @@ class Connections:
     receiver: Receiver
     meter: TrafficMeter
     bulk: Online = field(default_factory=Online)
-    """Whether artefacts may be fetched and served; the hub's line is `client.line`."""
+    """Switch for fetching and serving artefacts; `client.line` is the switch of the hub's connection."""
     links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever the hub is to be told which nodes this one is linked with."""
+    """Set whenever this node's links with other nodes have changed."""
 
     async def introduce(self, about: About) -> None:
-        """Says anew who this node is: its engine has changed, its device, or what its owner calls it."""
+        """Introduce the node to the hub again, after a change of engine, device or name."""
         introduction = about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
         await self.client.introduce(introduction)
 
     def use_mesh(self, peers: Iterable[MeshPeer]) -> None:
-        """Links with these nodes, unless nothing is to be fetched and served now."""
+        """Link with these nodes, unless the node is offline."""
         self.mesh.set_peers(peers if self.bulk.is_on else ())
 
     def set_online(self, is_online: bool) -> None:
-        """Off: what is fetched and served stops at once; the hub's line stays, for what is owed to it."""
+        """Go on- or offline. Offline stops fetching and serving at once; the hub's connection stays for unsent
+        results.
+        """
         self.bulk.turn(on=is_online)
         self.swarm.set_online(is_online)
         if is_online:
@@ -54,12 +56,12 @@ class Connections:
             self.mesh.set_peers(())
 
     async def hang_up(self) -> None:
-        """Ends the hub's line as well, until `set_online`."""
+        """Close the hub's connection too, until `set_online(True)`."""
         self.client.line.turn(on=False)
         await self.client.close()
 
     async def tell_links(self) -> None:
-        """Tells the hub this node's links whenever they are news. Never ends."""
+        """Send this node's links to the hub after each change. Runs until cancelled."""
         while True:
             await self.links_are_news.wait()
             self.links_are_news.clear()
@@ -70,7 +72,7 @@ class Connections:
 async def open_connections(
     config: NodeConfig, about: About, troubles: TroubleLog, meter: TrafficMeter
 ) -> AsyncIterator[Connections]:
-    """Listens for other nodes, and makes ready for the hub. Raises SwarmError."""
+    """Listen for other nodes, and prepare the hub's client. Raises SwarmError."""
     settings = SwarmSettings(
         listen_host=config.swarm_host,
         port=config.swarm_port,
@@ -81,7 +83,7 @@ async def open_connections(
     swarm, links_are_news = await open_swarm(settings), asyncio.Event()
     mesh = Mesh(about.me, upload_limit_bytes_s=config.upload_share_bytes_s, flow=flow)
     try:
-        await mesh.open(  # Lets nobody in before the hub has told the run's keys; the receiver is there by then.
+        await mesh.open(  # The mesh refuses peers until the hub sends the run's keys; `receiver` exists by then.
             config.swarm_host,
             config.mesh_port,
             on_piece=lambda piece, node_id: receiver.take(piece, node_id),

@@ -1,6 +1,6 @@
-"""The run that a node works for: taken up at the hub's first Welcome, and left when the hub begins another.
+"""The node's current run: opened at the hub's first Welcome, and closed when the hub starts another run.
 
-It outlives the hub's connections: every Welcome renews what the hub has said of it.
+It survives reconnects. Every Welcome updates its data.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from echo_shared.messages import Totals, Welcome
 
 log = logging.getLogger(__name__)
 
-OPENING: Final = "taking up the run"
-"""The part of the node that meets trouble where a run cannot be taken up."""
+OPENING: Final = "opening the run"
+"""Part of the node that is named when a run cannot be opened."""
 
 OpenShell = Callable[[Welcome, bytes], Awaitable[RunShell]]
-"""For the run of a Welcome, and the hub's key. Raises StorageError."""
+"""Open the shell for a Welcome's run and the hub's key. Raises StorageError."""
 
 
 class CurrentRun:
-    """`take_up` at each Welcome; `close` at the end."""
+    """Call `take_up` at each Welcome, and `close` at the end."""
 
     def __init__(self, joining: Joining, troubles: TroubleLog, open_shell: OpenShell) -> None:
         self.welcomed: Welcomed | None = None
-        """None = no hub has let the node in yet."""
+        """None = no hub has admitted the node."""
         self._joining = joining
         self._troubles = troubles
         self._open_shell = open_shell
@@ -46,24 +46,24 @@ class CurrentRun:
 
     @property
     def run_id(self) -> str | None:
-        """Of this run, or before there is one, of the hub's last; None = there was none."""
+        """Id of this run; without one, of the hub's last known run; None = unknown."""
         known = self._joining.pinned if self.welcomed is None else self.welcomed.welcome
         return None if known is None else known.run_id
 
     @property
     def token_rates(self) -> tuple[float, ...]:
-        """As `TokenHistory.rates`, of this run."""
+        """See `TokenHistory.rates`, for this run."""
         return self._history.rates
 
     async def take_up(self, welcome: Welcome, hub_key: bytes) -> bool:
-        """Whether it is taken up. Raises StorageError, but for a full disk where the node has patience: then it is not.
+        """Open or update the run. Return False if the disk is full and the node may wait. Raises StorageError.
 
-        What belonged to another run is deleted first.
+        Files of another run are deleted first.
         """
         self._log(welcome, hub_key)
         before = self.welcomed
         if before is not None and before.welcome.run_id != welcome.run_id:
-            log.warning("The hub has begun another run: what belonged to the last one is deleted.")
+            log.warning("The hub has started another run: files of the old run are deleted.")
             self.welcomed, self._history = None, TokenHistory()
             await before.shell.close()
             await before.shell.fetcher.close()
@@ -74,24 +74,24 @@ class CurrentRun:
         return True
 
     def hear(self, totals: Totals) -> None:
-        """What the hub has counted of this node's key."""
+        """Store the hub's totals of this node's key."""
         if self.welcomed is not None:
             self.welcomed = replace(self.welcomed, totals=totals)
 
     async def count(self) -> None:
-        """Brings the counts up to date that the owner is shown."""
+        """Update the counts that the owner sees."""
         if (shell := self.shell) is not None:
             await shell.writer.refresh()
             self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
 
     async def close(self) -> None:
-        """Ends its tasks and its engine. What is known of it stays."""
+        """End the run's tasks and its engine. Its data stays readable."""
         if self.welcomed is not None:
             await self.welcomed.shell.close()
 
     def _log(self, welcome: Welcome, hub_key: bytes) -> None:
         if self.welcomed is not None:
-            return  # The client tells that it is connected again.
+            return  # The client logs reconnects.
         known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")

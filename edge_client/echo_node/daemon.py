@@ -1,7 +1,7 @@
-"""The node's daemon: one hub connection, one run's shell, one swarm client, one control socket, wired together.
+"""The node's daemon: one hub connection, one run's shell, one swarm client and one control socket, wired together.
 
-All events go through one bounded queue and are handled one at a time. When it is full, whoever reports waits: the hub's
-socket, the engine's pipe, a fetch. Ticks are skipped then.
+All events go through one bounded queue and are handled one at a time. When the queue is full, all senders wait: the
+hub's socket, the engine's pipe, a fetch. Ticks are skipped then.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ log = logging.getLogger(__name__)
 INBOX_EVENTS: Final = 1_024
 TICK_S: Final = 0.25
 RESTING_TICK_S: Final = 1.0
-"""While the machine is its owner's and nothing is under way: what the node computes then is taken from the owner."""
+"""Tick interval while the owner uses the machine and no work runs, to leave computing time to the owner."""
 COUNT_EVERY_TICKS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionEnded:
-    """The connection will not be tried again."""
+    """The connection has failed for good."""
 
     error: EchoError
 
@@ -94,7 +94,9 @@ Incoming = FromHub | Event | ConnectionEnded
 
 
 class Daemon:
-    """`run` ends after the drain that a signal, the control socket, or the hub's last word asks for."""
+    """The daemon of one hub. `run` ends after a drain, which a signal, the control socket or the hub's refusal
+    starts.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Daemon:
         probe_s: float = PROBE_S,
         sensors: Sensors | None = None,
     ) -> None:
-        """`probe_s`: see `EngineChooser`. `sensors`: this machine's, unless given."""
+        """`probe_s`: see `EngineChooser`. `sensors`: this machine's by default."""
         self._paths = paths
         self._config = config
         self._joining = joining
@@ -129,7 +131,7 @@ class Daemon:
             traffic=self._meter.now,
         )
         self._holding: Holding | None = None
-        """What the watch has told last."""
+        """Latest report of the owner's watch."""
         self._connections: Connections | None = None
         self._is_connected = False
         self._is_over = False
@@ -142,28 +144,30 @@ class Daemon:
         self._updater: Updater | None = None
         self._network: NetworkHold | None = None
         self.is_told_to_end = False
-        """By its owner or the system, and not by a turn's end."""
+        """True after a stop by the owner or the system. False at the end of a turn."""
         self.leaves = False
-        """Its owner has it forget its hub."""
+        """True if the owner wants to forget the hub."""
 
     @property
     def hub(self) -> str:
-        """Its address."""
+        """The hub's address."""
         return self._joining.address.origin
 
     @property
     def is_finishing(self) -> bool:
-        """Whether it ends once it holds nothing."""
+        """True if the node ends after its current leases."""
         return self._finishing is not None
 
     @property
     def connections(self) -> Connections:
-        """While the daemon runs."""
+        """The connections of the running daemon."""
         assert self._connections is not None, "the daemon does not run"
         return self._connections
 
     async def run(self) -> None:
-        """Raises the EchoError that made it end, if one did; CancelledError after a second request to stop."""
+        """Run until the node ends. Raises the EchoError that ended it, if any; CancelledError after a second stop
+        request.
+        """
         check_codec()
         self._running = asyncio.current_task()
         LastWord(self._paths.last_word_file).save(None)
@@ -178,12 +182,12 @@ class Daemon:
         except ExceptionGroup as group:
             raise _first_cause(group) from group
         if isinstance(self._ended_by, RefusedError) and self._ended_by.code == RefusalCode.FINISHED:
-            log.info("The run is finished. Thank you for your part in it.")
+            log.info("The run has finished. Thank you for contributing.")
         elif self._ended_by is not None:
             raise self._ended_by
 
     def request_stop(self, reason: str) -> None:
-        """First time: return the leases and leave in good order. Second time: at once."""
+        """Stop. The first call returns the leases to the hub; the second cancels at once."""
         self.is_told_to_end = True
         if self._stopping is None:
             log.info("Stopping: %s.", reason)
@@ -193,18 +197,18 @@ class Daemon:
             self._running.cancel()
 
     def finish(self, reason: str) -> None:
-        """Takes nothing new, ends what it holds, then leaves."""
+        """Take no new leases, finish the current ones, then end."""
         if self._finishing is None:
-            log.info("Finishing what is held, then leaving: %s.", reason)
+            log.info("Finishing the current leases, then leaving: %s.", reason)
             self._finishing = asyncio.ensure_future(self._inbox.put(FinishRequested(reason=reason)))
 
     @property
     def has_worked(self) -> bool:
-        """Whether a hub has let it in."""
+        """True if a hub has admitted the node."""
         return self._run.welcomed is not None
 
     def snapshot(self) -> NodeSnapshot:
-        """The node now."""
+        """Return the node's current snapshot."""
         snapshot = self._about.snapshot(
             self._run.welcomed,
             self._watch.holds,
@@ -293,16 +297,14 @@ class Daemon:
         if not self._inbox.full():
             self._inbox.put_nowait(Tick(progress={} if self._shell is None else dict(self._shell.fetching)))
 
-    # --- what comes in
-
     async def _work(self) -> None:
-        """Until the work loop has stopped, or is to stop before there is one."""
+        """Handle events until the work loop stops, or until a stop request without a run."""
         while not self._is_over:
             incoming = await self._inbox.get()
             await HANDLERS[type(incoming)](self, incoming)
 
     async def _take_event(self, event: Event) -> None:
-        """By the method's name, so that a daemon of another kind may listen in on what its shell is told."""
+        """Forward the event. A separate method, so that subclasses can observe the shell's events."""
         await self._tell_shell(event)
 
     async def _tell_shell(self, event: Event) -> None:
@@ -320,7 +322,7 @@ class Daemon:
         if self._config.update != "never":
             self._update = newer_release(self.connections.client.hub_version)
         if not await self._run.take_up(welcome, hub_key):
-            await self.connections.client.close()  # It connects again, later each time.
+            await self.connections.client.close()  # The client reconnects, with growing waits.
             return
         self._use_keys(welcome.run_keys)
         self.connections.use_mesh(welcome.mesh)
@@ -352,7 +354,7 @@ class Daemon:
         await self._tell_shell(event)
         if self._network is not None:
             self._network.look()
-        # An owner who is waited for is not to wait for the next tick.
+        # Do not let a waiting owner wait for the next tick.
         asyncio.get_running_loop().call_later(YIELD_S, self._tick)
 
     async def _take_finish(self, event: FinishRequested) -> None:
@@ -375,7 +377,7 @@ class Daemon:
         LastWord(self._paths.last_word_file).save(notice)
         await _notify(notice)
         await self._take_loss(Disconnected())
-        # Its own words may be too long for the messages in which leases go back.
+        # The error's own text may be too long for the messages that return leases.
         await self._drain(DrainRequested(reason="the connection to the hub has ended"))
 
     async def _drain(self, event: DrainRequested) -> None:
@@ -384,8 +386,6 @@ class Daemon:
         else:
             self._shell.writer.retry_now()
             await self._tell_shell(event)
-
-    # --- what belongs to a run
 
     @property
     def _shell(self) -> RunShell | None:
@@ -408,10 +408,8 @@ class Daemon:
         )
         return await opening.open(welcome, hub_key)
 
-    # --- the engine
-
     async def _introduce(self) -> None:
-        """The engine runs elsewhere now, which the hub is to know."""
+        """Tell the hub about a changed engine."""
         await self.connections.introduce(self._about)
 
     def _engine_now(self) -> EngineNow:
@@ -420,8 +418,6 @@ class Daemon:
 
     def _make_engine(self, files: EngineFiles) -> EngineSupervisor:
         return self._engines.make(files, self._chooser, self._inbox.put)
-
-    # --- the user
 
     def _stop_once(self, left: str) -> None:
         self.leaves = self.leaves or left == self.hub
@@ -433,12 +429,12 @@ class Daemon:
         self.finish("asked to by echo-node")
 
     def _reload(self) -> Mapping[str, Any]:
-        """Reads the settings again. Raises ConfigError; what held then still holds."""
+        """Load the settings again. Raises ConfigError and keeps the old settings if they are invalid."""
         file = self._paths.config_file
         after = load_config(file if file.exists() else None, {**self._joining.flags, **self._joining.given})
         changed = changes(self._config, after)
         self._config = in_force(self._config, after)
-        log.info("Read the settings again: %s.", ", ".join(changed.all) or "nothing has changed")
+        log.info("Settings loaded again: %s.", ", ".join(changed.all) or "nothing has changed")
         self._watch.use(after.manners)
         task = asyncio.ensure_future(self._take_settings(changed))
         self._reloading.add(task)
@@ -470,10 +466,11 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Awaitable[None]]]] = {
     FinishRequested: Daemon._take_finish,
     DrainRequested: Daemon._drain,
 }
-"""The handler of everything that may stand in the inbox. Of what a hub may say, `FOR_THE_CLIENT` never gets there."""
+"""Handlers of everything in the inbox. Messages in `FOR_THE_CLIENT` never get there."""
 FOR_THE_CLIENT: Final = (Challenge, Refused, Piece, Team)
-"""What the hub's connection settles itself: the handshake, its end, and pieces, which go to the receiver at once. Of
-teams a command alone is told, which asks; here the session's state table refuses them."""
+"""Messages that the hub's connection handles itself: handshake, refusal, and pieces, which go directly to the receiver.
+Team messages answer only a command's requests; the session's state table refuses them here.
+"""
 
 
 async def _notify(notice: Notice | None) -> None:
@@ -482,6 +479,6 @@ async def _notify(notice: Notice | None) -> None:
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:
-    """What went wrong first in a task group; the others ended because of it."""
+    """Return the first error of a task group, which ended the others."""
     first = group.exceptions[0]
     return _first_cause(first) if isinstance(first, ExceptionGroup) else first

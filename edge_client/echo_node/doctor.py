@@ -1,7 +1,7 @@
-"""`echo-node doctor`: what this machine has, what stands in the way of joining, and the command that mends it.
+"""`echo-node doctor`: show the machine's parts, the obstacles to joining, and the commands that remove them.
 
-Engines are really tried, as far as that is cheap: their libraries are imported in processes that end at once, so that
-one which crashes or hangs is a finding like any other.
+Engines are tried as far as that is cheap: child processes import their libraries and end at once, so a crash or a hang
+is a finding like any other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HUB_S: Final = 10.0
 LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
 LIBTORRENT_MACOS: Final = 14
-"""The oldest macOS with a build of libtorrent, for Apple Silicon."""
+"""Oldest macOS with a build of libtorrent for Apple Silicon."""
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
@@ -65,7 +65,7 @@ raise SystemExit(not llama_cpp.llama_supports_rpc())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All that was found."""
+    """All findings."""
 
     findings: tuple[Finding, ...]
 
@@ -79,21 +79,21 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patient:
-    """What is looked at."""
+    """The node to examine."""
 
     paths: Paths
     config: NodeConfig
     hardware: Hardware
     hub: HubRecord | None
-    """The hub that was joined last."""
+    """The last joined hub."""
     url: str | None
-    """Another hub, which is to be joined."""
+    """Another hub to join."""
 
 
 def examine(paths: Paths, url: str | None) -> Diagnosis:
-    """Of a node with these files, for the hub at `url` or the one that it joined last.
+    """Examine a node with these files, for the hub at `url` or the last joined hub.
 
-    Blocks for seconds: engines are imported, the hub is asked.
+    Blocks for seconds: it imports engines and asks the hub.
     """
     findings: list[Finding] = []
     config, hub = NodeConfig.model_construct(), None
@@ -122,22 +122,19 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
     elif hardware.memory_bytes:
         yield Finding(subject="memory", level="ok", what=memory)
     else:
-        yield Finding(subject="memory", level="note", what="the system does not say how much there is")
+        yield Finding(subject="memory", level="note", what="the system does not report its memory")
     for gpu in hardware.cuda_gpus:
         what = f"{gpu.name}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else gpu.name
         yield Finding(subject="GPU", level="ok", what=what)
     if not hardware.cuda_gpus and not hardware.apple_silicon:
-        what = "none that an NVIDIA driver answers for: the processor samples"
+        what = "no NVIDIA driver answers: the processor samples"
         if hardware.silent_gpu:
-            what = "an NVIDIA GPU is plugged in, but its driver does not answer: the processor samples"
+            what = "an NVIDIA GPU is present, but its driver does not answer: the processor samples"
         yield Finding(subject="GPU", level="note", what=what)
 
 
-# Engines
-
-
 def _engines(patient: _Patient) -> Iterator[Finding]:
-    """Each engine on each device, which is chosen, and how fast it is."""
+    """Yield findings on each engine on each device, the chosen engine, and its speed."""
     wanted = patient.config.wanted_backend
     survey = [one for one in registry.survey(patient.hardware) if not one.on_request or one.choice.name == wanted]
     cages = GpuCages(patient.paths.gpu_cages, probe=_probe_gpu)
@@ -161,7 +158,7 @@ def _engines(patient: _Patient) -> Iterator[Finding]:
 
 
 def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Finding:
-    """`level`: of an engine that is not there; it is no loss where a better one works."""
+    """Report a missing engine at `level`: only a note if a better engine works."""
     subject = f"{one.choice.name} on {one.choice.device}"
     if missing.code == registry.NO_DEVICE:
         return Finding(subject=subject, level="note", what="not for this machine")
@@ -169,7 +166,7 @@ def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Findin
 
 
 def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, config_file: Path) -> Finding:
-    """An engine that was tried, in the cage that its GPU needs."""
+    """Report an engine that was tried, in the cage that its GPU needs."""
     subject = f"{choice.name} on {choice.device}"
     if failure is not None:
         do = registry.reinstall(choice.name)
@@ -187,12 +184,12 @@ def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, confi
 
 
 def _try(choice: BackendChoice, cage: CageMode, cages: GpuCages) -> tuple[str | None, Leeway]:
-    """What happens when the engine's library is loaded for this device; None when all is well. And the cage's step."""
+    """Load the engine's library for this device. Return the error or None, and the cage's step."""
     fit = cages.find(choice, cage)
     if fit.failure:
         return fit.failure, fit.leeway
     if cage == "required" and fit.leeway.lacks:
-        return f"it would have no whole cage: {fit.leeway.why}", fit.leeway
+        return f"its cage would be incomplete: {fit.leeway.why}", fit.leeway
     imports = "; ".join(f"import {package}" for package in registry.packages(choice.name))
     if choice.device == "cuda":
         imports += "; import torch; torch.zeros(1, device='cuda')"
@@ -209,28 +206,28 @@ def _probe_gpu(code: str) -> str | None:
 
 
 def _cage(mode: CageMode) -> Finding:
-    """Which cage an engine has on this machine, as a process says that has tried to break out of it."""
+    """Report the guards of the engine's cage, tested by a process that tries to break out."""
     subject = "engine's cage"
     if mode == "off":
         do = 'Set cage to "auto": the engine then reads what hubs send without your rights.'
-        return Finding(subject=subject, level="warning", what="none: the settings say so", do=do)
+        return Finding(subject=subject, level="warning", what="none: the settings turn it off", do=do)
     with tempfile.TemporaryDirectory(prefix="echo-doctor-") as directory:
         private = Path(directory) / "private"
         private.write_bytes(b"private")
         try:
             held = _tried(private)
         except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-            return Finding(subject=subject, level="warning", what=f"it cannot be tried: {error}"[:_MOST_SAID])
+            return Finding(subject=subject, level="warning", what=f"it cannot be tested: {error}"[:_MOST_SAID])
     if not held.lacks:
         return Finding(subject=subject, level="ok", what=held.sentence)
     if mode == "required":
-        do = 'Set cage to "auto", which takes what there is.'
+        do = 'Set cage to "auto" to accept an incomplete cage.'
         return Finding(subject=subject, level="problem", what=held.sentence, do=do)
     return Finding(subject=subject, level="warning", what=held.sentence, do="Join only hubs that you trust.")
 
 
 def _tried(private: Path) -> Held:
-    """Raises OSError, ValueError, KeyError or SubprocessError when the trial itself fails."""
+    """Run the trial. Raises OSError, ValueError, KeyError or SubprocessError if the trial itself fails."""
     command = [sys.executable, "-m", "echo_node.host.cage.trial", str(private)]
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
@@ -265,17 +262,17 @@ def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Findi
         yield Finding(subject="engine", level="ok", what=named)
     else:
         others = " or ".join(f"--backend {name}" for name in sorted({name for name, _ in working}))
-        do = f"Mend it as said above, or use another: echo-node join URL {others}"
+        do = f"Follow the advice above, or use another: echo-node join URL {others}"
         yield Finding(subject="engine", level="problem", what=f"{named} is the choice, but it does not work", do=do)
     speeds = None if base is None else book.find(place_of(choice, patient.hardware, base), settings)
     if speeds is not None and speeds.decode:
         yield Finding(subject="speed", level="ok", what=str(speeds))
     else:
-        yield Finding(subject="speed", level="note", what="not measured yet on the hub's model", do="echo-node bench")
+        yield Finding(subject="speed", level="note", what="not measured on the hub's model", do="echo-node bench")
 
 
 def _first_remedy(hardware: Hardware) -> str:
-    """What brings the first choice of those that can be installed."""
+    """Return the command that installs the best installable engine."""
     missing = [one.missing for one in registry.survey(hardware) if one.missing is not None]
     return next((error.do for error in missing if error.do and error.code != registry.NO_DEVICE), "")
 
@@ -285,25 +282,22 @@ def _said(error: EchoError) -> str:
 
 
 def cage_lines() -> Iterator[str]:
-    """At which step of the cage each engine starts on a GPU of this machine, and what it is refused; as it is found."""
+    """Yield the working cage step and the refused calls of each engine on a GPU."""
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return
-    from echo_node.backends.cage_report import report  # Other systems lack what it imports.
+    from echo_node.backends.cage_report import report  # Other systems lack its imports.
 
     usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
     on_gpu = [choice for choice in usable if choice.device != "cpu" and choice.name in STARTS]
     if not on_gpu:
-        yield "No engine that has a cage uses a GPU here: echo-node doctor says what is missing."
+        yield "No engine with a cage uses a GPU here: echo-node doctor says what is missing."
     for choice in on_gpu:
         yield from report(choice)
 
 
-# Messages, swarm and disk
-
-
 def _messages() -> Iterator[Finding]:
-    """Say so if this installation could not read what a hub sends."""
+    """Report a problem if this installation cannot decode a hub's messages."""
     try:
         check_codec()
     except LocalProtocolError as error:
@@ -314,16 +308,16 @@ def _swarm() -> Finding:
     failure = failure_of("from echo_shared.swarm.trial import main; main()")
     if failure is None:
         return Finding(subject="swarm", level="ok", what="libtorrent works: one client has fetched from another")
-    what = f"libtorrent does not work ({failure}): all that is not pushed is fetched from the hub itself"
+    what = f"libtorrent does not work ({failure}): the hub itself serves all files that it does not push"
     if sys.platform == "darwin" and not _has_libtorrent(platform.machine(), platform.mac_ver()[0]):
-        do = "There is no build of it for this Mac. The node works without it; it only serves no other nodes."
+        do = "No build of libtorrent exists for this Mac. The node works without it, but serves no other nodes."
         return Finding(subject="swarm", level="warning", what=what, do=do)
     do = f"{sys.executable} -m pip install --upgrade libtorrent"
     return Finding(subject="swarm", level="warning", what=what, do=do)
 
 
 def _has_libtorrent(machine: str, macos: str) -> bool:
-    """Return True if there is a build of libtorrent for this macOS."""
+    """Return True if libtorrent has a build for this macOS."""
     return machine == "arm64" and int(macos.partition(".")[0] or 0) >= LIBTORRENT_MACOS
 
 
@@ -342,7 +336,7 @@ def _data_directory(patient: _Patient) -> Iterator[Finding]:
         do = "Free some space on the disk of" if error.errno == errno.ENOSPC else "Make it writable:"
         yield Finding(subject="data directory", level="problem", what=what, do=f"{do} {there}, {other}")
         return
-    running = ", and a node runs on it" if asyncio.run(control.is_running(paths.control_file)) else ""
+    running = ", and a node uses it now" if asyncio.run(control.is_running(paths.control_file)) else ""
     yield Finding(subject="data directory", level="ok", what=f"{directory} can be written{running}")
     config = patient.config
     room_bytes = max(0, disk.free - headroom_bytes(disk.total))
@@ -352,15 +346,12 @@ def _data_directory(patient: _Patient) -> Iterator[Finding]:
         yield Finding(subject="disk", level="problem", what=what, do=f"Free some space on the disk of {there}, {other}")
     elif disk.free < least:
         do = f"Free some space on the disk of {there}, or set less: min_free_disk_bytes of [manners]."
-        what = f"{what}: a node holds still with less than {least / _GIB:.2f}"
+        what = f"{what}: a node pauses below {least / _GIB:.2f}"
         yield Finding(subject="disk", level="warning", what=what, do=do)
     elif disk.free < LITTLE_DISK_BYTES:
         yield Finding(subject="disk", level="warning", what=what, do="Larger models will not fit.")
     else:
         yield Finding(subject="disk", level="ok", what=what)
-
-
-# The hub
 
 
 def _hub(patient: _Patient) -> Iterator[Finding]:
@@ -371,7 +362,7 @@ def _hub(patient: _Patient) -> Iterator[Finding]:
         what = "no hub joined yet"
         yield Finding(subject="hub", level="note", what=what, do="echo-node doctor URL, then echo-node join URL")
         return
-    insecure = patient.config.insecure or patient.url is None  # The address was accepted when it was joined.
+    insecure = patient.config.insecure or patient.url is None  # `join` has accepted the stored address.
     try:
         address = HubAddress.parse(patient.url or (joined.url if joined else ""), insecure=insecure)
     except ConfigError as error:
@@ -381,7 +372,7 @@ def _hub(patient: _Patient) -> Iterator[Finding]:
 
 
 def _answer(address: HubAddress) -> Finding:
-    """What the hub says of itself."""
+    """Ask the hub for its state."""
     try:
         with _open(address) as answer:
             status, body = answer.status, answer.read(65_536)
@@ -393,31 +384,29 @@ def _answer(address: HubAddress) -> Finding:
         if isinstance(reason, ssl.SSLError):
             failure = handshake_failure(reason, address)
             return Finding(subject="hub", level="problem", what=_said(failure), do=failure.do or "")
-        do = "Check the address, this machine's connection, and with the operator whether the hub runs."
+        do = "Check the address and this machine's connection. Ask the operator if the hub runs."
         what = f"{address.origin} cannot be reached: {printable_line(str(reason) or type(reason).__name__)}"
         return Finding(subject="hub", level="problem", what=what, do=do)
     health = _health(body) if status in (200, 503) else None
     if health is None:
-        what = f"{address.origin} answers with status {status}, but not as a hub does"
+        what = f"{address.origin} answers with status {status}, but not like a hub"
         return Finding(subject="hub", level="problem", what=what, do="Check the address; ask the operator for it.")
     if health == "failing":
-        what = f"{address.origin} answers, but something is broken there"
-        return Finding(
-            subject="hub", level="warning", what=what, do="Tell its operator. This node can join all the same."
-        )
+        what = f"{address.origin} answers, but reports a failure"
+        return Finding(subject="hub", level="warning", what=what, do="Tell its operator. This node can still join.")
     what = f"{address.origin} answers{'; it is still starting' if health == 'starting' else ''}"
     return Finding(subject="hub", level="ok", what=what)
 
 
 def _open(address: HubAddress) -> http.client.HTTPResponse:
-    proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: as the environment says.
+    proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: use the environment's proxies.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     answer: http.client.HTTPResponse = opener.open(address.url("/readyz"), timeout=HUB_S)
     return answer
 
 
 def _health(body: bytes) -> str | None:
-    """starting, ready or failing; None when this is no hub."""
+    """Return starting, ready or failing; None if the answer is not a hub's."""
     try:
         said = json.loads(body)["status"]
         return said if said in ("starting", "ready", "failing") else None
@@ -426,7 +415,7 @@ def _health(body: bytes) -> str | None:
 
 
 def lines_of(diagnosis: Diagnosis) -> Iterator[str]:
-    """For people: a finding and its remedy on a line each, not broken, so that a command can be copied."""
+    """Yield text lines: finding and remedy on separate, unbroken lines, so that commands can be copied."""
     indent = max(len(finding.subject) for finding in diagnosis.findings) + 2
     for finding in diagnosis.findings:
         mark = "PROBLEM" if finding.level == "problem" else finding.level

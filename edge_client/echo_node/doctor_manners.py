@@ -1,4 +1,4 @@
-"""What this machine tells of its owner and of itself, and what of it would hold a node back right now."""
+"""Show the sensors that this machine offers, and the conditions that would pause a node now."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from echo_shared.errors import ConnectError
 def examine_manners(
     paths: Paths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
 ) -> Iterator[Finding]:
-    """`on_gpu`: whether the engine would run on one. `sensors`: this machine's, unless given. Blocks for a second."""
+    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: this machine's by default. Blocks for a
+    second.
+    """
     found = sensors or MachineSensors(paths.data_dir)
     try:
-        yield from _sensors(found.read(_curious(config.manners), engines=(), on_gpu=True))
+        yield from _sensors(found.read(_with_every_sensor(config.manners), engines=(), on_gpu=True))
         running = _running(paths)
         if running is not None:
-            yield from _of_the_node(running)
+            yield from _of_the_running_node(running)
         else:
-            yield from _of_this_moment(paths, config.manners, found, on_gpu=on_gpu)
+            yield from _of_a_new_node(paths, config.manners, found, on_gpu=on_gpu)
     finally:
         found.close()
 
 
-def _curious(settings: MannersConfig) -> MannersConfig:
-    """Settings by which every sensor is asked."""
+def _with_every_sensor(settings: MannersConfig) -> MannersConfig:
+    """Return settings that need every sensor."""
     asks = MannersConfig()
     return settings.model_copy(
         update={
@@ -54,7 +56,7 @@ def _curious(settings: MannersConfig) -> MannersConfig:
 
 
 def _sensors(reading: Reading) -> Iterator[Finding]:
-    """What is told, and what is not."""
+    """Report available and missing sensors."""
     said = {
         "the owner's keyboard and mouse": _idle(reading.idle_s),
         "battery": None if reading.on_battery is None else ("in use" if reading.on_battery else "not in use"),
@@ -69,14 +71,14 @@ def _sensors(reading: Reading) -> Iterator[Finding]:
     if told:
         yield Finding(subject="sensors", level="ok", what=told)
     if missing:
-        what = f"this machine does not tell: {missing}. What is not told holds nothing back"
+        what = f"this machine does not report: {missing}. A missing value pauses nothing"
         yield Finding(subject="sensors", level="note", what=what)
 
 
 def _idle(idle_s: float | None) -> str | None:
     if idle_s is None:
         return None
-    return "nobody has a desktop here" if math.isinf(idle_s) else f"last used {in_words(idle_s)} ago"
+    return "no desktop is in use here" if math.isinf(idle_s) else f"last used {in_words(idle_s)} ago"
 
 
 def _celsius(value: float | None) -> str | None:
@@ -84,26 +86,26 @@ def _celsius(value: float | None) -> str | None:
 
 
 def _running(paths: Paths) -> Mapping[str, Any] | None:
-    """What the node that runs here says of itself."""
+    """Return the status of the node that runs here, or None."""
     try:
         return asyncio.run(control.ask(paths.control_file, "status"))
     except ConnectError:
         return None
 
 
-def _of_the_node(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of one that runs."""
+def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Report holds and problems of the running node."""
     for sentence in status["holds"].values():
         yield Finding(subject="held back", level="note", what=sentence)
-    problems = status.get("problems", {})  # Of a node of an older release, there are none.
+    problems = status.get("problems", {})  # Nodes of older releases send no problems.
     for sentence in problems.values():
         yield Finding(subject="running node", level="warning", what=sentence)
     if not status["holds"] and not problems:
         yield Finding(subject="held back", level="ok", what="by nothing; the node that runs here works")
 
 
-def _of_this_moment(paths: Paths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
-    """Of one that were started now."""
+def _of_a_new_node(paths: Paths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
+    """Report the holds of a node that would start now."""
     holds = Manners(settings).holds(
         sensors.read(settings, engines=(), on_gpu=on_gpu),
         pause=PauseFile(paths.pause_file).load(),
@@ -112,6 +114,10 @@ def _of_this_moment(paths: Paths, settings: MannersConfig, sensors: Sensors, *, 
         local=datetime.now().astimezone(),
     )
     for hold in holds:
-        yield Finding(subject="held back", level="note", what=f"a node would hold still now. {hold.sentence}")
+        yield Finding(
+            subject="held back",
+            level="note",
+            what=f"a node would pause now. {hold.sentence}",
+        )
     if not holds:
         yield Finding(subject="held back", level="ok", what="by nothing at this moment")

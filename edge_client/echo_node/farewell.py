@@ -1,4 +1,4 @@
-"""What a node says when it ends: how long it ran, what it drew, what became of that, where to look, how to go on."""
+"""The node's last lines: its running time, its tokens, their fate, where to look, and how to continue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from echo_shared.messages.fields import printable_line
 
 
 def farewell(snapshot: NodeSnapshot, now: float, *, leaves: bool = False) -> list[str]:
-    """In lines. `now` is in seconds since the epoch; `leaves`: the hub is left, and all that came from it goes."""
+    """Return the lines. `now` is in seconds since the epoch; `leaves`: the hub is forgotten with all its files."""
     lines = [
         f"Ran for {length(now - snapshot.started_at)}: {snapshot.drawn_rollouts:,} rollouts, "
         f"{snapshot.drawn_tokens:,} tokens drawn.",
@@ -15,22 +15,22 @@ def farewell(snapshot: NodeSnapshot, now: float, *, leaves: bool = False) -> lis
     ]
     counts = snapshot.rollouts
     if under_way := counts.get("received", 0) + counts.get("scored", 0):
-        hears = "" if leaves else " The node hears of them when it runs again."
-        lines.append(f"With the hub, to be trained on or not: {under_way:,}.{hears}")
+        hears = "" if leaves else " The node learns their fate when it runs again."
+        lines.append(f"With the hub, waiting for training: {under_way:,}.{hears}")
     if waiting := counts.get("sent", 0):
-        go = "" if leaves else " They go there when the node runs again."
-        lines.append(f"Finished, and not at the hub yet: {waiting:,}.{go}")
+        go = "" if leaves else " They are sent when the node runs again."
+        lines.append(f"Finished, but not at the hub: {waiting:,}.{go}")
     if snapshot.totals is not None:
         lines.append(f"Over all time: {credit(snapshot.totals)}.")
         lines.append(f"Rank: {rank(snapshot.totals)}.")
     if snapshot.page:
-        lines.append(f"Your place: {snapshot.page}")
-    lines.append(f"Join again with: echo-node join {snapshot.hub}" if leaves else "Go on with: echo-node run")
+        lines.append(f"Your page: {snapshot.page}")
+    lines.append(f"Join again with: echo-node join {snapshot.hub}" if leaves else "Continue with: echo-node run")
     return [printable_line(line) for line in lines]
 
 
 def length(seconds: float) -> str:
-    """2 h 14 min; 3 min; 12 s."""
+    """Format seconds as "2 h 14 min", "3 min" or "12 s"."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of."""
+"""The result type of a diagnosis."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at. A problem keeps this node from joining; a warning costs speed, comfort or time; a note is
-    something that is not there, and that the node does without."""
+    """One examined thing. A problem prevents joining. A warning costs speed, comfort or time. A note is an absent part
+    that the node does not need.
+    """
 
     subject: str
     level: Level

@@ -1,7 +1,7 @@
-"""`echo-node lend`: this machine holds a part of a model for a node on another one, and computes it.
+"""`echo-node lend`: hold and compute a part of a model for a node on another machine.
 
-The device server is a child process that is started for each node and ends with it, so that an idle helper holds no
-memory. It listens on loopback only; `lending.tunnel` stands before it.
+The device server is a child process, started for each node and ended with it, so an idle helper uses no memory. It
+listens only on loopback, behind `lending.tunnel`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lending:
-    """How much is lent, and where."""
+    """Address and limits of the lent device."""
 
     host: str | None
     """None: all interfaces."""
@@ -41,19 +41,19 @@ class Lending:
     threads: int
     """0 = one for each physical core."""
     memory_bytes: int
-    """0 = all that is free when a node comes."""
+    """0 = all memory that is free when a node connects."""
 
 
 class Helper:
-    """`run` lends until a signal comes."""
+    """A helper machine. `run` lends until a signal arrives."""
 
     def __init__(self, paths: Paths, lending: Lending) -> None:
         self._paths = paths
         self._lending = lending
 
     async def run(self) -> None:
-        """Raises EchoError when this machine cannot lend."""
-        registry.choose(await asyncio.to_thread(hardware.detect), "llama_cpp")  # Raises BackendError without it.
+        """Lend until a signal. Raises EchoError if this machine cannot lend."""
+        registry.choose(await asyncio.to_thread(hardware.detect), "llama_cpp")  # Raises BackendError without llama.cpp.
         async with self._lend() as lent:
             log.info("llama.cpp %s is ready; %.1f GiB can be lent.", lent.release, sum(lent.free_bytes) / _GIB)
         pairing = Pairing.load_or_create(self._paths.data_dir / "lend.pem")
@@ -72,7 +72,7 @@ class Helper:
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Lent]:
-        """A device server of its own, from start to end. Raises BackendError or ChildExited when there is none."""
+        """Run a device server for one node. Raises BackendError or ChildExited if it does not start."""
         child = await Child.start(
             "echo_node.backends.llama_cpp_rpc", name="device server's", log=self._paths.logs / "lend-device.log"
         )
@@ -105,21 +105,22 @@ class Helper:
         return tuple(int(share * amount) for amount in free_bytes)
 
     async def _watch(self, child: Child) -> None:
-        """Nodes ask for no more than they are told is free; one that takes more all the same is shut out."""
+        """Kill the device server if a node exceeds its limit. Honest nodes stay within the reported free memory."""
         while True:
             await asyncio.sleep(_LOOK_S)
             used = await asyncio.to_thread(process_memory.own_bytes, child.pid)
             if used > self._lending.memory_bytes:
-                log.warning("The node took %.1f GiB, more than is lent: it is shut out.", used / _GIB)
+                log.warning("The node used %.1f GiB, more than is lent: it is disconnected.", used / _GIB)
                 child.kill()
                 return
 
 
 def _own_address() -> str:
-    """The address that this machine has towards others, as far as it knows."""
+    """Return this machine's address in its network, as far as known."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # Sends nothing: a datagram socket only chooses its own address.
+            # Connecting a datagram socket sends nothing; it only selects the own address.
+            probe.connect(("192.0.2.1", 9))
             address: str = probe.getsockname()[0]
         except OSError:
             return socket.gethostname()

@@ -1,4 +1,4 @@
-"""The view that is alive on a terminal: the snapshot, redrawn in place, as much of it as there is room for."""
+"""The live view on a terminal: the snapshot, redrawn in place, cut to the terminal's size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from echo_node.panel import NodeSnapshot, Panel, PlainPanel, rows
 
 LIVE_PER_S: Final = 4
 NARROW: Final = 60
-"""Columns; below that, values stand under their names."""
+"""Terminal width in columns below which values stand under their names."""
 BAR: Final = 40
-"""Columns of a bar at most."""
+"""Maximum width of a bar, in columns."""
 MOST_SHOWN: Final = 400
-"""Characters of one value: some are another's words."""
+"""Maximum characters of one value: some values come from other machines."""
 KEYS: Final = "Ctrl-C ends it. Elsewhere: echo-node pause, status, page, finish"
-"""Short of 80 columns with its name: the terminal itself writes ^C behind it."""
+"""Kept shorter than 80 columns with its name: the terminal itself writes ^C behind it."""
 RISING: Final = "▁▂▃▄▅▆▇█"
 RISING_ASCII: Final = "_.-=+*%#"
 COLOURS: Final = {
@@ -36,13 +36,13 @@ COLOURS: Final = {
     "finishing": "yellow",
     "not connected": "red",
 }
-"""Of the states; what they say stands in words beside them."""
+"""Colours of the states. The state is always in words too."""
 GOES_FIRST: Final = ("hub's key", "asks for", "checked", "keys", "node", "policy", "hub", "page", "lease", "credit")
-"""What is left out where there is no room for all, in this order; the others stay."""
+"""Rows left out, in this order, on a small terminal; other rows stay."""
 
 
 class LivePanel:
-    """The newest snapshot, redrawn `LIVE_PER_S` times a second."""
+    """A panel that redraws the newest snapshot `LIVE_PER_S` times a second."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -53,7 +53,7 @@ class LivePanel:
 
 @contextmanager
 def open_panel(console: Console, *, quiet: bool) -> Iterator[Panel]:
-    """The panel that suits where the output goes: one that redraws itself needs a terminal that can move its cursor."""
+    """Yield the panel for this output. A live panel needs a terminal with cursor movement."""
     if quiet or not console.is_terminal or console.is_dumb_terminal:
         yield PlainPanel()
         return
@@ -62,7 +62,7 @@ def open_panel(console: Console, *, quiet: bool) -> Iterator[Panel]:
 
 
 class View:
-    """A snapshot that lays itself out anew for each size that the terminal has."""
+    """A snapshot that is laid out for the terminal's current size."""
 
     def __init__(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
@@ -78,10 +78,11 @@ class View:
         yield Group(*parts.values())
 
     def _parts(self, options: ConsoleOptions) -> dict[str, RenderableType]:
-        """By name, in the order in which they stand; where a name comes twice, its values are one part."""
+        """Return the parts by name, in display order. Values with the same name form one part."""
         values: dict[str, list[Text]] = {}
         for name, value in (*rows(self._snapshot), ("keys", KEYS)):
-            values.setdefault(name, []).append(Text(value[:MOST_SHOWN], overflow="fold"))  # Text: it is not markup.
+            # A plain Text: values must not be read as markup.
+            values.setdefault(name, []).append(Text(value[:MOST_SHOWN], overflow="fold"))
         parts: dict[str, RenderableType] = {"state": self._state(options)}
         for name, texts in values.items():
             if name != "state":
@@ -99,7 +100,7 @@ class View:
         return text
 
     def _beside(self, name: str, options: ConsoleOptions) -> list[RenderableType]:
-        """What shows a value without words."""
+        """Return the graphic of a value: a bar or a sparkline."""
         snapshot = self._snapshot
         if name == "lease" and snapshot.held_rollouts:
             return [_bar(snapshot.lease_tokens, snapshot.lease_most_tokens, options)]
@@ -118,7 +119,7 @@ class View:
 
 
 def sparkline(values: Sequence[float], rising: str = RISING) -> str:
-    """One character a value: the lowest for none at all, the highest for the most of them."""
+    """Return one character per value, scaled to the maximum; the lowest character means 0."""
     most = max(values, default=0.0)
     if most <= 0:
         return rising[0] * len(values)

@@ -1,7 +1,7 @@
-"""Looks after the machine itself: whether it slept, what its clock shows, and whether its network is another one.
+"""Watch the machine for sleep, a wrong clock, and a changed network.
 
-A connection whose end on this machine is gone, or that slept, is dead without anybody saying so: it is given up at
-once, instead of after the hub has not answered for a while.
+After sleep or a network change the hub's connection is dead without any error. Reconnect at once instead of waiting for
+the hub's timeout.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from echo_shared.installation import installed_version
 
 LOOK_S: Final = 1.0
 _RELEASE_EVERY: Final = 30
-"""Looks."""
+"""Look for a new release every so many rounds."""
 _CLOCK: Final = "the clock"
-_ANOTHER_NETWORK: Final = Trouble(
-    TroubleCode.NETWORK_CHANGED, "This machine is in another network now; connecting again."
-)
+_ANOTHER_NETWORK: Final = Trouble(TroubleCode.NETWORK_CHANGED, "This machine has changed its network; reconnecting.")
 
 
 class MachineWatch:
-    """`run` looks again and again."""
+    """A watch that `run` repeats every second."""
 
     def __init__(
         self,
@@ -41,9 +39,9 @@ class MachineWatch:
         clocks: Callable[[], ClockReading] = read_clocks,
         addresses: Callable[[], frozenset[str]] = own_addresses,
     ) -> None:
-        """`on_wake` is called after each sleep: devices may be gone, or back.
+        """`on_wake` runs after each sleep, because devices may have changed.
 
-        `on_upgrade` is told of another release that has been installed while the hub refuses the one that runs.
+        `on_upgrade` gets the version of a newly installed release while the hub refuses the running one.
         """
         self._client = client
         self._troubles = troubles
@@ -56,13 +54,13 @@ class MachineWatch:
         self._last_addresses: frozenset[str] | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look every second until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Once."""
+        """Look once."""
         reading = self._clocks()
         slept_s = self._sleep.slept_s(reading)
         if slept_s:

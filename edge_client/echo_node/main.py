@@ -1,4 +1,4 @@
-"""The command `echo-node`: lends this computer to a hub."""
+"""The command `echo-node`: lend this computer to a hub."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _about_all(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
     ] = False,
 ) -> None:
-    """Lends this computer to a hub that trains a language model."""
+    """Lend this computer to a hub that trains a language model."""
 
 
 app.command()(working.join)
@@ -57,7 +57,7 @@ app.add_typer(autostart.app, name="service")
 
 
 def run() -> None:
-    """The entry point: errors as text on standard error, exit status 1; 2 for wrong usage."""
+    """Run the command. Errors go to standard error with exit status 1; wrong usage exits with 2."""
     use_utf8()
     try:
         with utf8_names():

@@ -1,7 +1,7 @@
-"""Keeps a node off its network while what holds it back is the network itself: it costs, or a cap is reached.
+"""Keep a node off the network while a metered connection or a traffic cap pauses it.
 
-Fetching and serving stop at once. The hub's line stays until what was drawn is delivered, for a while at most, and is
-made anew when the hold is over.
+Fetching and serving stop at once. The hub's connection stays until unsent results are delivered, for a limited time,
+and is made again after the hold.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from echo_node.connections import Connections
 from echo_node.host.clock import running_s
 
 OWED_S: Final = 10.0
-"""For the hub to take what it is owed."""
+"""Time limit for delivering unsent results."""
 _LOOK_S: Final = 0.1
 
 
 class NetworkHold:
-    """`look` after everything that may change what `is_wanted` says."""
+    """Switch of the network. Call `look` after each event that may change `is_wanted`."""
 
     def __init__(
         self, connections: Connections, *, is_wanted: Callable[[], bool], owes_the_hub: Callable[[], bool]
@@ -30,13 +30,13 @@ class NetworkHold:
         self._hanging_up: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Before the first connection: none is made where the network is not to be used."""
+        """Stay offline from the start if a hold is wanted. Call this before the first connection."""
         if self._is_wanted():
             self._connections.set_online(False)
             await self._connections.hang_up()
 
     def look(self) -> None:
-        """Goes offline, or back."""
+        """Go offline or online if the hold has changed."""
         is_wanted = self._is_wanted()
         if is_wanted != self._connections.bulk.is_on:
             return

@@ -1,4 +1,4 @@
-"""The shell of a run, opened when a hub's Welcome says which run it is."""
+"""Open the shell of a run, once a hub's Welcome names the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What every run's shell is opened with; `open` once for each run."""
+    """Parts common to every run's shell. Call `open` once for each run."""
 
     paths: Paths
     config: NodeConfig
@@ -39,7 +39,7 @@ class Opening:
     troubles: TroubleLog
 
     async def open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
-        """Remembers the hub, and takes up what this run left on disk. Raises StorageError."""
+        """Store the hub's record, and restore this run's state from disk. Raises StorageError."""
         spool = await self._open_spool(welcome, hub_key)
         shell = RunShell(
             RunParts(

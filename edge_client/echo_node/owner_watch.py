@@ -1,4 +1,4 @@
-"""Looks after the owner's wishes: reads the sensors once a second, and tells the work loop what follows from them."""
+"""Read the sensors once a second, and report holds to the work loop, so that the owner's programs come first."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 _PAUSE: Final = "the pause"
 PAUSED_LOOK_S: Final = 5.0
-"""While the owner's own pause holds the node, and the sensors decide nothing."""
+"""Interval while the owner's own pause holds the node and sensor values do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineNow:
-    """What the sensors must know of the engine."""
+    """The engine's state, as far as the sensors need it."""
 
     on_gpu: bool
     pid: int | None
-    """None = it is not running."""
+    """None = the engine does not run."""
 
 
 class OwnerWatch:
-    """`run` looks again and again; `pause` and `resume` at once. `holds` is what holds the node now."""
+    """The watch of the owner's wishes. `run` looks repeatedly; `change` and `use` take effect at once. `holds` are the
+    current holds.
+    """
 
     def __init__(
         self,
@@ -60,18 +62,18 @@ class OwnerWatch:
         self._troubles = troubles
         self._traffic = traffic
         self._is_unsaved = False
-        """The owner's last word is not on the disk yet."""
+        """True if the owner's last command is not on disk."""
         self._engine = engine
         self._deliver = deliver
         self._look_s = look_s
         self._engine_bytes = 0
-        """That the engine took when it ran last."""
+        """Memory of the engine when it ran last."""
         self._told: list[tuple[HoldReason, bool]] | None = []
         self._wake = asyncio.Event()
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look repeatedly until cancelled."""
         try:
             while True:
                 await self.look()
@@ -80,10 +82,10 @@ class OwnerWatch:
             self._sensors.close()
 
     async def look(self) -> None:
-        """Reads the sensors once, and delivers a Holding where that changes what holds the node."""
+        """Read the sensors once, and deliver a Holding if the holds have changed."""
         async with self._looking:
             if self._is_unsaved:
-                with suppress(StorageError):  # Told when it began.
+                with suppress(StorageError):  # The first failure was reported.
                     self._save()
             engine = self._engine()
             reading = await asyncio.to_thread(self._read, engine)
@@ -103,19 +105,21 @@ class OwnerWatch:
                 await self._deliver(Holding(holds=self.holds, keep_memory_s=self._manners.settings.keep_memory_s))
 
     def change(self, pause: Pause | None) -> None:
-        """The owner pauses the node, or lets it go on. Raises StorageError, and does it even so."""
+        """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still takes
+        effect.
+        """
         self._pause = pause
         self._wake.set()
         self._save()
 
     def use(self, settings: MannersConfig) -> None:
-        """These settings hold from now on."""
+        """Use these settings from now on."""
         self._manners.settings = settings
-        self._told = None  # How long memory is kept may be news.
+        self._told = None  # Deliver again: the time for keeping memory may have changed.
         self._wake.set()
 
     def _save(self) -> None:
-        """Raises StorageError; a later look tries again."""
+        """Save the pause. Raises StorageError; a later look retries."""
         self._is_unsaved = True
         try:
             self._pause_file.save(self._pause)
@@ -144,5 +148,5 @@ class OwnerWatch:
 
 def _news(holds: tuple[Hold, ...]) -> str:
     if not holds:
-        return "The machine is free again: the node goes on."
-    return f"The node holds still. {' '.join(hold.sentence for hold in holds)}"
+        return "The machine is free again: the node resumes."
+    return f"The node pauses. {' '.join(hold.sentence for hold in holds)}"

@@ -1,4 +1,4 @@
-"""What the owner of a running node may ask of it: by `echo-node`, and by the page on loopback."""
+"""Commands of a running node's owner, from `echo-node` and from the page on loopback."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from echo_node.status_page.page import StatusPage, Verb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerWord:
-    """Whom a word goes to."""
+    """Handlers of the owner's commands."""
 
     snapshot: Callable[[], NodeSnapshot]
     watch: OwnerWatch
     stop: Callable[[str], None]
-    """Given the address of the hub that is left with it, for good; empty = none is."""
+    """Takes the address of the hub to forget; empty = forget none."""
     finish: Callable[[], None]
     reload: Callable[[], Mapping[str, Any]]
-    """Reads the settings again, and says what that changes. Raises ConfigError."""
+    """Load the settings again, and return the changes. Raises ConfigError."""
 
     def page(self) -> StatusPage:
-        """For the browser; all verbs but the one that opens it."""
+        """Return the page for the browser, with all verbs except `page`."""
         return StatusPage(view=self._view, verbs=self._verbs())
 
     def verbs(self, page: StatusPage) -> dict[str, Verb]:
-        """By name, for the control socket."""
+        """Return the verbs of the control socket by name."""
         return {**self._verbs(), "page": lambda _: {"url": page.invite()}}
 
     def _verbs(self) -> dict[str, Verb]:

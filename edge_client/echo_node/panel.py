@@ -1,4 +1,4 @@
-"""What a node shows of itself: a snapshot, as log lines, and as text for `status` and the live view (`live_view`)."""
+"""Views of a node: the snapshot, as log lines and as text for `status` and the live view (`live_view`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN_EVERY_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """A node at one moment; what `echo-node status --json` prints."""
+    """A node at one moment, as `echo-node status --json` prints it."""
 
     pid: int
     node_id: str
@@ -31,67 +31,69 @@ class NodeSnapshot:
     hub_fingerprint: str = ""
     run_name: str = ""
     policy_version: int | None = None
-    """Newest version that the node can sample from."""
+    """Newest version that the node can sample with."""
     published_version: int = 0
     """Newest version that the hub has published."""
     capacity: int = 0
     held_rollouts: int = 0
     tokens_per_s: float = 0.0
-    """What its engine has reached when it had enough to do: its own measurement, or what was seen since."""
+    """Speed of the engine under full load: from its benchmark, or observed since."""
     drawn_tokens_per_s: float | None = None
-    """What it has drawn over the last minute; None: it runs for less."""
+    """Tokens drawn per second over the last minute; None during the first minute."""
     rollouts: Mapping[str, int] = field(default_factory=dict)
-    """Counts by state; those dropped also by reason, as `dropped:reason`; those that the hub has checked, as
-    `checked:passed` and `checked:failed`."""
+    """Counts by state; dropped ones also by reason, as `dropped:reason`; checked ones as `checked:passed` and
+    `checked:failed`.
+    """
     fetching: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """(bytes there, bytes in all) of what is being fetched."""
+    """(bytes received, total bytes) of each fetch."""
     cost_per_hour: float = 0.0
-    """What the node asks of the hub's operator, in US dollars, while it is active; 0 = it is a gift."""
+    """Price in US dollars per hour while the node is active; 0 = a gift."""
     standby: str = ""
-    """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
+    """Reason why the hub gives no work, as a sentence; empty = no known reason."""
     update: str = ""
-    """That there is a newer release, and how to get it; empty = nothing is known of one."""
+    """Notice of a newer release, with the way to get it; empty = none known."""
     holds: Mapping[str, str] = field(default_factory=dict)
-    """Why the node leaves the machine to its owner, as sentences by `HoldReason`; empty = it does not."""
+    """Holds that pause the node, as sentences by `HoldReason`; empty = not paused."""
     cage: Mapping[str, Any] = field(default_factory=dict)
-    """What the running engine is held to, as `Held.as_json` says; empty = no engine is up."""
+    """Guards of the running engine, from `Held.as_json`; empty = no engine runs."""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """What stands in its way and is to pass by itself, as sentences by `TroubleCode`."""
+    """Problems that should pass by themselves, as sentences by `TroubleCode`."""
     state: str = "connecting"
-    """What it does, in a word, as `echo_node.condition` has them."""
+    """State in one word, from `echo_node.condition`."""
     reason: str = ""
-    """Why, in a sentence."""
+    """Reason of the state, in a sentence."""
     started_at: float = 0.0
-    """Seconds since the epoch."""
+    """Start time, in seconds since the epoch."""
     lease_tokens: int = 0
-    """That there are of the rollouts held."""
+    """Tokens drawn for the leased rollouts."""
     lease_most_tokens: int = 0
-    """That they may have in the end."""
+    """Maximum tokens of the leased rollouts."""
     drawn_rollouts: int = 0
-    """Finished since the start; the tokens are those of all rollouts."""
+    """Rollouts finished since the start. `drawn_tokens` counts the tokens of all rollouts."""
     drawn_tokens: int = 0
     token_rates: Sequence[float] = ()
     """Tokens per second in each of the last ten-second spans, the oldest first."""
     arrived_by: str = ""
-    """How `policy_version` came, in words."""
+    """The way on which `policy_version` came, in words."""
     since_start: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts that were trained, evaluated or dropped since the start; those dropped also as `dropped:reason`."""
+    """Rollouts trained, evaluated or dropped since the start; dropped ones also as `dropped:reason`."""
     totals: Mapping[str, Any] | None = None
-    """What this node's key has done over all time, as the hub says; None = it has said nothing yet. Counts of rollouts
-    `trained`, `evaluated`, `others_checked`, and `dropped` by reason; `trained_tokens`; the `share` of all that was of
-    use; `rank` (None = it has none yet) of `num_ranked` nodes."""
+    """Totals of this node's key over all time, from the hub; None = not received. Counts of rollouts `trained`,
+    `evaluated`, `others_checked`, and `dropped` by reason; `trained_tokens`; the `share` of all useful work; `rank`
+    (None = unranked) among `num_ranked` nodes.
+    """
     page: str = ""
-    """The address of the node's own place on the hub's leaderboard."""
+    """Address of the node's own page on the hub's leaderboard."""
 
 
 class Panel(Protocol):
-    """Where snapshots go; called a few times a second."""
+    """Receiver of snapshots, called a few times a second."""
 
     def update(self, snapshot: NodeSnapshot) -> None: ...
 
 
 class PlainPanel:
-    """A log line now and then, when the counts have changed, or something large is being fetched."""
+    """A panel that logs a line every `PLAIN_EVERY_S` when counts change or a long fetch runs."""
 
     def __init__(self) -> None:
         self._shown: Mapping[str, int] = {}
@@ -111,7 +113,7 @@ class PlainPanel:
 
 
 def summary(snapshot: NodeSnapshot) -> str:
-    """The snapshot in one line."""
+    """Return the snapshot as one line."""
     counts = snapshot.rollouts
     on_hub = sum(counts.get(state, 0) for state in ("received", "scored", "trained", "evaluated", "dropped"))
     sampled = on_hub + counts.get("sent", 0)
@@ -124,7 +126,7 @@ def summary(snapshot: NodeSnapshot) -> str:
 
 
 def fetching(snapshot: NodeSnapshot) -> list[str]:
-    """How far each fetch is."""
+    """Return the progress of each fetch."""
     return [
         f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB ({100 * done // max(1, total)} %)"
         for title, (done, total) in snapshot.fetching.items()
@@ -132,7 +134,7 @@ def fetching(snapshot: NodeSnapshot) -> list[str]:
 
 
 def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
-    """What `echo-node status` and the live view show, under names that tell them apart."""
+    """Return name and value of each row of `echo-node status` and the live view."""
     result = [
         ("state", f"{snapshot.state}. {snapshot.reason}".rstrip()),
         ("hub", f"{snapshot.run_name} at {snapshot.hub}" if snapshot.run_name else snapshot.hub),
@@ -148,7 +150,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         result.append(("page", snapshot.page))
     passed, failed = snapshot.rollouts.get("checked:passed", 0), snapshot.rollouts.get("checked:failed", 0)
     if passed or failed:
-        result.append(("checked", f"{passed:,} found to be drawn honestly, {failed:,} not"))
+        result.append(("checked", f"{passed:,} found honest, {failed:,} not"))
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
     result.append(("node", f"{snapshot.name} ({snapshot.node_id}), {snapshot.backend} on {snapshot.device}"))
@@ -170,7 +172,9 @@ def _policy(snapshot: NodeSnapshot) -> str:
 
 
 def _speed(snapshot: NodeSnapshot) -> str:
-    """What it draws, which is less than its engine can where the hub has little work or the machine is busy."""
+    """Return the current speed. The speed drops below the engine's if the hub has little work or the machine is
+    busy.
+    """
     can = f"its engine can do {snapshot.tokens_per_s:,.0f}" if snapshot.tokens_per_s else "its engine is not measured"
     if snapshot.drawn_tokens_per_s is None:
         return f"not known yet; {can} tokens/s" if snapshot.tokens_per_s else f"not known yet; {can}"
@@ -185,7 +189,7 @@ def _lease(snapshot: NodeSnapshot) -> str:
 
 
 def _receipts(snapshot: NodeSnapshot) -> str:
-    """By state, as this computer has them: since it joined."""
+    """Return the counts by state since this computer joined."""
     counts = snapshot.rollouts
     waiting = f"{counts.get('sent', 0):,} wait for the hub, " if counts.get("sent") else ""
     under_way = counts.get("received", 0) + counts.get("scored", 0)
@@ -193,7 +197,7 @@ def _receipts(snapshot: NodeSnapshot) -> str:
 
 
 def fates(counts: Mapping[str, int]) -> str:
-    """How rollouts have ended."""
+    """Return the counts of final states."""
     by_reason = {key.partition(":")[2]: count for key, count in counts.items() if key.startswith("dropped:")}
     return (
         f"{counts.get('trained', 0):,} trained, {counts.get('evaluated', 0):,} evaluated, "
@@ -202,19 +206,19 @@ def fates(counts: Mapping[str, int]) -> str:
 
 
 def credit(totals: Mapping[str, Any]) -> str:
-    """What the hub credits the node's key with, over all time."""
+    """Return the credit of the node's key over all time."""
     dropped = sum(totals["dropped"].values())
     checked = f", {totals['others_checked']:,} of others checked" if totals["others_checked"] else ""
     return (
         f"{totals['trained']:,} trained ({totals['trained_tokens']:,} tokens), {totals['evaluated']:,} evaluated, "
-        f"{dropped:,} dropped{_reasons(totals['dropped'])}{checked}: {totals['share']:.1%} of all that was of use"
+        f"{dropped:,} dropped{_reasons(totals['dropped'])}{checked}: {totals['share']:.1%} of all useful work"
     )
 
 
 def rank(totals: Mapping[str, Any]) -> str:
-    """The node's place among those that were of use."""
+    """Return the node's rank among nodes with useful work."""
     if totals["rank"] is None:
-        return f"none yet: the first rollout that is of use brings one ({totals['num_ranked']:,} nodes have one)"
+        return f"none yet: the first useful rollout brings one ({totals['num_ranked']:,} nodes have one)"
     return f"{totals['rank']:,} of {totals['num_ranked']:,}"
 
 
@@ -226,5 +230,5 @@ def _reasons(by_reason: Mapping[str, int]) -> str:
 
 
 def from_json(fields: Mapping[str, Any]) -> NodeSnapshot:
-    """The snapshot that a daemon of the same version sent."""
+    """Rebuild a snapshot from a daemon of the same version."""
     return NodeSnapshot(**fields)

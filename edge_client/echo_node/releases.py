@@ -1,4 +1,4 @@
-"""What a node says of releases other than the one that it runs."""
+"""Notices about releases other than the running one."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from echo_shared.errors import EchoError
 from echo_shared.installation import how_to_upgrade
 
 TAKES_OVER: Final = "takes_over"
-"""The code of what ends a node so that the process becomes another release."""
+"""Error code that ends a node so that its process becomes another release."""
 
 
 def newer_release(hub_version: str) -> str:
-    """A sentence, where the hub runs a newer release; else nothing."""
+    """Return a sentence if the hub runs a newer release, else ""."""
     if not is_newer(hub_version, echo_shared.__version__):
         return ""
     return f"The hub runs release {hub_version}, this node {echo_shared.__version__}. {how_to_upgrade()}"
 
 
 def upgraded(release: str, *, takes_over: bool = False) -> EchoError:
-    """What ends a node that the hub refuses, once another release lies on the disk: a service starts that, or, where
-    its owner has turned that on, it `takes_over`."""
+    """Return the error that ends a refused node after another release was installed. A service then restarts with the
+    new release; with `takes_over` the process becomes the new release.
+    """
     return EchoError(
-        f"Release {release} is installed now; this process runs {echo_shared.__version__}, which the hub refuses.",
-        do="Start the node again: echo-node run. A service does so by itself.",
+        f"Release {release} is installed now. This process runs {echo_shared.__version__}, which the hub refuses.",
+        do="Restart the node: echo-node run. A service restarts by itself.",
         code=TAKES_OVER if takes_over else "upgraded",
     )

@@ -1,7 +1,7 @@
-"""Which of a running node's parts take new settings, and which settings wait for its next start.
+"""Sort settings by their effect on a running node.
 
-A setting is of the part that works by it: the owner's watch, or updates, at once; the engine, which is ended and
-started again; what the node says of itself, by a new introduction. All others are read once, when the node starts.
+The owner's watch and the updates apply their settings at once. The engine is restarted for its settings. The
+introduction is sent again. All other settings wait for the next start of the node.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ ENGINE: Final = frozenset(
         "manners.cpu_share",
     }
 )
-"""What an engine is started with."""
+"""Settings that need a restart of the engine."""
 INTRODUCTION: Final = frozenset({"name", "cost_per_hour", "power_watts"})
-"""What the hub is told when the node connects."""
+"""Settings that the introduction to the hub contains."""
 WATCH: Final = frozenset({key for key in keys_of() if key.startswith("manners.")} | {"update"}) - ENGINE
-"""What is looked at again and again while the node runs: by the owner's watch, and before an update."""
+"""Settings that the owner's watch and the updates read again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The keys that differ, by who works by them."""
+    """Keys of changed settings, by the part that uses them."""
 
     watch: tuple[str, ...] = ()
     engine: tuple[str, ...] = ()
@@ -50,18 +50,18 @@ class Changes:
 
     @property
     def choice(self) -> bool:
-        """Whether another engine may be the one to start."""
+        """True if a changed setting may select another engine."""
         return not DECIDE_THE_ENGINE.isdisjoint(self.engine)
 
 
 def in_force(before: NodeConfig, after: NodeConfig) -> NodeConfig:
-    """What a running node that is given `after` works by: the settings that wait for its next start are as before."""
+    """Return the settings in force after a reload to `after`: settings that need a restart keep their old values."""
     waiting = changes(before, after).restart
     return after.model_copy(update={key: value_of(before, key) for key in waiting})
 
 
 def changes(before: NodeConfig, after: NodeConfig) -> Changes:
-    """What differs, in the order of the settings."""
+    """Return the differing keys, in the order of the settings."""
     differ = [key for key in keys_of() if value_of(before, key) != value_of(after, key)]
     live = WATCH | ENGINE | INTRODUCTION
     return Changes(

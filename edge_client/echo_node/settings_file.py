@@ -1,7 +1,7 @@
-"""config.toml as `echo-node config` reads and changes it: a setting at a time, comments and order kept.
+"""Read and change config.toml for `echo-node config`, one setting at a time. Comments and order are kept.
 
-A key is a setting's name, with its table's before it: `width`, `manners.idle_after_s`. What a setting means is the
-docstring of its field. Nothing is written that `NodeConfig` would refuse.
+A key is a setting's name, with its table's name in front: `width`, `manners.idle_after_s`. The docstring of a field
+explains its setting. A value that `NodeConfig` refuses is never written.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, as it holds for a node that is started now; of a secret, that it is set."""
+    """One setting, with its value for a node that starts now. A secret's value only says that it is set."""
 
     key: str
     value: Any
     default: Any
     where: str
-    """default, the file and its line, an environment variable, or `join`."""
+    """Source: default, the file and its line, an environment variable, or `join`."""
     meaning: str
     allowed: str
 
 
 def keys_of(model: type[BaseModel] = NodeConfig, prefix: str = "") -> Iterator[str]:
-    """All keys, in the order of their definition."""
+    """Yield all keys, in the order of their definition."""
     for name, field in model.model_fields.items():
         table = _table(field.annotation)
         if table is None:
@@ -67,18 +67,18 @@ DECIDE_THE_ENGINE: Final = frozenset({"backend", "helpers"})
 
 
 class SettingsFile:
-    """`joined` are the flags of `join`, which win over the file."""
+    """The settings file. `joined` are the flags of `join`, which override the file."""
 
     def __init__(self, path: Path, joined: Mapping[str, Flag]) -> None:
         self.path = path
         self._joined = dict(joined)
 
     def all(self) -> list[Setting]:
-        """Every setting. Raises ConfigError when one is not valid."""
+        """Return every setting. Raises ConfigError if one is invalid."""
         return self._read(list(keys_of()))
 
     def one(self, key: str) -> Setting:
-        """Raises ConfigError when there is no such setting, or one is not valid."""
+        """Return one setting. Raises ConfigError for an unknown key or an invalid setting."""
         _check_key(key)
         return self._read([key])[0]
 
@@ -98,8 +98,9 @@ class SettingsFile:
         ]
 
     def set(self, key: str, values: Sequence[str]) -> Any:
-        """Writes a setting as it was typed, and returns what it is then. Raises ConfigError when it is not valid, and
-        StorageError when it cannot be written; the file is then as it was."""
+        """Write a setting as typed, and return its value. Raises ConfigError for an invalid value, and StorageError if
+        the file cannot be written; the file then stays unchanged.
+        """
         _check_key(key)
         value = _plain(self._checked(key, _typed(key, values)))
         document = self._document()
@@ -108,13 +109,13 @@ class SettingsFile:
         for table in tables:
             if table not in place:
                 place[table] = tomlkit.table()
-            place = place[table]  # A table, or the file would not have been valid.
+            place = place[table]  # The file is valid, so this is a table.
         place[name] = value
         self._write(document)
         return value
 
     def unset(self, key: str) -> bool:
-        """Takes a setting out of the file; whether it was there."""
+        """Remove a setting from the file. Return True if it was there."""
         _check_key(key)
         document = self._document()
         *tables, name = key.split(".")
@@ -161,7 +162,7 @@ class SettingsFile:
 
     def _write(self, document: tomlkit.TOMLDocument) -> None:
         try:
-            # Through a link to where the file is: one that an owner keeps elsewhere stays a link.
+            # Resolve a link first: a linked file stays a link.
             write_private(self.path.resolve(), tomlkit.dumps(document).encode())
         except OSError as error:
             raise StorageError(
@@ -172,7 +173,7 @@ class SettingsFile:
 
 
 def value_of(config: NodeConfig, key: str) -> Any:
-    """The value of a key that there is."""
+    """Return the value of a known key."""
     found: Any = config
     for part in key.split("."):
         found = getattr(found, part)
@@ -180,7 +181,7 @@ def value_of(config: NodeConfig, key: str) -> Any:
 
 
 def allowed(key: str) -> str:
-    """What a setting may be, in words."""
+    """Describe the allowed values of a setting in words."""
     about = _about(key)
     if "enum" in about:
         return "one of " + ", ".join(about["enum"])
@@ -191,7 +192,7 @@ def allowed(key: str) -> str:
 
 
 def _about(key: str) -> dict[str, Any]:
-    """The JSON schema of a setting."""
+    """Return the JSON schema of a setting."""
     model: type[BaseModel] = NodeConfig
     *tables, name = key.split(".")
     for table in tables:
@@ -205,8 +206,8 @@ def _table(annotation: Any) -> type[BaseModel] | None:
 
 
 def _check_engine(config: NodeConfig) -> None:
-    """Raises BackendError for an engine that cannot run here. Blocks for some tenths of a second."""
-    from echo_node.backends import registry  # With the libraries of the engines, which nothing else here needs.
+    """Raise BackendError for an engine that cannot run here. Blocks for some tenths of a second."""
+    from echo_node.backends import registry  # Import here: the registry imports the engines' libraries.
     from echo_node.host import hardware
 
     registry.choose(hardware.detect(), config.wanted_backend, {})
@@ -222,11 +223,13 @@ def _check_key(key: str) -> None:
 
 
 def _typed(key: str, values: Sequence[str]) -> Any:
-    """What was typed, for `NodeConfig` to check: a list where a list is wanted."""
+    """Return the typed values for `NodeConfig` to check: a list for a list setting, else one value."""
     if _about(key).get("type") != "array":
         if len(values) != 1:
             raise ConfigError(
-                f"{key} takes one value.", got=" ".join(values), do=f"{key} is {allowed(key)}. Quote what has spaces."
+                f"{key} takes one value.",
+                got=" ".join(values),
+                do=f"{key} is {allowed(key)}. Quote spaces.",
             )
         return values[0]
     if len(values) == 1 and values[0].lstrip().startswith("["):
@@ -234,7 +237,9 @@ def _typed(key: str, values: Sequence[str]) -> Any:
             return tomllib.loads(f"list = {values[0]}")["list"]
         except tomllib.TOMLDecodeError as error:
             do = 'Write it like ["a", "b"], or give the values one after the other.'
-            raise ConfigError(f"{key} is not changed: this is no list.", got=f"{values[0]}: {error}", do=do) from error
+            raise ConfigError(
+                f"{key} is not changed: the value is not a list.", got=f"{values[0]}: {error}", do=do
+            ) from error
     return list(values)
 
 

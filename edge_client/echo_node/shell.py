@@ -1,4 +1,4 @@
-"""One run's shell: carries out what the work loop wants, with the spool, the fetcher and the engine of that run."""
+"""A run's shell: carry out the work loop's effects with the run's spool, fetcher and engine."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ log = logging.getLogger(__name__)
 
 _ENGINE: Final = "the engine"
 ASK_BATCH: Final = 512
-"""Rollouts whose receipts are asked for in one message."""
+"""Maximum of rollouts in one request for receipts."""
 
 Deliver = Callable[[Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What a run's shell is made of."""
+    """Parts of a run's shell."""
 
     spool: Spool
     fetcher: Fetcher
@@ -74,26 +74,26 @@ class RunParts:
 
 
 class RunShell:
-    """Made once the hub's run is known; `open`, then `handle` each event, then `close`."""
+    """The shell of the current run. Call `open`, then `handle` for each event, then `close`."""
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts
         self.fetcher = parts.fetcher
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetches: dict[int | None, asyncio.Task[None]] = {}
-        """The newest of each artefact, while it waits or is under way."""
+        """Newest fetch task of each artefact, waiting or running."""
         self._files: WeakValueDictionary[int | None, asyncio.Lock] = WeakValueDictionary()
-        """Held by the one job on an artefact's files that is under way, and kept by those that wait."""
+        """Lock of each artefact's files. The running job holds it; waiting jobs keep it alive."""
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
-        """What fetches have answered that are not abandoned, until the work loop hears of it."""
+        """Answers of fetches that the work loop has not handled, without abandoned fetches."""
         self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.deliver, parts.troubles)
         self.fetching: dict[int | None, tuple[int, int]] = {}
-        """(bytes there, bytes in all) of each fetch under way."""
+        """(bytes received, total bytes) of each running fetch."""
         self.stopped = False
         self.failure: BaseException | None = None
-        """What ended one of the shell's tasks, if anything did."""
+        """Error that ended one of the shell's tasks, if any."""
 
     @property
     def work(self) -> WorkLoop:
@@ -101,7 +101,7 @@ class RunShell:
         return self._work
 
     async def open(self, newest_version: int) -> None:
-        """Takes up what an earlier process left. Raises StorageError."""
+        """Restore the state of an earlier process. Raises StorageError."""
         unfinished = await asyncio.to_thread(self._parts.spool.unfinished)
         unacked = await asyncio.to_thread(self._parts.spool.unacked_ids)
         self._work = WorkLoop(
@@ -114,10 +114,10 @@ class RunShell:
         self._start(self.writer.run(), name="spool writer")
 
     async def handle(self, event: Event) -> None:
-        """Carries out, in order, what the work loop wants after `event`."""
+        """Handle an event, and carry out the work loop's effects in order."""
         if isinstance(event, ArtefactReady | FetchFailed):
             if self._answers.get(event.policy_version) is not event:
-                return  # The fetch was abandoned after it had answered: its files go.
+                return  # The fetch was abandoned after its answer; its files are being removed.
             del self._answers[event.policy_version]
         for effect in self.work.handle(event, running_s()):
             await self._carry_out(effect)
@@ -127,11 +127,11 @@ class RunShell:
             self._parts.troubles.end(_ENGINE)
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """These carriers need not be served any more."""
+        """Stop serving these carriers."""
         self._start(self.fetcher.unwanted(tuple(info_hashes)), name="unwanted carriers")
 
     async def close(self) -> None:
-        """Ends all tasks and the engine's process; what is still to be spooled is spooled, and counted."""
+        """End all tasks and the engine's process. Queued spool writes are still carried out and counted."""
         self._parts.troubles.end(_ENGINE)
         for task in tuple(self._tasks):
             task.cancel()
@@ -196,17 +196,17 @@ class RunShell:
 
     @property
     def engine_pid(self) -> int | None:
-        """None = no engine's process runs."""
+        """Process id of the engine; None = no engine runs."""
         return None if self._engine is None else self._engine.pid
 
     @property
     def engine_held(self) -> Held | None:
-        """What the engine's cage holds it to; None = no engine is up."""
+        """Guards of the engine's cage; None = no engine runs."""
         return None if self._engine is None else self._engine.held
 
     @property
     def _running_engine(self) -> EngineSupervisor:
-        assert self._engine is not None, "the work loop uses the engine after StartEngine only"
+        assert self._engine is not None, "the work loop uses the engine only after StartEngine"
         return self._engine
 
     def _engine_files(self) -> EngineFiles:
@@ -240,7 +240,7 @@ class RunShell:
             fetched = await self._parts.online.run(lambda: self.fetcher.fetch(offer, version, on_progress=progress))
         except (RemoteProtocolError, SwarmError, StorageError) as error:
             trouble = trouble_of(error, otherwise=TroubleCode.FETCH)
-            what = f"{artefact_title(version)} was not fetched, and is tried again. {trouble.sentence}"
+            what = f"{artefact_title(version)} was not fetched; the node retries. {trouble.sentence}"
             self._parts.troubles.begin(_fetch_of(version), replace(trouble, sentence=what))
             unreadable = error.code == UNREADABLE
             await self._answer(FetchFailed(policy_version=version, what=error.what, unreadable=unreadable))
@@ -264,11 +264,11 @@ class RunShell:
             log.warning("%s is not served to others: %s", artefact_title(version), error)
 
     def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Runs `job` once all of the artefact's earlier jobs have ended, and not at all if it is cancelled before."""
+        """Run `job` after all earlier jobs of the artefact. A job that is cancelled before its turn never runs."""
         files = self._files.setdefault(version, asyncio.Lock())
 
         async def run() -> None:
-            async with files:  # First come, first served.
+            async with files:  # The lock is fair: first come, first served.
                 await job()
 
         return self._start(run(), name=f"files of {artefact_title(version)}")
@@ -289,10 +289,10 @@ class RunShell:
 
 
 def artefact_title(version: int | None) -> str:
-    """The artefact as people call it."""
+    """Return the artefact's name for people."""
     return "The base model" if version is None else f"Policy version {version}"
 
 
 def _fetch_of(version: int | None) -> str:
-    """The fetch as a part of the node that may meet trouble."""
+    """Return the fetch's name as a part of the node."""
     return f"the fetch of {artefact_title(version)}"

@@ -1,7 +1,7 @@
-"""An icon in the desktop's tray: what the node does, why, and its buttons. A program of its own beside the daemon.
+"""An icon in the desktop's tray with the node's state, its reason, and buttons. It runs as a separate program.
 
-It asks the daemon what `echo-node status` asks, every `LOOK_S`. Where the desktop gives its icons no menu (plain X11),
-it shows the state alone; the status page has the same buttons.
+It asks the daemon for its status every `LOOK_S`. Desktops without icon menus (plain X11) show only the state; the
+status page has the same buttons.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0
 SIZE: Final = 64
-"""Pixels; desktops scale it."""
+"""Icon size in pixels; desktops scale it."""
 MOST_SHOWN: Final = 80
-"""Characters of a menu's line."""
+"""Maximum characters of a menu line."""
 
 
 class Tray:
-    """`run` shows the icon until it is closed; it must be called in the main thread, as macOS wants it."""
+    """The tray icon. `run` shows it until it is closed. Call `run` on the main thread, which macOS requires."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
         self._last_word = LastWord(paths.last_word_file)
         self._look = look_of(None)
         self._told: Notice | None = self._last_word.load()
-        """What was notified of; what is older than this icon is no news."""
+        """Last notified message. Messages older than this icon are not shown."""
         self._said = ""
-        """What the last button's answer was, if it was no success."""
+        """Error of the last button, if any."""
         self._closed = threading.Event()
 
     def run(self) -> None:
-        """Raises ConfigError where there is no tray, or nothing that draws in it."""
+        """Show the icon. Raises ConfigError without a tray or the packages for it."""
         pystray = _pystray()
         try:
             icon = pystray.Icon("echo-node", picture(self._look), _for_x11(self._look.title), self._menu(pystray))
-        except Exception as error:  # Each desktop's library has errors of its own.
+        except Exception as error:  # Each desktop's library raises its own errors.
             raise _no_tray(str(error) or type(error).__name__) from error
         icon.run(setup=self._follow)
 
@@ -93,14 +93,14 @@ class Tray:
         icon.stop()
 
     def _follow(self, icon: Any) -> None:
-        """In a thread of the icon's own."""
+        """Update the icon repeatedly, on its own thread."""
         icon.visible = True
         while not self._closed.is_set():
             self._show(icon)
             self._closed.wait(LOOK_S)
 
     def _show(self, icon: Any) -> None:
-        """Looks, and shows what has changed."""
+        """Ask for the status, and show changes."""
         try:
             look = look_of(self._ask("status"))
         except EchoError:
@@ -116,14 +116,14 @@ class Tray:
         icon.update_menu()
 
     def _notify(self, icon: Any, word: Notice | None) -> None:
-        """On Linux the daemon does it, by D-Bus."""
+        """Show a notification. On Linux the daemon does this by D-Bus."""
         if word is not None and word != self._told and sys.platform != "linux" and icon.HAS_NOTIFICATION:
             icon.notify(word.text, word.title)
         self._told = word
 
 
 def picture(look: Look) -> Image.Image:
-    """A disc of the state's colour, with two bars where the node holds still."""
+    """Draw a disc in the state's colour, with two bars if the node is paused."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGBA", (SIZE, SIZE), (0, 0, 0, 0))
@@ -136,7 +136,7 @@ def picture(look: Look) -> Image.Image:
 
 
 def _for_x11(text: str) -> str:
-    """Plain X11's names of windows are Latin-1, and pystray fails on anything else."""
+    """Replace characters outside Latin-1: pystray fails on them in X11 window names."""
     return text.encode("latin-1", "replace").decode("latin-1")
 
 
@@ -154,15 +154,15 @@ def _pystray() -> Any:
         raise ConfigError(
             "The tray's icon needs two more packages.",
             got=str(error),
-            do=f"{how_to_install('tray')}. The same without it: echo-node page",
+            do=f"{how_to_install('tray')}. Without an icon: echo-node page",
             code="no_tray",
         ) from error
-    except Exception as error:  # Each desktop's library has errors of its own; X11's looks for a display at once.
+    except Exception as error:  # Each desktop's library raises its own errors; X11's looks for a display on import.
         raise _no_tray(str(error) or type(error).__name__) from error
     return pystray
 
 
 def _no_tray(got: str) -> ConfigError:
     return ConfigError(
-        "There is no desktop to show an icon on.", got=got, do="The same without it: echo-node page", code="no_tray"
+        "No desktop is available for an icon.", got=got, do="Without an icon: echo-node page", code="no_tray"
     )

@@ -1,7 +1,7 @@
-"""Works for several hubs by turns, one engine at a time: each as long as its owner's shares say.
+"""Work for several hubs in turns, one engine at a time, with time in proportion to the owner's shares.
 
-A turn ends after TURN_S, or sooner when its hub could not be reached or has had no work for IDLE_S. What is held is
-finished first. The hub that had nothing is asked again after AGAIN_S.
+A turn ends after TURN_S, or earlier if its hub is unreachable or idle for IDLE_S. Current leases are finished first. An
+idle hub is asked again after AGAIN_S.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDLE_S: Final = 300.0
 AGAIN_S: Final = 900.0
 LOOK_S: Final = 2.0
 KEEP_S: Final = 60.0
-"""Of time had, that is written down together."""
+"""Working time that is stored at once, in seconds."""
 
 
 _IDLE: Final = ("connecting", "waiting")
@@ -35,7 +35,7 @@ _IDLE: Final = ("connecting", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """Seconds of all that a turn waits for."""
+    """Intervals of the turns, in seconds."""
 
     turn_s: float = TURN_S
     idle_s: float = IDLE_S
@@ -44,19 +44,21 @@ class Paces:
 
 
 class Turns:
-    """`run` until the owner says otherwise, or no hub is left."""
+    """The sequence of turns. `run` ends when the owner stops it, or when no hub is left."""
 
     def __init__(self, shares: SharesFile, make: Callable[[str], Daemon], *, paces: Paces | None = None) -> None:
-        """`make`: a daemon for the hub at an address."""
+        """`make`: make a daemon for the hub at an address."""
         self._shares = shares
         self._make = make
         self._paces = paces or Paces()
         self._away_until: dict[str, float] = {}
-        """By hub without work: the monotonic time at which it is asked again; inf = it refuses this node."""
+        """Monotonic time of the next attempt for each hub without work; inf = the hub refuses this node."""
         self._refused: EchoError | None = None
 
     async def run(self, first: Daemon | None = None) -> None:
-        """Begins with `first`. Raises the last hub's EchoError when all have refused; CancelledError as the daemon."""
+        """Work in turns, starting with `first`. Raises the last hub's EchoError if all hubs refuse, and CancelledError
+        like the daemon.
+        """
         hub = self._next() if first is None else first.hub
         while hub is not None:
             daemon = first or self._make(hub)
@@ -64,7 +66,8 @@ class Turns:
             try:
                 await daemon.run()
             except EchoError as error:
-                if first is not None or error.code == TAKES_OVER:  # Its owner sees the hub fail that is being joined.
+                # Joining a hub must show the hub's error to the owner.
+                if first is not None or error.code == TAKES_OVER:
                     raise
                 log.error("No more turns for %s: %s", hub, error)
                 self._refused, self._away_until[hub] = error, math.inf
@@ -73,25 +76,25 @@ class Turns:
             if daemon.is_told_to_end:
                 return
             if hub not in self._away_until and not daemon.is_finishing:
-                self._away_until[hub] = math.inf  # Its run is over.
+                self._away_until[hub] = math.inf  # The hub's run is over.
             first, hub = None, self._next(hub)
         if self._refused is not None:
             raise self._refused
 
     def _next(self, before: str | None = None) -> str | None:
-        """The hub whose turn is next, after `before`; where all have had no work, the one that is to be asked first."""
+        """Return the hub after `before`. If all hubs lack work, return the one to ask first."""
         soonest = sorted(self._away_until.items(), key=lambda one: one[1])
         asked = next((hub for hub, until in soonest if until < math.inf), None)
         return self._with_work(besides=before) or asked
 
     def _with_work(self, *, besides: str | None = None) -> str | None:
-        """Of those that may have some. Raises StorageError."""
+        """Return the next hub that may have work. Raises StorageError."""
         now = time.monotonic()
         away = {hub for hub, until in self._away_until.items() if until > now}
         return next_hub(self._shares.load(), away=away | {besides} if besides else away, now=time.time())
 
     async def _end_in_time(self, daemon: Daemon, hub: str) -> None:
-        """Counts the time that this hub has, until another one's turn is due."""
+        """Count the hub's working time, and end its turn when another hub is due."""
         self._away_until.pop(hub, None)
         began = seen = busy_at = time.monotonic()
         had_s = 0.0
@@ -122,7 +125,7 @@ class Turns:
             self._keep(hub, had_s)
 
     def _keep(self, hub: str, seconds: float) -> None:
-        """A file of a few lines: to write it takes no longer than a look."""
+        """Store the working time. The file is small, so the write may run on the event loop."""
         try:
             self._shares.worked(hub, seconds, time.time())
         except StorageError as error:

@@ -1,9 +1,9 @@
-"""Updates the node where its owner has turned that on, once a hub has said that it is too old: the doing of what
-`echo_node.core.updating` decides.
+"""Carry out the decisions of `echo_node.core.updating`: update the node, if its owner allows that, after a hub refuses
+it as too old.
 
-What is held is finished first, as long as that takes ten minutes at most. Then the installer runs, while the node
-answers as before and says what happens. A service is started anew by the installer, which brings the old version back
-where the new one does not answer; any other node ends in good order and becomes the new version.
+Current leases are finished first, for at most ten minutes. Then the installer runs while the node keeps answering. The
+installer restarts a service, and restores the old version if the new one does not answer. Any other node ends in good
+order and becomes the new version.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ LOOK_S: Final = 5.0
 FINISH_S: Final = 600.0
 BEGINS: Final = "This node updates itself"
 FAILED: Final = "This node could not update itself"
-_INSTALLED: Final = "Release {release} was installed then."
-_NOTHING_NEW: Final = "There was no other release at {source}."
+_INSTALLED: Final = "Release {release} was installed."
+_NOTHING_NEW: Final = "{source} had no other release."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What is updated, now."""
+    """The node to update, with its current state."""
 
     mode: Callable[[], UpdateMode]
     refusal: Callable[[], str]
-    """What the hub says of a node that is too old; empty = it has not said so."""
+    """The hub's refusal of a node that is too old; empty = none."""
     hub: str
-    """The address of that hub."""
+    """Address of that hub."""
     is_held: Callable[[], bool]
     held_rollouts: Callable[[], int]
     end: Callable[[str], None]
-    """Told of the release that is to take over."""
+    """Called with the release that takes over."""
 
 
 class Updater:
-    """`run` looks again and again; `said` is what `status` shows of it, empty where there is nothing to say."""
+    """The updater. `run` checks repeatedly; `said` is the updater's line in `status`, empty without news."""
 
     def __init__(self, paths: Paths, node: Node, *, copy: InstalledCopy | None = None, look_s: float = LOOK_S) -> None:
-        """`copy`: the one that runs, unless given."""
+        """`copy`: the running installation by default."""
         self.said = ""
         self._paths = paths
         self._node = node
@@ -74,10 +74,10 @@ class Updater:
         self._log_file = paths.logs / "update.log"
         self._look_s = look_s
         self._is_unwritable = False
-        """A try could not be written down, so there is none before the node starts again."""
+        """True if an attempt could not be recorded. No further attempt runs until the next start."""
 
     async def run(self) -> None:
-        """Until another version is to take over."""
+        """Check repeatedly until another version takes over."""
         while True:
             decision = self._decide()
             match decision:
@@ -94,11 +94,11 @@ class Updater:
 
     def _decide(self) -> Decision:
         mode, refusal, now = self._node.mode(), self._node.refusal(), time.time()
-        if mode != "auto" or not refusal:  # As good as always: nothing on the disk has a say then.
+        if mode != "auto" or not refusal:  # The usual case: skip the files.
             return decide(Known(mode=mode, refusal=refusal, is_by_installer=False, now=now))
         try:
             hosts, tries = self._hub_hosts(), None if self._is_unwritable else self._book.tries()
-        except StorageError:  # Its source may be a hub's that cannot be read.
+        except StorageError:  # Without the list of hubs, the source may be a hub's.
             hosts, tries = frozenset(), None
         return decide(
             Known(
@@ -119,20 +119,20 @@ class Updater:
         return frozenset(host_of(url) for url in (*known, self._node.hub))
 
     async def _update(self, decision: Install) -> None:
-        self._say(f"The hub takes no node of release {echo_shared.__version__}: updating from {decision.source}.")
+        self._say(f"The hub refuses nodes of release {echo_shared.__version__}: updating from {decision.source}.")
         await self._finish()
-        if self._decide() != decision:  # In that time the owner, or the hub, has thought better of it.
+        if self._decide() != decision:  # The owner's settings or the hub's refusal may have changed.
             return
         try:
             if not self._book.begin(decision.name, time.time()):
-                return  # Another node of this installation was first.
+                return  # Another node of this installation has started the update.
         except StorageError as error:
             self._is_unwritable = True
             await self._fail(error.brief)
             return
         await _show(Notice(BEGINS, self.said))
         given = self._copy.given()
-        assert given is not None, "it was decided by what is noted"
+        assert given is not None, "the decision used the note"
         try:
             trouble = await install(self._copy, given, self._log_file)
         except OSError as error:
@@ -144,13 +144,13 @@ class Updater:
             await self._fail(trouble)
 
     async def _finish(self) -> None:
-        """Until nothing is held any more: a hub that refuses the node gives it nothing new."""
+        """Wait until all leases are finished. A hub that refuses the node gives no new ones."""
         ends_at = time.monotonic() + FINISH_S
         while self._node.held_rollouts() and time.monotonic() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(self._look_s)
 
     async def _fail(self, trouble: str) -> None:
-        log.error("The update failed; the node goes on as it is. %s", trouble)
+        log.error("The update failed; the node continues unchanged. %s", trouble)
         await _show(Notice(FAILED, f"{trouble} {how_to_upgrade()}"))
 
     def _note(self, name: str, outcome: str) -> None:

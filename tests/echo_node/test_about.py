@@ -15,8 +15,8 @@ from echo_shared.identity import Identity
 
 ME = Identity.generate()
 FOUND = hardware.detect()
-GPU = BackendChoice(name="torch", device="cuda", reason="a CUDA GPU is here")
-CPU = BackendChoice(name="llama_cpp", device="cpu", reason="no better device is here")
+GPU = BackendChoice(name="torch", device="cuda", reason="this machine has a CUDA GPU")
+CPU = BackendChoice(name="llama_cpp", device="cpu", reason="this machine has no better device")
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
             disk.fill()
             await hub.publish(1)
             await until(lambda: problems(daemon) == {"disk_full"})
-            with pytest.raises(ConfigError, match="cannot be kept on the disk"):
+            with pytest.raises(ConfigError, match="cannot be stored on disk"):
                 await control.ask(node.paths.control_file, "pause", {"length": None})
             await hub.until(lambda: newest_status(hub).activity == "paused")
             await control.ask(node.paths.control_file, "resume")
@@ -133,8 +133,8 @@ async def test_a_node_that_stood_still_for_a_while_connects_again_by_itself(hub:
     running.process.send_signal(signal.SIGSTOP)
     await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # This is the sleep, and nothing is waited for.
     running.process.send_signal(signal.SIGCONT)
-    await running.printed(r"This machine slept for \d+ s; connecting again\.")
-    await running.printed(r"Connected again\.")
+    await running.printed(r"This machine slept for \d+ s; reconnecting\.")
+    await running.printed(r"Reconnected\.")
     assert hub.handshakes == 2
     await hub.finished(await hub.lease(1, version=0))
 
@@ -159,8 +159,8 @@ async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, sit
             before = hub.handshakes
             command("addr del 10.213.77.2/24 dev inside")
             command("addr add 10.213.77.3/24 dev inside")
-            await running.printed(r"This machine is in another network now; connecting again\.")
-            await running.printed(r"Connected again\.")
+            await running.printed(r"This machine has changed its network; reconnecting\.")
+            await running.printed(r"Reconnected\.")
             assert hub.handshakes == before + 1
             await hub.finished(await hub.lease(1, version=0))
             await running.end()

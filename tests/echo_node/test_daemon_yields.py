@@ -94,7 +94,7 @@ async def test_a_node_that_was_paused_starts_paused_and_loads_nothing(hub: Any, 
         await hub.until(lambda: None in fetched(hub))
         await hub.until(lambda: (status := newest_status(hub)) is not None and status.activity == "paused")
         assert node.engine_pids() == []
-        with pytest.raises(ConfigError, match="no length of time"):
+        with pytest.raises(ConfigError, match="not a length of time"):
             await control.ask(node.paths.control_file, "pause", {"length": "soon"})
         await control.ask(node.paths.control_file, "resume")
         await hub.until(ready_for(hub, 0))

@@ -257,10 +257,10 @@ async def answering() -> AsyncIterator[Callable[..., Any]]:
     [
         (200, '{"status": "ready"}', "ok", "answers"),
         (503, '{"status": "starting"}', "ok", "answers; it is still starting"),
-        (503, '{"status": "failing"}', "warning", "something is broken there"),
-        (200, "<html>hello</html>", "problem", "not as a hub does"),
-        (200, '{"status": "UP"}', "problem", "not as a hub does"),
-        (200, "[" * 60_000, "problem", "not as a hub does"),
+        (503, '{"status": "failing"}', "warning", "reports a failure"),
+        (200, "<html>hello</html>", "problem", "not like a hub"),
+        (200, '{"status": "UP"}', "problem", "not like a hub"),
+        (200, "[" * 60_000, "problem", "not like a hub"),
         (404, "", "problem", "status 404"),
         (500, '{"status": "ready"}', "problem", "status 500"),
     ],
@@ -334,7 +334,7 @@ def test_a_cage_that_does_not_hold_is_no_problem_unless_it_must(
 
 def test_a_cage_that_is_switched_off_is_a_warning() -> None:
     found = doctor._cage("off")
-    assert (found.level, found.what) == ("warning", "none: the settings say so")
+    assert (found.level, found.what) == ("warning", "none: the settings turn it off")
 
 
 def test_an_engine_that_works_without_its_cage_alone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ def test_which_sensors_there_are_and_which_are_not(tmp_path: Path) -> None:
     told, missing, held = found(Paths.find(tmp_path), Reading(idle_s=math.inf, on_battery=False, cpu_celsius=45.4))
     assert (told.subject, told.level) == ("sensors", "ok")
     assert told.what == (
-        "the owner's keyboard and mouse: nobody has a desktop here; battery: not in use;"
+        "the owner's keyboard and mouse: no desktop is in use here; battery: not in use;"
         " the processor's temperature: 45 °C"
     )
     assert (missing.subject, missing.level) == ("sensors", "note")
-    assert missing.what.startswith("this machine does not tell: full screen, the GPU's load, the GPU's temperature,")
+    assert missing.what.startswith("this machine does not report: full screen, the GPU's load, the GPU's temperature,")
     assert (held.subject, held.level, held.what) == ("held back", "ok", "by nothing at this moment")
 
 
@@ -44,7 +44,7 @@ def test_what_would_hold_a_node_now(tmp_path: Path) -> None:
     PauseFile(paths.pause_file).save(Pause())
     held = [one for one in found(paths, Reading(on_battery=True)) if one.subject == "held back"]
     assert [one.level for one in held] == ["note", "note"]
-    assert "a node would hold still now. Paused by you." in held[0].what and "On battery." in held[1].what
+    assert "a node would pause now. Paused by you." in held[0].what and "On battery." in held[1].what
 
 
 async def test_a_running_node_tells_what_holds_it_and_what_is_wrong(tmp_path: Path) -> None:

@@ -20,19 +20,19 @@ def test_it_sums_up_what_was_done_and_where_it_goes_on() -> None:
     assert farewell(ENDED, 9_040.0) == [
         "Ran for 2 h 14 min: 48 rollouts, 6,144 tokens drawn.",
         "Since the start: 30 trained, 0 evaluated, 5 dropped (5 stale).",
-        "With the hub, to be trained on or not: 1. The node hears of them when it runs again.",
-        "Finished, and not at the hub yet: 2. They go there when the node runs again.",
+        "With the hub, waiting for training: 1. The node learns their fate when it runs again.",
+        "Finished, but not at the hub: 2. They are sent when the node runs again.",
         "Over all time: 39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale), 3 of others checked: "
-        "12.5% of all that was of use.",
+        "12.5% of all useful work.",
         "Rank: 3 of 57.",
-        "Your place: http://127.0.0.1:8710/leaderboard?node=abc",
-        "Go on with: echo-node run",
+        "Your page: http://127.0.0.1:8710/leaderboard?node=abc",
+        "Continue with: echo-node run",
     ]
 
 
 def test_who_leaves_is_told_how_to_join_again_and_promised_nothing() -> None:
     lines = farewell(ENDED, 9_040.0, leaves=True)
-    assert lines[2:4] == ["With the hub, to be trained on or not: 1.", "Finished, and not at the hub yet: 2."]
+    assert lines[2:4] == ["With the hub, waiting for training: 1.", "Finished, but not at the hub: 2."]
     assert lines[-1] == "Join again with: echo-node join http://127.0.0.1:8710"
     assert not any("again" in line or "echo-node run" in line for line in lines[:-1])
 

@@ -67,7 +67,7 @@ async def test_a_node_that_takes_more_is_shut_out(site: Any) -> None:
         reader, writer = await asyncio.open_connection(LOOPBACK, lent.port)
         assert await reader.read() == b""
         writer.close()
-    await helper.printed("more than is lent: it is shut out")
+    await helper.printed("more than is lent: it is disconnected")
     await helper.end()
 
 
@@ -79,7 +79,7 @@ async def test_only_the_code_opens(site: Any) -> None:
     with pytest.raises(BackendError, match="does not accept this code"):
         async with tunnel(foreign):
             pass
-    await helper.printed(r"Turned away 127\.0\.0\.1")
+    await helper.printed(r"Refused 127\.0\.0\.1")
     await helper.end()
 
 
@@ -97,5 +97,5 @@ async def test_a_port_in_use_is_said(site: Any) -> None:
     status, said = await site.command(
         "echo_node.main", "lend", "--host", LOOPBACK, "--port", port, "--data-dir", site.root / "second"
     )
-    assert status == 1 and re.search("The helper cannot listen there", said), said
+    assert status == 1 and re.search("The helper cannot listen at this address", said), said
     await helper.end()

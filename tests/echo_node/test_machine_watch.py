@@ -70,8 +70,8 @@ async def test_a_machine_that_slept_connects_again_at_once(
     await machine.events.next(Welcome)
     assert machine.look() == {} and machine.woke == 1 and hub.handshakes == 2
     assert [record.message for record in caplog.records if record.name.endswith("trouble_log")] == [
-        "This machine slept for 2 h; connecting again.",
-        "Connected again.",
+        "This machine slept for 2 h; reconnecting.",
+        "Reconnected.",
     ]
 
 

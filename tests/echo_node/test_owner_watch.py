@@ -107,7 +107,7 @@ async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room
     with mounted(tmp_path / "disk", 64 * 1024) as disk:
         watched = Watched(disk.directory)
         disk.fill()
-        with pytest.raises(StorageError, match="keeps to it all the same"):
+        with pytest.raises(StorageError, match="still keeps it"):
             watched.watch.change(Pause())
         await watched.watch.look()
         assert await watched.next() == ["paused"]

@@ -76,7 +76,7 @@ async def test_a_pause_holds_until_it_is_over_or_the_owner_says_otherwise(owned:
 
 
 async def test_what_is_no_length_of_time_pauses_nothing(owned: Owned) -> None:
-    with pytest.raises(ConfigError, match="no length of time") as refused:
+    with pytest.raises(ConfigError, match="not a length of time") as refused:
         await ask(owned.file, "pause", {"length": "soon"})
     assert refused.value.got == "'soon'"
     await owned.watched.watch.look()

@@ -68,7 +68,7 @@ def test_all_that_matters_is_shown() -> None:
 def test_the_hubs_totals_are_shown_beside_what_this_computer_counts() -> None:
     shown = dict(rows(replace(SNAPSHOT, totals=TOTALS, page="http://hub/leaderboard?node=abc")))
     assert shown["credit"].startswith("39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale)")
-    assert shown["credit"].endswith("3 of others checked: 12.5% of all that was of use")
+    assert shown["credit"].endswith("3 of others checked: 12.5% of all useful work")
     assert "40 trained" in shown["receipts"]
     assert (shown["rank"], shown["page"]) == ("3 of 57", "http://hub/leaderboard?node=abc")
     assert rank({**TOTALS, "rank": None}).startswith("none yet")

@@ -84,7 +84,7 @@ def test_what_is_typed_is_what_the_node_reads(
         ("width", ["-1"], ["width = '-1'", "at least 0"]),
         ("precision", ["f8"], ["'f8'", "one of auto, f32"]),
         ("manners.schedule", ["monday"], ["manners.schedule is not changed", "'monday'"]),
-        ("manners.schedule", ["["], ["this is no list"]),
+        ("manners.schedule", ["["], ["not a list"]),
         ("idle_after_s", ["3"], ["no such setting", "Did you mean manners.idle_after_s?"]),
         ("widht", ["3"], ["no such setting", "Did you mean width?"]),
         ("manners", ["3"], ["no such setting"]),

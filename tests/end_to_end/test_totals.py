@@ -53,5 +53,5 @@ async def test_after_leave_and_join_the_node_says_what_the_hub_says(site: Any, o
     assert page.status == 200 and "volunteer is #1" in text
     code, said = await node.end()
     assert code == 0, said
-    for words in ("Over all time: ", "Rank: 1 of 1.", f"Your place: {answer['page']}", "Go on with: echo-node run"):
+    for words in ("Over all time: ", "Rank: 1 of 1.", f"Your page: {answer['page']}", "Continue with: echo-node run"):
         assert words in said

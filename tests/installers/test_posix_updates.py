@@ -129,7 +129,7 @@ async def test_a_node_that_its_hub_calls_too_old_comes_back_as_the_next_release(
     assert said.splitlines()[-1] == f"echo-node 2.0 run --data-dir {owner.data_dir} --width 4"
     assert noted(bare_home)["source"] == str(source), "for the next time"
     (tried,) = json.loads((bare_home.root / SWARM / "updates.json").read_text())["tries"]
-    assert tried["outcome"] == "Release 2.0 was installed then."
+    assert tried["outcome"] == "Release 2.0 was installed."
     assert before < versions(bare_home), "of what ran, no file was taken away"
 
 
@@ -144,7 +144,7 @@ async def test_what_does_not_start_here_leaves_the_node_as_it_is_and_is_tried_on
     owner = Owner(bare_home, hub, site)
     for _ in range(2):
         running = await owner.run(ECHO_NODE_UPDATE="auto")
-        await running.printed(r"The installer was run for this already\. What was installed does not start here")
+        await running.printed(r"The installer has already run for this\. What was installed does not start here")
         shown = await control.ask(Paths.find(owner.data_dir).control_file, "status")
         assert "What was installed does not start here" in shown["update"] and "too_old" in shown["problems"]
         status, said = await running.end()

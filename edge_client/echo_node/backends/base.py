@@ -1,4 +1,4 @@
-"""What a sampling engine is, whichever library is behind it. An engine lives in a child process, see `worker`."""
+"""The interface of a sampling engine. An engine runs in a child process, see `worker`."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from echo_shared.scoring import Intervals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """How much of the machine the engine may use. Zeros mean the engine's own choice."""
+    """Limits on the engine's use of the machine. Zero means: the engine chooses."""
 
     device: str = "cpu"
     width: int = 0
-    """Rollouts sampled at once."""
+    """Number of rollouts sampled at once."""
     threads: int = 0
     precision: str = "auto"
-    """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m; what an engine does not have is a BackendError."""
+    """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m. BackendError if the engine lacks the precision."""
     kv_cache_bytes: int = 0
     """Memory for the keys and values of all rollouts in progress."""
     helpers: tuple[str, ...] = ()
-    """host:port of other devices that hold a part of the model each; llama.cpp only."""
+    """host:port of devices that each hold a part of the model; llama.cpp only."""
     doors: tuple[int, ...] = ()
-    """Descriptors of sockets that listen on loopback, one for each helper, for an engine that may make none; the
-    worker's."""
+    """Descriptors of sockets that listen on loopback, one for each helper, for an engine that may open no socket. Set
+    by the worker.
+    """
     stream_s: float = 0.0
-    """Seconds of sampling after which the hub is to hear what unfinished rollouts have drawn; 0 = nobody hears of that,
-    nor what versions are prepared: who cancels a rollout would lose all of it. The worker's."""
+    """Seconds of sampling between two reports of partial completions and prepared versions to the hub. 0 = no reports:
+    a cancelled rollout then loses all its tokens. Set by the worker.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFailed:
-    """A lease that the engine cannot sample; the rest of its work goes on."""
+    """A lease that the engine cannot sample. The engine continues with its other leases."""
 
     lease_id: int
     code: str
@@ -54,33 +56,32 @@ class GroupFailed:
 EngineEvent = FinishedRollout | GroupFailed
 
 OUT_OF_MEMORY: Final = "out_of_memory"
-"""Code of the BackendError that a smaller width may avoid; the engine is then of no more use."""
+"""Code of a BackendError that a smaller width may avoid. The engine is unusable afterwards."""
 
 NO_WEIGHTS: Final = "no_weights"
 """Code of the BackendError for a base model whose safetensors files are not here."""
 
 TOO_LONG: Final = "too_long"
-"""Code of the BackendError for a group that does not fit into the model's or the machine's memory of a rollout."""
+"""Code of a BackendError for a group that exceeds the model's context or the machine's KV memory."""
 
 
 class PreparedPolicy(Protocol):
-    """An adapter in the form that the engine which prepared it swaps in at once."""
+    """An adapter in its engine's own format, ready for an immediate swap."""
 
     def free(self) -> None:
-        """Gives back what it holds. Not for the policy in use. On the engine's thread."""
+        """Free the adapter's memory, on the engine's thread. The policy must not be in use."""
 
 
 class Engine(Protocol):
-    """Samples from one base model under one adapter after another.
+    """Sample from one base model under one adapter after another.
 
-    Calls come from one thread, in the order `open`, then `set_policy` and `sample` in turns, then `close`.
-
-    Only `prepare` may be called by another thread, one at a time, also while `sample` runs. BackendError with the code
-    OUT_OF_MEMORY may come from any method that computes.
+    Calls come from one thread: `open`, then `set_policy` and `sample` in turns, then `close`. Another thread may call
+    only `prepare`: one call at a time, also during `sample`. Any method that computes may raise BackendError with the
+    code OUT_OF_MEMORY.
     """
 
     precision: str
-    """Of the weights, once it is open: f32, f16, bf16, q8_0 ...; empty = not known."""
+    """Precision of the weights after `open`: f32, f16, bf16, q8_0 ...; empty = unknown."""
     scores: bool
     """Whether it can `score`."""
     converted: Path | None
@@ -88,39 +89,41 @@ class Engine(Protocol):
     None: the engine reads the base model's own files."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
-        """Loads the base model; returns how many rollouts it samples at once. Raises BackendError when it cannot."""
+        """Load the base model. Return the number of rollouts sampled at once. Raises BackendError if loading fails."""
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:
-        """Reads, checks and converts an adapter, so that `set_policy` need not. Raises BackendError or CodecError."""
+        """Read, check and convert an adapter ahead of `set_policy`. Raises BackendError or CodecError."""
 
     def set_policy(self, policy: PreparedPolicy | None) -> None:
-        """Samples by this policy from now on; None is the bare base. Not between two steps of `sample`.
+        """Sample with this policy from now on; None is the bare base. Not allowed between two steps of `sample`.
 
-        Raises BackendError when it cannot; a policy must then be set before the next `sample`.
+        Raises BackendError on failure; the next `sample` then needs another `set_policy` first.
         """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
-        """Draws groups in one continuous batch; yields what each step finished, often nothing.
+        """Draw groups in one continuous batch. Yield the events of each step, often none.
 
-        The engine asks `groups` whenever it has room, again after it ran dry, and ends when it is dry and nothing runs.
-        Raises BackendError when the engine as a whole failed; `sample` may then be called anew.
+        The engine asks `groups` for work whenever it has free slots, also after `groups` ran dry. It ends when `groups`
+        is dry and no rollout runs. Raises BackendError if the whole engine failed; `sample` may then be called again.
         """
 
     def cancel(self, lease_id: int) -> None:
-        """Gives up the lease's rollouts in progress; called between two steps of `sample`."""
+        """Drop the lease's rollouts in progress. Called between two steps of `sample`."""
 
     def news(self) -> list[DrawnPart]:
-        """What rollouts in progress have drawn since the last call, or since they began behind their prefix.
+        """Return the tokens drawn since the last call, for rollouts in progress, without their prefixes.
 
-        Called between two steps of `sample`. What a rollout has drawn last comes with its FinishedRollout alone.
+        Called between two steps of `sample`. A rollout's last tokens come only with its FinishedRollout.
         """
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Computes the tokens from number `first` on, which is at least 1, each after all before it, under the policy
-        that is set. Only while nothing is sampled. Raises BackendError; the engine goes on whatever its code."""
+        """Compute the draw intervals of `ids[first:]`, each token after all tokens before it, under the current policy.
+
+        Requires `first` >= 1 and no running `sample`. Raises BackendError; the engine stays usable, whatever the code.
+        """
 
     def close(self) -> None:
-        """Frees everything. Harmless when nothing is open."""
+        """Free everything. Safe to call if nothing is open."""
 
 
 def weights_of(base_dir: Path) -> list[Path]:
@@ -146,15 +149,15 @@ def unsupported_model(got: str) -> BackendError:
 
 
 def check_ids(ids: NDArray[np.int32], *, vocab_size: int, max_positions: int) -> None:
-    """Raises BackendError when a model with these bounds cannot be fed these."""
+    """Check that the model's vocabulary and context hold these ids. Raises BackendError."""
     if len(ids) - 1 > max_positions:
-        raise BackendError("It does not fit into the context.", got=f"{len(ids)} tokens", code=TOO_LONG)
+        raise BackendError("The text does not fit into the model's context.", got=f"{len(ids)} tokens", code=TOO_LONG)
     if ids.min() < 0 or ids.max() >= vocab_size:
-        raise BackendError("It holds a token that the model does not have.", got=f"vocabulary of {vocab_size}")
+        raise BackendError("The text holds a token that the model does not have.", got=f"vocabulary of {vocab_size}")
 
 
 def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int) -> None:
-    """Raises BackendError when a model with these bounds cannot draw this group."""
+    """Check that the model's vocabulary and context allow this group. Raises BackendError."""
     length = len(request.prompt_ids) + request.max_tokens - 1
     if len(request.prompt_ids) == 0 or length > max_positions:
         raise BackendError(

@@ -49,7 +49,7 @@ class Tried:
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield lines for people: one block for each step, up to the first step at which the engine starts."""
+    """Yield lines for people: one block per step, up to the first step with a working engine."""
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))
@@ -131,7 +131,7 @@ def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
     return found
 
 
-# The rest runs in children.
+# The functions below run in child processes.
 
 
 def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
@@ -149,7 +149,7 @@ def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> N
         told = printable_line(str(error))
     os.write(1, f"{told}\n".encode())
     try:
-        exec(compile(code, "<start>", "exec"), {})  # Of `STARTS`.
+        exec(compile(code, "<start>", "exec"), {})  # Code from `STARTS`.
     except BackendError as error:
         raise SystemExit(printable_line(str(error))) from error
 

@@ -1,7 +1,7 @@
-"""The cage that an engine works in: which files, ports and devices it needs, and what is done before it is entered.
+"""The cage of an engine: its files, ports and devices, and the preparation before the process enters the cage.
 
-What a hub sends reaches an engine as files and messages. It reads its model's files and those of its libraries, and
-writes below the directory of its conversions alone. One whose model lies on several machines connects to these.
+A hub's input reaches an engine as files and messages. An engine reads the files of its model and its libraries. It
+writes only below the directory of its conversions. An engine with a distributed model also connects to the helpers.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ from echo_shared.errors import BackendError
 from echo_shared.user_variables import user_variables
 
 CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
-"""With which an engine's process is started: numpy's threads would run before there is a cage around them."""
+"""Environment of an engine's process at start. numpy must not start threads before the process is in its cage."""
 NOT_CAGED: Final = "not_caged"
-"""Code of the BackendError of an engine that must have a cage, and has none."""
+"""Code of the BackendError for an engine whose required cage is incomplete."""
 
-UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM compiles by programs that it starts"}
-"""Backends that have no cage, and why."""
+UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM starts programs that compile code"}
+"""Backends without a cage, with the reason."""
 _CACHES: Final = (
     *("CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "AMD_COMGR_CACHE_DIR"),
     *("NEO_CACHE_DIR", "SYCL_CACHE_DIR", "XDG_CACHE_HOME"),
 )
-"""Where GPU drivers keep what they have compiled; other programs of the user read theirs, and trust it."""
+"""Variables that name the compile caches of GPU drivers. Other programs of the user trust the default caches, so an
+engine gets its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Under which an engine is started."""
+    """Cage settings for the start of an engine."""
 
     mode: CageMode = "auto"
     policies: Path | None = None
-    """The directory below which adapters lie; the base model's is read in any case."""
+    """Parent directory of the adapters. The base model's directory is always readable."""
     leeway: Leeway = SEALED
-    """What a GPU's driver needs on this machine, as `gpu_cage` has found."""
+    """Needs of this machine's GPU driver, as found by `gpu_cage`."""
 
     def to_frame(self) -> dict[str, Any]:
         policies = None if self.policies is None else str(self.policies)
@@ -64,22 +66,21 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caged:
-    """An engine's settings in its cage, and what it is held to."""
+    """An engine's settings inside its cage, and the guards in force."""
 
     held: Held
     settings: EngineSettings
 
 
 def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: EngineSettings, terms: Terms) -> Caged:
-    """Puts this process into the cage of an engine that is not yet made; before it has threads.
+    """Put this process into the cage of an engine. Call this before the engine exists and before any thread starts.
 
-    Raises BackendError when there must be a cage and something of it is missing, and OSError when `derived_dir` cannot
-    be made.
+    Raises BackendError if a required cage is incomplete, and OSError if `derived_dir` cannot be made.
     """
     for variable in CAGED_ENVIRONMENT:
-        os.environ.pop(variable, None)  # What is loaded from here on may have threads.
+        os.environ.pop(variable, None)  # Libraries loaded after this line may start threads.
     if terms.mode == "off":
-        return Caged(held=Held.to_nothing("the settings say so"), settings=settings)
+        return Caged(held=Held.to_nothing("the settings turn it off"), settings=settings)
     if backend in UNCAGED:
         held = Held.to_nothing(UNCAGED[backend])
     else:
@@ -93,54 +94,57 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
         held = enter(cage)
     if terms.mode == "required" and held.lacks:
         raise BackendError(
-            "The engine is to run in a cage, and this system does not hold it in one.",
+            "The engine needs a complete cage, and this system cannot provide one.",
             got=held.sentence,
-            do="Set cage to auto, which takes what there is, or choose another backend.",
+            do="Set cage to auto to accept an incomplete cage, or choose another backend.",
             code=NOT_CAGED,
         )
     return Caged(held=held, settings=settings)
 
 
 def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
-    """The cage of such an engine around this process, with `scratch` for its model and its conversions."""
+    """Put this process into the cage of such an engine. `scratch` stands for its model and conversion directories."""
     where, terms = Path(scratch), Terms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
 
 
 def _linked(directory: Path) -> Iterator[Path]:
-    """Yield the links to files, as a cache of Hugging Face's keeps a model's files elsewhere. What lies next to such a
-    file is not read."""
+    """Yield the links to files in the directory. Hugging Face's cache keeps a model's files elsewhere, behind links;
+    the neighbours of a linked file stay unreadable.
+    """
     for path, folders, files in os.walk(directory, followlinks=True):
         yield from (link for name in files if (link := Path(path, name)).is_symlink())
-        # A folder that is a link to one of those above it would be walked for ever.
+        # Skip a folder that links to one of its parents: the walk would never end.
         above = {parent.resolve() for parent in (Path(path), *Path(path).parents)}
         folders[:] = [name for name in folders if Path(path, name).resolve() not in above]
 
 
 def _packages(backend: str) -> Iterator[Path]:
-    """Of the backend's libraries: one that is installed as a link to somewhere else is on no path."""
+    """Yield the folders of the backend's libraries: a linked installation lies outside sys.path."""
     for name in registry.packages(backend) if backend in registry.NAMES else ():
         spec = importlib.util.find_spec(name)
         yield from map(Path, () if spec is None else spec.submodule_search_locations or ())
 
 
 def _prepare(derived_dir: Path, *, gpu: bool) -> None:
-    """What libraries write without being asked to, they write beside the engine's conversions, or not at all."""
-    os.environ.update(user_variables())  # Who this is stands in a file that the cage does not let be read.
+    """Redirect the caches and temporary files of libraries into the engine's own directory, or turn them off."""
+    os.environ.update(user_variables())  # The cage hides the file with the user's name and home.
     os.environ.setdefault("HOME", str(derived_dir))
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
-    tempfile.tempdir = None  # It is looked for anew.
+    tempfile.tempdir = None  # Make tempfile choose the directory again.
     if gpu:
         make_nodes()
         caches = derived_dir / "driver-caches"
         caches.mkdir(exist_ok=True)
         os.environ.update(dict.fromkeys(_CACHES, str(caches)))
     else:
-        os.environ["MLX_DISABLE_COMPILE"] = "1"  # On a CPU it would compile by a program.
+        os.environ["MLX_DISABLE_COMPILE"] = "1"  # On a CPU, MLX would start a compiler.
 
 
 def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ...]]:
-    """With helpers found and doors to them opened, and the TCP ports that the engine must be let connect to."""
+    """Resolve the helpers' names and open a listening socket for each. Return the new settings and the TCP ports to
+    allow.
+    """
     addresses = [_found(HelperAddress.parse(helper)) for helper in settings.helpers]
     doors = [socket.create_server((LOOPBACK, 0)) for _ in addresses]
     ports = [address.port for address in addresses] + [door.getsockname()[1] for door in doors]
@@ -149,7 +153,9 @@ def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ..
 
 
 def _found(address: HelperAddress) -> HelperAddress:
-    """By number: names are asked for where no cage reaches. One that nobody knows stays, for the engine to say."""
+    """Return the address with a numeric host, because no DNS query works in the cage. An unknown name stays as it is,
+    for the engine to report.
+    """
     with suppress(OSError):
         known = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
         _, _, _, _, where = min(known, key=lambda one: one[0] != socket.AF_INET)

@@ -16,7 +16,7 @@ _ALLOCATED_BYTES: Final = 2**20
 
 
 def start() -> None:
-    """Make a context on the first device and allocate memory there. Raises BackendError with what the driver says."""
+    """Make a context on the first device and allocate memory there. Raises BackendError with the driver's message."""
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:

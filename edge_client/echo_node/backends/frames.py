@@ -1,4 +1,6 @@
-"""Groups, rollouts in progress and finished, and errors as frames between `process.EngineChild` and its `worker`."""
+"""Convert groups, partial and finished rollouts, and errors to frames between `process.EngineChild` and its
+`worker`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def group_from_frame(frame: dict[str, Any]) -> GroupRequest:
 
 
 def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
-    """Column by column, as `rollouts_to_frame`; there is one part at least."""
+    """Pack parts column by column, like `rollouts_to_frame`. `parts` is not empty."""
     return {
         **{name: [getattr(part, name) for part in parts] for name in _PART_SCALARS},
         "lengths": [len(part.ids) for part in parts],
@@ -47,7 +49,7 @@ def parts_from_frame(frame: dict[str, Any]) -> Iterator[DrawnPart]:
 
 
 def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:
-    """Column by column, the arrays laid end to end: many rollouts cost little more than one."""
+    """Pack rollouts column by column, arrays concatenated: many rollouts cost little more than one."""
     return {
         **{name: [getattr(rollout, name) for rollout in rollouts] for name in _SCALARS},
         "finish_reason": [rollout.finish_reason.value for rollout in rollouts],
@@ -79,7 +81,7 @@ def score_from_frame(frame: dict[str, Any]) -> ScoreRequest:
 
 
 def error_to_frame(error: EchoError) -> dict[str, Any]:
-    """The worker's last frame."""
+    """Build the worker's last frame."""
     return {"type": "ended", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
 
 

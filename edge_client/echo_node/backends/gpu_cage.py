@@ -32,7 +32,7 @@ from echo_shared.files import write_private
 log = logging.getLogger(__name__)
 
 GPU_UNUSABLE: Final = "gpu_unusable"
-"""Error code of an engine whose GPU does not start."""
+"""Error code for a GPU that does not start."""
 RULES: Final = 1
 """Version of the cage's rules. A new version invalidates all cached steps."""
 KEPT_S: Final = 7 * 86_400.0
@@ -149,7 +149,7 @@ class GpuCages:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_private(self._file, _ENTRIES.dump_json(entries, indent=1))
         except OSError as error:
-            log.warning("The cage of the GPU's engine cannot be remembered: %s: %s", self._file, error.strerror)
+            log.warning("The cage of the GPU's engine cannot be stored: %s: %s", self._file, error.strerror)
 
     def _entries(self) -> dict[str, _Entry]:
         try:
@@ -157,12 +157,12 @@ class GpuCages:
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError) as error:
-            log.warning("The cage of the GPU's engine is looked for anew, %s cannot be read: %s", self._file, error)
+            log.warning("The cage of the GPU's engine is searched again: %s cannot be read: %s", self._file, error)
             return {}
 
 
 def _on_cpu(choice: BackendChoice) -> str:
-    return "--backend llama_cpp" if choice.name != "llama_cpp" else "a llama.cpp that was built for it"
+    return "--backend llama_cpp" if choice.name != "llama_cpp" else "llama.cpp built for the processor"
 
 
 def _key(choice: BackendChoice) -> str:
@@ -176,4 +176,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # The driver is not loaded, or is part of the kernel, whose release is in the key.
+        return ""  # Not loaded, or part of the kernel, whose release is in the key.

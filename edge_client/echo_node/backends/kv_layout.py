@@ -1,8 +1,8 @@
-"""How llama.cpp's KV cache is divided: as many rollouts at once as fit, and which of its two arrangements is faster.
+"""Division of llama.cpp's KV cache: the number of sequences, and the faster of llama.cpp's two arrangements.
 
-Every sequence has `cells` of room, whatever the others do, so that a rollout that was started always fits. Separate
-sequences attend to their own cells only; unified ones share a prompt's cells but compute over the cells of all, which
-pays as long as those are few: one product of matrices over them reads memory once, not once a sequence.
+Every sequence has `cells` cells of its own, so a started rollout always fits. Separate sequences attend only to their
+own cells. Unified sequences share a prompt's cells but compute over all cells. Unified is faster while cells are few:
+one matrix product reads memory once instead of once per sequence.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from echo_shared.errors import BackendError
 from echo_shared.sampling import GroupRequest
 
 CELL_STEP: Final = 256
-"""llama.cpp computes attention over a multiple of this."""
+"""llama.cpp computes attention over a multiple of this number of cells."""
 
 _UNIFIED_GAIN: Final = 3
-"""A cell costs a rollout this much less in one product over the cells of all than in a product of its own."""
+"""Cost per rollout of a cell in a separate product, relative to one product over all cells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """How a llama.cpp context divides its cells among sequences."""
+    """Division of a llama.cpp context's cells among sequences."""
 
     sequences: int
     cells: int
-    """Tokens that each sequence has room for."""
+    """Token capacity of each sequence."""
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """Whether it does all that `wanted` would do, so that nothing is gained by the change."""
+        """Return True if this layout serves as well as `wanted`, so that a change gains nothing."""
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPlanner:
-    """What the model and the machine allow."""
+    """Limits of the model and the machine."""
 
     width: int
     max_positions: int
@@ -46,22 +46,22 @@ class KvPlanner:
     affordable_cells: int
 
     def check(self, request: GroupRequest) -> None:
-        """Raises BackendError when the model has no such token, or model or memory not enough positions."""
+        """Raise BackendError if the model lacks a token, or if the model or the memory has too few positions."""
         check_request(request, vocab_size=self.vocab_size, max_positions=self.max_positions)
         if _length(request) > self.affordable_cells:
             raise BackendError(
                 "A prompt and its completion do not fit into the memory for keys and values.",
-                got=f"{_length(request)} tokens, room for {self.affordable_cells}; "
-                f"the model itself would take {self.max_positions}",
+                got=f"{_length(request)} tokens, room for {self.affordable_cells}; the model's own limit is "
+                f"{self.max_positions}",
                 do="Raise the node's kv_cache_bytes.",
                 code=TOO_LONG,
             )
 
     def plan(self, request: GroupRequest) -> KvLayout:
-        """The best layout for rollouts like those of `request`, which has been checked."""
+        """Return the best layout for rollouts like those of `request`. `check` must have passed."""
         cells = -(-_length(request) // CELL_STEP) * CELL_STEP
         sequences = max(1, min(self.width, self.affordable_cells // cells))
-        # Rollouts in progress have drawn half of their tokens, on average.
+        # On average, rollouts in progress have drawn half of their tokens.
         num_prompts = -(-sequences // len(request.indices))
         shared = num_prompts * len(request.prompt_ids) + sequences * request.max_tokens // 2
         own = -(-(len(request.prompt_ids) + request.max_tokens // 2) // CELL_STEP) * CELL_STEP
@@ -69,5 +69,5 @@ class KvPlanner:
 
 
 def _length(request: GroupRequest) -> int:
-    """A completion's last token is never fed."""
+    """Return the number of tokens fed to the model. The last token of a completion is never fed."""
     return len(request.prompt_ids) + request.max_tokens - 1

@@ -1,8 +1,8 @@
-"""llama.cpp's devices, where they are files of their own that are chosen at run time: one for each kind of processor.
+"""Load llama.cpp's device libraries, one per kind of processor, in builds that choose them at run time.
 
-Such a build works on every machine, as fast as one that was compiled on it. By itself llama.cpp looks for the files
-beside the interpreter and in the current directory, where anybody may have put them; here only the package's own folder
-counts. A build with its devices inside needs none of this, and is left alone.
+Such a build works on every machine at full speed. By default llama.cpp searches next to the interpreter and in the
+current directory, where other programs may have put files. This module loads only from the package's own folder. A
+build with built-in devices needs no loading and is left alone.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from echo_shared.errors import BackendError
 
 LIBRARIES: Final = Path(llama_cpp.__file__).parent / "lib"
 _GPUS: Final = (1, 2)
-"""ggml_backend_dev_type: with memory of its own, and without."""
+"""Values of ggml_backend_dev_type: GPU with memory of its own, and integrated GPU."""
 
 
 def ggml() -> Any:
-    """The functions of ggml, from the very library that llama.cpp uses: a package holds several copies of it, by its
-    names with and without a version, and each would have devices of its own."""
+    """Return ggml's functions from the library that llama.cpp itself uses. A package holds several copies of the
+    library, with and without a version in the name; each copy has separate devices.
+    """
     if sys.platform == "win32":
         return load_shared_library("ggml", LIBRARIES)
-    return llama_cpp.llama_cpp._lib  # The linker looks for names in what it was linked with as well.
+    return llama_cpp.llama_cpp._lib  # The linker also searches the libraries that llama.cpp is linked with.
 
 
 @cache
 def load_devices() -> None:
-    """To be called before anything else of llama.cpp's: what it finds out without devices holds for the process.
-    Raises BackendError when there is none."""
+    """Load the devices. Call this before any other function of llama.cpp, which caches the list of devices.
+
+    Raises BackendError if no device loads.
+    """
     count, load = ggml().ggml_backend_reg_count, ggml().ggml_backend_load_all_from_path
     count.restype = ctypes.c_size_t
     load.restype, load.argtypes = None, (ctypes.c_char_p,)
@@ -43,13 +46,13 @@ def load_devices() -> None:
     if count() == 0:
         raise BackendError(
             "llama.cpp has no device to compute with, not even the processor.",
-            got=f"{LIBRARIES} holds none that works here",
-            do="Install the node anew.",
+            got=f"{LIBRARIES} holds no device library for this machine",
+            do="Reinstall the node.",
         )
 
 
 def has_gpu() -> bool:
-    """Whether llama.cpp finds a GPU on this machine that it was built for."""
+    """Return True if llama.cpp finds a GPU and was built for it."""
     load_devices()
     find = ggml().ggml_backend_dev_by_type
     find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_int,)

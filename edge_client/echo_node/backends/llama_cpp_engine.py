@@ -1,10 +1,11 @@
 """llama.cpp as a sampling engine: continuous batching, a group's prompt decoded once.
 
-Rollouts in progress fill the first slots without gaps, slot number = llama.cpp sequence; each step feeds one token to
-all of them. Between two steps, free slots go to the pending rollouts of the current group, then to new groups: a
-group's prompt is decoded in one slot, its home, a piece a step, and copied from there to the slots of its rollouts. The
-home is then one of these, and is left last, so that a group may be wider than the engine. A rollout that goes on from a
-prefix is a group by itself, whose prompt ends with the prefix; what a running rollout has of it is copied, not decoded.
+Rollouts in progress fill the first slots without gaps; the slot number is the llama.cpp sequence. Each step feeds one
+token to every rollout. Between two steps, free slots go to pending rollouts of the current group, then to new groups.
+
+A group's prompt is decoded in one slot, its home, one piece per step, and copied to the slots of its rollouts. The home
+then serves one rollout of the group and is freed last, so groups may be wider than the engine. A rollout that continues
+a prefix forms a separate group: its prompt ends with the prefix. Prompt tokens that a running rollout holds are copied.
 """
 
 from __future__ import annotations
@@ -37,31 +38,31 @@ from echo_shared.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 32
 MAX_WIDTH: Final = 256
-"""llama.cpp's own bound on sequences."""
+"""llama.cpp's own limit on sequences."""
 
 _PREFILL_TOKENS: Final = 256
-"""Prompt tokens between two steps at most, so that a long prompt does not hold up the others."""
+"""Maximum of prompt tokens between two steps, so that a long prompt does not delay the other rollouts."""
 
 
 _Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
-"""A request, what is fed before the first draw, and the rollouts that begin so."""
+"""A request, the tokens to feed before the first draw, and the rollout indices with this start."""
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Rollouts of one request that begin alike and are being started."""
+    """Rollouts of one request with a common start, some waiting for a slot."""
 
     request: GroupRequest
     ids: NDArray[np.int32]
-    """What is fed before the first draw: the prompt, with the prefix of the only rollout if it has one."""
+    """Tokens to feed before the first draw: the prompt, with the prefix if the only rollout has one."""
     started_at: float
     pending: deque[int]
-    """Indices that have no slot yet."""
+    """Indices without a slot."""
     home: int
-    """The slot that holds the prompt, perhaps with one rollout's tokens after it."""
+    """Slot of the prompt. One rollout's tokens may follow the prompt there."""
     prefilled: int = 0
     started: bool = False
-    """Whether the home may hold more than the prompt."""
+    """True if the home may hold more than the prompt."""
     first_logits: NDArray[np.float32] | None = None
     """[1, vocabulary], after the whole prompt."""
 
@@ -130,16 +131,16 @@ class LlamaCppEngine:
         self._llama.close()
 
     def _reset(self) -> None:
-        """Nothing runs, and all slots are free."""
+        """Free all slots and forget all rollouts."""
         sequences = 0 if self._layout is None else self._layout.sequences
         self._table = RolloutTable()
-        """Row = slot."""
+        """Rows of the table are slots."""
         self._numbers = np.arange(sequences)
         self._free = list(range(sequences))
-        """Rising. Empty in llama.cpp too, but for the home of a group that has rollouts to start."""
+        """Free slots, ascending. They are empty in llama.cpp, except the home of a group with pending rollouts."""
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
-        """What is left of the request that the current group is of."""
+        """Remaining starts of the current request."""
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held: GroupRequest | None = None
@@ -188,26 +189,24 @@ class LlamaCppEngine:
         return joined(parts)
 
     def _make_room_to_score(self, num_tokens: int) -> None:
-        """One sequence at least is as long; what is sampled next makes its own room."""
+        """Reserve one sequence of this length. `sample` reserves its own layout afterwards."""
         cells = -(-num_tokens // CELL_STEP) * CELL_STEP
         if self._layout is not None and self._layout.cells >= cells:
             return
         if cells > self._planner.affordable_cells:
-            raise BackendError("It does not fit into the memory for keys and values.", got=f"{num_tokens} tokens")
+            raise BackendError("The text does not fit into the memory for keys and values.", got=f"{num_tokens} tokens")
         self._layout = None
         layout = KvLayout(sequences=1, cells=cells, unified=True)
         self._llama.reserve(layout)
         self._layout = layout
         self._reset()
 
-    # Slots
-
     @property
     def _num_rows(self) -> int:
         return len(self._numbers) - len(self._free)
 
     def _fill_slots(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Starts rollouts while slots are free and prompts are short; then the rows have no gaps."""
+        """Start rollouts while slots are free and prompts are short, then close the gaps between rows."""
         room = _PREFILL_TOKENS
         while (group := self._current or (self._next_group(groups, events, room) if room else None)) is not None:
             self._current = group
@@ -222,7 +221,7 @@ class LlamaCppEngine:
         self._close_gaps()
 
     def _next_group(self, groups: Iterator[GroupRequest], events: list[EngineEvent], room: int) -> _Group | None:
-        """None when there is none, or no place for it now."""
+        """Return the next group; None if `groups` is dry or no slot is free."""
         if self._layout is not None and not self._free:
             return None
         if not self._next and (request := self._next_request(groups, events)) is not None:
@@ -231,7 +230,7 @@ class LlamaCppEngine:
             return None
         request, ids, indices = self._next.popleft()
         if len(ids) > room:
-            # Until the whole prompt is there, its home comes after the rows.
+            # Close gaps first: until its whole prompt is decoded, the home must lie behind all rows.
             self._close_gaps()
         home = self._free[0]
         prefilled = self._copy_prompt(request, home) if len(ids) > len(request.prompt_ids) else 0
@@ -241,7 +240,7 @@ class LlamaCppEngine:
         )
 
     def _next_request(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> GroupRequest | None:
-        """The next one that can be sampled, once there is a layout for it."""
+        """Return the next valid request, once the layout fits it."""
         request, self._held = self._held or next(groups, None), None
         while request is not None:
             try:
@@ -257,26 +256,26 @@ class LlamaCppEngine:
         return None
 
     def _copy_prompt(self, request: GroupRequest, home: int) -> int:
-        """Copies the prompt from a running rollout of the group, of whichever lease, if there is one; returns how much
-        of it is there now."""
+        """Copy the prompt from any running rollout of the group. Return the number of tokens copied."""
         for slot, rollout in enumerate(self._table.rollouts):
             if rollout is None or rollout.group.group_id != request.group_id:
                 continue
-            if np.array_equal(rollout.group.prompt_ids, request.prompt_ids):  # Another turn has another prompt.
+            # Another turn of the episode has another prompt.
+            if np.array_equal(rollout.group.prompt_ids, request.prompt_ids):
                 self._llama.copy_sequence(slot, home)
                 self._llama.remove_sequence(home, len(request.prompt_ids))
                 return len(request.prompt_ids)
         return 0
 
     def _has_layout_for(self, request: GroupRequest) -> bool:
-        """Changes the layout if that helps, once nothing runs."""
+        """Return True if the layout fits the request. Change the layout if that helps and no rollout runs."""
         wanted = self._planner.plan(request)
         if self._layout is not None:
             if self._num_rows:
                 return wanted.cells <= self._layout.cells
             if self._layout.serves(wanted):
                 return True
-        # The old one is gone even if there is no memory for the new one.
+        # Clear the old layout first: a failed reservation has freed the old layout too.
         self._layout = None
         self._llama.reserve(wanted)
         self._layout = wanted
@@ -284,14 +283,14 @@ class LlamaCppEngine:
         return True
 
     def _release(self, slots: Iterable[int]) -> None:
-        """Frees the slots of rows that have ended."""
+        """Free the slots of finished rows."""
         for slot in slots:
             bisect.insort(self._free, slot)
             if self._current is None or self._current.home != slot:
                 self._llama.remove_sequence(slot)
 
     def _close_gaps(self) -> None:
-        """Moves the last rows to free slots between the others: llama.cpp computes neighbours at once."""
+        """Move the last rows into free slots: llama.cpp computes neighbouring sequences together."""
         if len(self._table) == self._num_rows:
             return
         for mover, gap in zip(*self._table.close_gaps(), strict=True):
@@ -300,10 +299,8 @@ class LlamaCppEngine:
             self._free.remove(gap)
             bisect.insort(self._free, mover)
 
-    # Computing
-
     def _prefill(self, group: _Group, room: int) -> int:
-        """Feeds the next piece of the prompt; returns how many tokens that were."""
+        """Feed the next piece of the prompt. Return the number of tokens fed."""
         piece = group.ids[group.prefilled : group.prefilled + room]
         logits = self._llama.feed_prompt(piece, group.prefilled, group.home)
         group.prefilled += len(piece)
@@ -312,7 +309,7 @@ class LlamaCppEngine:
         return len(piece)
 
     def _start_rows(self, group: _Group, first_logits: NDArray[np.float32], events: list[EngineEvent]) -> None:
-        """Gives free slots to the group's pending rollouts, the home first, and draws their first tokens."""
+        """Give free slots to the group's pending rollouts, the home first, and draw their first tokens."""
         request = group.request
         self._free.sort(key=lambda slot: slot != group.home)
         count = min(len(group.pending), len(self._free))
@@ -331,7 +328,7 @@ class LlamaCppEngine:
         self._draw(first_logits, np.zeros(count, np.int64), np.array(starting), events)
 
     def _step(self, events: list[EngineEvent]) -> None:
-        """The next token of every row."""
+        """Draw the next token of every row."""
         slots = self._numbers[: self._num_rows]
         logits = self._llama.feed_rows(*self._table.next_inputs(slots))
         self._draw(logits, slots, slots, events)
@@ -343,11 +340,11 @@ class LlamaCppEngine:
         slots_R: NDArray[np.int64],
         events: list[EngineEvent],
     ) -> None:
-        """Draws a token for each of the slots from its row of the logits; what is complete frees its slot."""
+        """Draw a token for each slot from its row of the logits. A finished rollout frees its slot."""
         tokens, logprobs = draw_rows(logits_NV, rows_R, *self._table.next_draws(slots_R))
         if not np.isfinite(logprobs).all():
             raise BackendError(
-                "The model computed values that are not numbers.",
+                "The model computed values that are not numbers (NaN or infinite).",
                 got=f"{len(slots_R)} rollouts in progress",
                 code=POLICY_UNUSABLE,
             )

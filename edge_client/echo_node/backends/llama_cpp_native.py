@@ -1,7 +1,7 @@
 """One llama.cpp model with one context, through the low-level bindings: batches in, logits out, no sampling.
 
-In float32, flash attention stays off: it rounds keys and values to 16 bits whatever the cache's type. Misuse can abort
-the process, which is why engines are children.
+In float32, flash attention stays off: it rounds keys and values to 16 bits whatever the cache's type. Wrong calls can
+abort the process; engines run in child processes for this reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALLOCATION_FAILED: Final = -2
 _MEMORY_TROUBLE: Final = re.compile(r"alloc|out of memory|not enough (memory|space)", re.IGNORECASE)
 
 _errors: deque[str] = deque(maxlen=8)
-"""What llama.cpp said last."""
+"""The last error lines of llama.cpp."""
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -48,25 +48,25 @@ def _log(level: int, text: bytes, _user_data: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """How the model is loaded and computed."""
+    """Options for loading and running the model."""
 
     batch_tokens: int
-    """At most, in one batch."""
+    """Maximum of tokens in one batch."""
     threads: int
     exact: bool
-    """Attention in float32 throughout, else in float16."""
+    """True: attention in float32. False: in float16."""
     num_layers: int
     gpu: bool = False
     helpers: tuple[str, ...] = ()
     doors: tuple[int, ...] = ()
-    """See `EngineSettings`."""
+    """Helpers and their sockets: see `EngineSettings`."""
 
 
 class LlamaContext:
     """Native handles; `close` frees them.
 
-    `load_adapter` may be called from any thread, also during `decode`, which then waits or is waited for: llama.cpp
-    sizes its graphs by the adapters that are loaded. All else is called from one thread.
+    `load_adapter` may be called from any thread. A lock serialises it with `decode`, because llama.cpp sizes its graphs
+    by the loaded adapters. All other calls come from one thread.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class LlamaContext:
         self._helpers: Helpers | None = None
 
     def open(self, model: Path, options: ModelOptions) -> None:
-        """Loads the model; `reserve` must follow. Raises BackendError."""
+        """Load the model; `reserve` must follow. Raises BackendError."""
         llama_cpp.llama_log_set(_log, None)
         load_devices()
         llama_cpp.llama_backend_init()
@@ -98,11 +98,11 @@ class LlamaContext:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that are fed at once, at most."""
+        """Maximum of tokens fed at once."""
         return self._options.batch_tokens
 
     def reserve(self, layout: KvLayout) -> None:
-        """Makes room for sequences, all empty, in place of the room there was. Raises BackendError."""
+        """Allocate empty sequences in place of the old ones. Raises BackendError."""
         with self._devices:
             self._free_context()
             params = llama_cpp.llama_context_default_params()
@@ -128,7 +128,7 @@ class LlamaContext:
             self._map_batch(layout.sequences)
 
     def _map_batch(self, sequences: int) -> None:
-        """Numpy arrays that llama.cpp reads in place: a batch is then filled by vector assignments."""
+        """Allocate numpy arrays that llama.cpp reads in place, so that vector assignments fill a batch."""
         count = self._options.batch_tokens
         self._tokens = np.zeros(count, np.int32)
         self._positions = np.zeros(count, np.int32)
@@ -148,9 +148,9 @@ class LlamaContext:
         )
 
     def feed_prompt(self, tokens: NDArray[np.int32], begin: int, sequence: int) -> NDArray[np.float32]:
-        """Feeds a piece of a prompt that begins at position `begin`; returns its last token's logits, [1, vocabulary].
+        """Feed a piece of a prompt from position `begin` on. Return the last token's logits, [1, vocabulary].
 
-        See `feed_rows` for how long the result is valid. At most `batch_tokens` tokens.
+        At most `batch_tokens` tokens. The result is valid until the next call, see `feed_rows`.
         """
         count = len(tokens)
         self._tokens[:count] = tokens
@@ -161,8 +161,11 @@ class LlamaContext:
         return self._decode(count, 1)
 
     def feed_scored(self, tokens: NDArray[np.int32], begin: int) -> NDArray[np.float32]:
-        """Feeds a piece that begins at position `begin` to the first sequence; returns the logits after each of its
-        tokens, [tokens, vocabulary]. As `feed_prompt` otherwise."""
+        """Feed a piece from position `begin` on to sequence 0. Return the logits after each token, [tokens,
+        vocabulary].
+
+        Limits and validity are those of `feed_prompt`.
+        """
         count = len(tokens)
         self._tokens[:count] = tokens
         self._positions[:count] = np.arange(begin, begin + count)
@@ -171,7 +174,7 @@ class LlamaContext:
         return self._decode(count, count)
 
     def feed_rows(self, tokens: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Feeds one token to each of the first sequences; returns their logits, [sequences, vocabulary].
+        """Feed one token to each of the first sequences. Return their logits, [sequences, vocabulary].
 
         The result is llama.cpp's own memory, valid until the next call.
         """
@@ -195,29 +198,29 @@ class LlamaContext:
                 do="Lower the node's width or kv_cache_bytes." if is_memory else None,
                 code=OUT_OF_MEMORY if is_memory else None,
             )
-        # Waits for the devices, and puts the rows into the batch's order.
+        # llama_get_logits waits for the devices and sorts the rows into the batch's order.
         address = ctypes.addressof(llama_cpp.llama_get_logits(self._context).contents)
         if address != self._logits_at:
             row_type = ctypes.c_float * self._vocabulary
-            # Of no more rows than are wanted is anything there.
+            # Only the first `num_wanted` rows hold data.
             self._logits = np.ctypeslib.as_array((row_type * len(self._tokens)).from_address(address))
             self._logits_at = address
         return self._logits[:num_wanted]
 
     def copy_sequence(self, source: int, target: int) -> None:
-        """Copies the tokens of one sequence to another, `target`, which must be empty."""
+        """Copy the tokens of one sequence to `target`, which must be empty."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def remove_sequence(self, sequence: int, begin: int = 0) -> None:
-        """Forgets the sequence's tokens from position `begin` on."""
+        """Remove the sequence's tokens from position `begin` on."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, begin, -1)
 
     def clear(self) -> None:
-        """Empties all sequences."""
+        """Empty all sequences."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def load_adapter(self, path: Path) -> Any:
-        """A handle for `set_adapter`. Raises BackendError when the adapter is not for this model."""
+        """Return a handle for `set_adapter`. Raises BackendError if the adapter is for another model."""
         with self._devices:
             _errors.clear()
             adapter = llama_cpp.llama_adapter_lora_init(self._model, str(path).encode())
@@ -226,7 +229,9 @@ class LlamaContext:
             return adapter
 
     def set_adapter(self, adapter: Any) -> None:
-        """Replaces the adapter (None: none), and empties all sequences: their contents were the old adapter's."""
+        """Set the adapter (None: no adapter) and empty all sequences: their keys and values belong to the old
+        adapter.
+        """
         self._adapter = adapter
         if self._context:
             with self._devices:
@@ -244,9 +249,9 @@ class LlamaContext:
         )
 
     def free_adapter(self, adapter: Any) -> None:
-        """Frees an adapter, but not the one that is set: llama.cpp would go on reading it.
+        """Free an adapter that is not in use: llama.cpp would still read the current one.
 
-        Harmless after `close`, which has freed it.
+        Safe to call after `close`, which frees all adapters.
         """
         assert adapter is not self._adapter
         if self._model:
@@ -254,7 +259,7 @@ class LlamaContext:
                 llama_cpp.llama_adapter_lora_free(adapter)
 
     def close(self) -> None:
-        """Frees the model, with it all its adapters."""
+        """Free the model and all its adapters."""
         self._adapter = None
         self._free_context()
         if self._model:
@@ -271,7 +276,7 @@ class LlamaContext:
 
 
 def _failure(what: str, got: str, *, do: str | None = None, code: str | None = None) -> BackendError:
-    """The error that adds what llama.cpp said; out of memory when it said so."""
+    """Return the error with llama.cpp's last messages. Its code is out of memory if the messages say so."""
     said = "; ".join(_errors)
     if _MEMORY_TROUBLE.search(said):
         code, do = OUT_OF_MEMORY, do or "Choose a lower precision for this node, or a machine with more memory."

@@ -1,10 +1,10 @@
-"""One model on several machines, by llama.cpp's RPC backend: the server that lends a device, and the node's split.
+"""One model on several machines by llama.cpp's RPC backend: the server of a lent device, and the node's split.
 
-Run as a module it is the device server of `echo-node lend`: a child process that serves one client and ends with its
-parent. The node gives each helper, and itself, layers in proportion to free memory. What turns tokens into numbers and
-numbers into logits stays on the node: only one hidden state a token travels, each way.
+As a program, this module is the device server of `echo-node lend`: a child process that serves one client and ends with
+its parent. The node gives each helper, and itself, layers in proportion to free memory. Embedding and output matrix
+stay on the node, so that only one hidden state per token crosses the network each way.
 
-llama.cpp ends its process when a helper goes away in the middle; the node's engine is a child process for such reasons.
+llama.cpp ends its process if a helper disappears during a computation; the node's engine is a child process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from echo_shared.errors import BackendError
 
 _CPU: Final = 0
 _ACCELERATOR: Final = 3
-"""ggml_backend_dev_type: what lies between them are GPUs."""
+"""Values of ggml_backend_dev_type. GPUs lie between these two."""
 _NICE: Final = 10
 _LOOK_S: Final = 0.02
 _GIB: Final = 2**30
@@ -43,19 +43,19 @@ _OUTPUT_TENSORS: Final = b"^(output|token_embd)"
 
 
 class _Override(ctypes.Structure):
-    """llama_model_tensor_buft_override."""
+    """llama_model_tensor_buft_override of llama.h."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
 class _Ggml:
-    """The functions of ggml that llama_cpp does not declare. Raises BackendError when they were not built."""
+    """Functions of ggml that llama_cpp does not declare. Raises BackendError if llama.cpp was built without RPC."""
 
     def __init__(self) -> None:
         load_devices()
         if not llama_cpp.llama_supports_rpc():
             raise BackendError(
-                "llama.cpp was installed without RPC, which joins several devices.",
+                "llama.cpp was installed without RPC, which a model on several devices needs.",
                 got=f"llama-cpp-python {llama_cpp.__version__}",
                 do=registry.reinstall_llama_with_rpc(),
                 code="no_rpc",
@@ -78,14 +78,14 @@ class _Ggml:
         self.rpc_start_server = _declare(rpc.ggml_backend_rpc_start_server, None, text, text, size, size, pointers)
 
     def gpus(self) -> list[int]:
-        """Handles of this machine's GPUs."""
+        """Return the handles of this machine's GPUs."""
         return [device for device in self._devices() if _CPU < self.dev_type(device) < _ACCELERATOR]
 
     def cpu(self) -> int:
         return next(device for device in self._devices() if self.dev_type(device) == _CPU)
 
     def free_bytes(self, device: int) -> int:
-        """ggml counts all of a CPU's memory as free; the system knows better."""
+        """Return the device's free memory. For a CPU ask the system: ggml reports all memory as free."""
         if self.dev_type(device) == _CPU:
             return psutil.virtual_memory().available
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -102,12 +102,15 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 def share_layers(num_layers: int, free_bytes: Sequence[int]) -> list[int]:
-    """Layers for each device, at least one, else in proportion to its free memory. Raises BackendError."""
+    """Return the number of layers per device: at least one each, the rest in proportion to free memory.
+
+    Raises BackendError if the devices outnumber the layers.
+    """
     spare = num_layers - len(free_bytes)
     if spare < 0:
         raise BackendError(
-            "The model has fewer layers than there are devices.",
-            got=f"{num_layers} layers, {len(free_bytes)} devices with the node's own",
+            "The model has fewer layers than devices.",
+            got=f"{num_layers} layers, {len(free_bytes)} devices including this node",
             do="Join with fewer helpers.",
         )
     total = max(1, sum(free_bytes))
@@ -120,7 +123,9 @@ def share_layers(num_layers: int, free_bytes: Sequence[int]) -> list[int]:
 
 
 class Helpers:
-    """A node's connections to its helpers, for as long as a model lies on them: `open`, `place`, load, `close`."""
+    """A node's connections to its helpers while they hold parts of a model: `open`, `place`, load the model,
+    `close`.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -132,15 +137,15 @@ class Helpers:
         self._kept: list[Any] = []
 
     def open(self, addresses: Sequence[str], doors: Sequence[int] = ()) -> None:
-        """Connects to all of them. Raises BackendError or ConfigError; `close` is due then as well.
+        """Connect to all helpers. Raises BackendError or ConfigError; call `close` also after an error.
 
         `doors`: see `EngineSettings`.
         """
         self._thread.start()
         self._ggml = _Ggml()
-        # A freed adapter makes the server forget the graph that the client would have it compute again.
+        # Disable graph reuse: after an adapter is freed, the server forgets the graph that the client asks it to reuse.
         os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
-        # When a helper is lost, the last words shall be llama.cpp's, not those of a debugger that it calls.
+        # Disable backtraces: after the loss of a helper, the last output must be llama.cpp's own, not a debugger's.
         os.environ["GGML_NO_BACKTRACE"] = "1"
         opened: list[socket.socket | None] = [socket.socket(fileno=door) for door in doors]
         opened = opened or [None] * len(addresses)
@@ -157,7 +162,7 @@ class Helpers:
             self._attach(lent)
 
     def _attach(self, lent: Lent) -> None:
-        """Adds a helper's devices; its ggml backend is held, and with it the one connection, until `close`."""
+        """Add a helper's devices. Hold its ggml backend, and so its only connection, until `close`."""
         endpoint = f"{LOOPBACK}:{lent.port}".encode()
         self._backends.append(self._ggml.rpc_init(endpoint, 0))
         server = self._ggml.rpc_add_server(endpoint)
@@ -165,9 +170,10 @@ class Helpers:
         self._free_bytes += lent.free_bytes
 
     def place(self, params: Any, *, num_layers: int, model_bytes: int, gpu: bool) -> None:
-        """Spreads a model of so many layers over the helpers and this machine, its last part here. See `base.Engine`.
+        """Spread a model of `num_layers` layers over the helpers and this machine, the last part here. See
+        `base.Engine`.
 
-        `params` are llama_model_params; what they point to lives as long as this object.
+        `params` are llama_model_params. This object keeps the arrays alive that `params` point to.
         """
         local = self._ggml.gpus() if gpu else []
         own_bytes = [self._ggml.free_bytes(device) for device in local or [self._ggml.cpu()]]
@@ -181,7 +187,7 @@ class Helpers:
         counts = share_layers(num_layers, free_bytes)
         devices = [*self._devices, *local]
         split = counts[: len(devices)]
-        split[-1] += 1  # llama.cpp counts what comes after the layers as one more.
+        split[-1] += 1  # llama.cpp counts the output as one more layer.
         params.n_gpu_layers = sum(split)
         params.devices = self._keep((ctypes.c_void_p * (len(devices) + 1))(*devices, None))
         shares = (ctypes.c_float * llama_cpp.LLAMA_MAX_DEVICES)(*split)
@@ -197,7 +203,7 @@ class Helpers:
         return ctypes.cast(array, ctypes.c_void_p)
 
     def close(self) -> None:
-        """Lets the helpers go. The model that lies on them must have been freed."""
+        """Disconnect from the helpers. Free the model before."""
         for backend in self._backends:
             self._ggml.backend_free(backend)
         self._backends.clear()
@@ -208,7 +214,7 @@ class Helpers:
 
 
 def main() -> None:
-    """Serves this machine's GPUs, or its CPU where it has none, until the parent closes the pipe or dies."""
+    """Serve this machine's GPUs, or its CPU if it has no GPU, until the parent closes the pipe or dies."""
     pipe = ParentPipe()
     frame = pipe.receive()
     if frame is None:
@@ -245,7 +251,7 @@ def _free_port() -> int:
 
 
 def _announce(pipe: ParentPipe, serving: dict[str, Any]) -> None:
-    """Says that the server listens as soon as it does, and ends the process with the parent: the server never ends."""
+    """Report the server's port once it listens. End the process with the parent, because the server never returns."""
     try:
         while not _listens(serving["port"]):
             time.sleep(_LOOK_S)

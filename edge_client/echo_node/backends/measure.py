@@ -1,8 +1,8 @@
-"""How fast an open engine is on this machine: prompt tokens a second, and drawn tokens a second at several widths.
+"""Measure an open engine: prompt tokens per second, and drawn tokens per second at several widths.
 
-The prompts are random, the temperature is 1 and nothing stops a rollout: what is measured is the engine at the work
-that leases give it, sampling and bookkeeping included. Each figure takes its share of a budget of seconds: one that
-takes much more is given up, and so are all that come after it.
+Prompts are random, the temperature is 1 and nothing stops a rollout, so the figures include sampling and bookkeeping.
+Each figure gets a share of a budget of seconds. A figure that takes much longer is cancelled, together with all later
+figures.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _DECODE_PROMPT: Final = 8
 _WARM_UP_TOKENS: Final = 2
 _MOST_NEW_TOKENS: Final = 64
 _MOST_CELLS: Final = 4_096
-"""New tokens of all rollouts together, so that what is measured at a width fits into the engine's cache at once."""
+"""Limit on the new tokens of all rollouts together, so that each width fits into the engine's KV cache."""
 _PATIENCE: Final = 3.0
-"""How many times its share one figure may take."""
+"""Maximum duration of one figure, as a multiple of its share."""
 
 
 def widths_up_to(width: int) -> tuple[int, ...]:
-    """What is worth measuring on an engine of this width."""
+    """Return the widths to measure on an engine of this width."""
     return tuple(sorted({*(step for step in (1, 8, 32, 64, 128, 256, 512, 1024) if step < width), width}))
 
 
 def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: float) -> list[Row]:
-    """Rows for the prefill and for each width that could be measured in time; on the policy that is set.
+    """Measure the prefill and each width within the budget, under the current policy. Return one row per figure.
 
-    `widths` are in rising order, none above the opened one. Raises BackendError when the engine fails.
+    `widths` ascend and do not exceed the engine's width. Raises BackendError if the engine fails.
     """
     bench = _Bench(engine=engine, bounds=_read_bounds(base_dir))
     ends_at = time.perf_counter() + budget_s
@@ -54,7 +54,7 @@ def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: 
         if share_s <= 0.0:
             break
         found = bench.prefill(share_s) if kind == "prefill" else bench.decode(width, share_s)
-        if found is None:  # What comes next takes longer still.
+        if found is None:  # Later figures take even longer.
             break
         tokens, seconds = found
         row = {"kind": kind, "width": width, "tokens": tokens, "seconds": seconds}
@@ -83,7 +83,7 @@ class _Bench:
     runs: int = 0
 
     def prefill(self, share_s: float) -> tuple[int, float] | None:
-        """(prompt tokens, seconds) of one prompt, as long as fits the time and the model."""
+        """Return (prompt tokens, seconds) of one prompt, as long as the time and the model allow."""
         longest = min(_LONGEST_PREFILL, self.bounds.max_positions)
         warm_up = min(_WARM_UP_PREFILL, longest)
         began = time.perf_counter()
@@ -101,7 +101,7 @@ class _Bench:
         return (warm_up, again_s) if seconds is None else (length, seconds)
 
     def decode(self, width: int, share_s: float) -> tuple[int, float] | None:
-        """(drawn tokens, seconds) of groups of `width` rollouts, the short prompt that they share included."""
+        """Return (drawn tokens, seconds) of groups of `width` rollouts, including their short shared prompt."""
         prompt = max(1, min(_DECODE_PROMPT, self.bounds.max_positions // 4))
         most = max(1, min(_MOST_NEW_TOKENS, _MOST_CELLS // width, self.bounds.max_positions - prompt + 1))
         warm_up = min(_WARM_UP_TOKENS, most)
@@ -123,7 +123,7 @@ class _Bench:
         return (tokens, seconds) if tokens else (width * warm_up, warm_up_s)
 
     def _run(self, width: int, *, prompt_tokens: int, new_tokens: int, limit_s: float) -> float | None:
-        """Seconds for one group; None when it was given up, or does not fit. Raises BackendError."""
+        """Return the seconds for one group; None if it was cancelled or does not fit. Raises BackendError."""
         self.runs += 1
         rng = np.random.default_rng(self.runs)
         request = GroupRequest(
@@ -146,8 +146,8 @@ class _Bench:
                         finished += 1
                     case GroupFailed(code=code, what=what):
                         if code == TOO_LONG:
-                            return None  # The model takes it, the memory for keys and values does not.
-                        raise BackendError("The engine cannot sample what it is measured on.", got=what)
+                            return None  # The prompt fits the model, but not the memory for keys and values.
+                        raise BackendError("The engine cannot sample the measuring prompt.", got=what)
                     case _:
                         assert_never(event)
             if not cancelled and finished < width and time.perf_counter() - began > limit_s:

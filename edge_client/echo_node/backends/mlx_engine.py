@@ -1,9 +1,9 @@
 """mlx-lm as a sampling engine: Metal on Apple Silicon, the CPU elsewhere. Base models as safetensors only.
 
-Every step feeds one token of each rollout in progress. New groups are prefilled together, once each, between two steps,
-and start in the rows that have become free; a group may be wider than the engine. A rollout that goes on from a prefix
-starts with the prompt's keys and those of its prefix, which are computed from them. Tokens are drawn by numpy, since
-Apple's GPUs have no float64. The engine's threads are MLX's own affair: `EngineSettings.threads` is not heeded.
+Every step feeds one token of each rollout in progress. Between two steps, new groups are prefilled together, once each,
+and start in free rows; a group may be wider than the engine. A rollout that continues a prefix starts with the prompt's
+keys, extended by the prefix's keys. numpy draws the tokens, since Apple's GPUs have no float64. MLX manages its own
+threads and ignores `EngineSettings.threads`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ DEFAULT_WIDTH: Final = 64
 class _Group:
     request: GroupRequest
     pending: deque[int]
-    """Indices that have no row yet."""
+    """Indices without a row."""
     started_at: float = 0.0
     prompt: Prompt | None = None
-    """From the first row's start to the last one's."""
+    """Keys and values of the prompt, between the starts of the first and the last row."""
 
     @property
     def length(self) -> int:
-        """Tokens fed at most: a completion's last one is not."""
+        """Return the maximum number of tokens fed. The last token of a completion is never fed."""
         return len(self.request.prompt_ids) + self.request.max_tokens - 1
 
 
@@ -70,7 +70,7 @@ class MlxEngine:
         budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
         self._max_cells = budget // self._model.kv_bytes_per_token
         self._reserved = (0, 0)
-        """Rows and tokens a row that the model has room for."""
+        """Rows, and tokens per row, that the model has reserved."""
         return self._width
 
     def prepare(self, adapter_dir: Path) -> MlxPolicy:
@@ -85,9 +85,9 @@ class MlxEngine:
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._table = RolloutTable()
-        """Without gaps but while rollouts end; a row's number is the model's."""
+        """Rows are those of the model. Gaps exist only while finished rollouts are removed."""
         self._waiting: _Group | None = None
-        """The one group with indices pending."""
+        """The one group with pending indices."""
         while True:
             events: list[EngineEvent] = []
             with _mlx_errors():
@@ -116,10 +116,8 @@ class MlxEngine:
                 [intervals(logits, tokens, temperature) for logits, tokens in model.logits_before(ids, first)]
             )
 
-    # Admission
-
     def _admit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Starts rows while they fit: of the waiting group, then of new ones."""
+        """Start rows while they fit, first of the waiting group, then of new groups."""
         running, now = len(self._table), time.perf_counter()
         starting: list[tuple[_Group, list[int]]] = []
         while len(self._table) < self._width and (group := self._waiting or self._next_group(groups, events)):
@@ -148,7 +146,9 @@ class MlxEngine:
         return None
 
     def _fits(self, length: int) -> bool:
-        """Whether one more row of `length` fits. A row alone is always tried: the device then says whether it does."""
+        """Return True if one more row of `length` fits. Always try a single row: the device reports a lack of
+        memory.
+        """
         rows = len(self._table) + 1
         return rows <= self._width and (rows == 1 or rows <= self._max_rows(max(length, self._longest)))
 
@@ -185,21 +185,19 @@ class MlxEngine:
                 group.prompt = None
 
     def _prefix_of(self, row: int) -> Prefix | None:
-        """Of a rollout that starts."""
+        """Return the prefix of a starting rollout, or None."""
         rollout = self._table.rollouts[row]
         assert rollout is not None
         return next((one for one in rollout.group.prefixes if one.index == rollout.index), None)
 
-    # Stepping
-
     def _step(self, events: list[EngineEvent]) -> None:
-        """Draws one token for every row; those that are complete make room."""
+        """Draw one token for every row. Finished rows are freed."""
         rows = np.arange(len(self._table))
         logits = self._model.step(*self._table.next_inputs(rows))
         tokens, logprobs = draw_rows(logits, rows, *self._table.next_draws(rows))
         if not np.isfinite(logprobs).all():
             raise BackendError(
-                "The model computed values that are not numbers.",
+                "The model computed values that are not numbers (NaN or infinite).",
                 got=f"{len(rows)} rollouts in progress",
                 code=POLICY_UNUSABLE,
             )
@@ -209,7 +207,7 @@ class MlxEngine:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
-        """The last rows take the places of those that have ended."""
+        """Move the last rows into the places of finished rows."""
         sources, targets = self._table.close_gaps()
         if sources:
             self._model.move(sources, targets)
@@ -217,7 +215,7 @@ class MlxEngine:
 
 @contextmanager
 def _mlx_errors() -> Iterator[None]:
-    """What MLX raises as BackendError."""
+    """Turn MLX's exceptions into BackendError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,11 +1,8 @@
-"""A causal LM of mlx-lm, driven by rows: one row a rollout, each at a position of its own in one array of keys.
+"""A causal LM of mlx-lm with one row per rollout, each row at its own position in one array of keys.
 
-A prompt is prefilled once and its keys and values are copied into the rows of its rollouts. Rows 0 .. n-1 are the
-running ones; what lies beyond a row's position is masked, so rows start, move and end without touching the others.
-
-MLX ties arrays to threads: all but `read_policy` is called by the thread that called `open`.
-
-Dimensions: R rows, V vocabulary.
+A prompt is prefilled once; its keys and values are copied into the rollouts' rows. Rows 0 .. n-1 are running. A mask
+hides everything beyond a row's position, so rows start, move and end without touching the others. MLX ties arrays to
+threads: the thread that called `open` makes all calls except `read_policy`. Dimensions: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,16 +31,17 @@ _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 _DTYPES: Final = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 _BITS: Final = {"q8_0": 8, "q4_0": 4}
-"""MLX's affine quantisation, in blocks as long as llama.cpp's of these names. All else is then in float32: 16-bit
-activations would add more error than 8-bit weights have."""
+"""Bits of MLX's affine quantisation, with the block length of llama.cpp's types of these names. All other values are
+float32: 16-bit activations would add more error than 8-bit weights.
+"""
 _BLOCK: Final = 32
 _F32_MODEL_BYTES: Final = 256 * 2**20
-"""A model that is smaller than this in float32 runs in float32, exactly."""
+"""Models smaller than this in float32 run in float32, exactly."""
 _LENGTH_STEP: Final = 256
 _PREFILL_TOKENS: Final = 2_048
-"""Fed at once at most: bounds what a long prompt's attention takes."""
+"""Limit on the tokens fed at once. It bounds the memory of a long prompt's attention."""
 _BUFFER_CACHE_BYTES: Final = 512 * 2**20
-"""Freed memory that MLX may keep for new arrays; each step's differ a little in size from the last one's."""
+"""Freed memory that MLX may keep for new arrays; array sizes change a little with each step."""
 
 Prompt = list[tuple[mx.array, mx.array]]
 """Keys and values [1, heads, tokens, head size] of each layer; empty for a prompt of one token."""
@@ -51,7 +49,7 @@ Prompt = list[tuple[mx.array, mx.array]]
 
 @dataclass(slots=True)
 class MlxPolicy:
-    """See `base.PreparedPolicy`. An adapter in host memory, known to fit the model."""
+    """See `base.PreparedPolicy`. An adapter in host memory, checked against the model."""
 
     adapter: Adapter | None
 
@@ -60,13 +58,13 @@ class MlxPolicy:
 
 
 class MlxModel:
-    """The model and the keys and values of its rows.
+    """The model with the keys and values of its rows.
 
-    Calls: `open`, then `set_policy`, then prompts and rows: `reserve`, `prefill`, `extend`, `put`, `step`, `move`.
+    Call `open`, then `set_policy`, then the methods for prompts and rows.
     """
 
     def open(self, base_dir: Path, *, device: str, precision: str) -> None:
-        """Loads the model. Raises BackendError when MLX has no such device or precision, or cannot run it."""
+        """Load the model. Raises BackendError if MLX lacks the device or precision, or cannot run the model."""
         try:
             mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
             mx.set_cache_limit(_BUFFER_CACHE_BYTES)
@@ -81,7 +79,7 @@ class MlxModel:
         self._adapted = _adapt(self._model)
 
     def _probe(self) -> list[Any]:
-        """The caches of all layers after one token, which shows the shapes of keys and values."""
+        """Return the caches of all layers after one token, to learn the shapes of keys and values."""
         caches: list[Any] = make_prompt_cache(self._model)
         if any(type(cache) is not KVCache for cache in caches):
             raise unsupported_model("layers that do not keep the keys and values of every token")
@@ -92,10 +90,8 @@ class MlxModel:
     def kv_bytes_per_token(self) -> int:
         return sum(layer.bytes_per_token for layer in self._layers)
 
-    # Policy
-
     def read_policy(self, adapter_dir: Path) -> MlxPolicy:
-        """Reads an adapter, from any thread. Raises CodecError, or BackendError when it is for another model."""
+        """Read an adapter, on any thread. Raises CodecError, or BackendError if the adapter is for another model."""
         adapter = load_adapter(adapter_dir)
         for module in adapter.modules:
             layer = self._adapted.get(module.path)
@@ -114,20 +110,18 @@ class MlxModel:
         for path, layer in self._adapted.items():
             layer.update_by = updates.get(path)
 
-    # Rows
-
     def reserve(self, rows: int, length: int, kept_rows: int) -> None:
-        """Makes room for `rows` of `length` tokens each; what the first `kept_rows` hold stays."""
+        """Reserve `rows` rows of `length` tokens each. Keep the contents of the first `kept_rows`."""
         for layer in self._layers:
             layer.reshape(rows, length, kept_rows)
         mx.eval([layer.stored for layer in self._layers])
 
     def prefill(self, prompts: Sequence[NDArray[np.int32]]) -> list[Prompt]:
-        """Keys and values of each prompt, token ids [tokens], but for its last token, which is for `step` to feed."""
+        """Return keys and values of each prompt, token ids [tokens], except for its last token, which `step` feeds."""
         computed: list[Prompt] = [[] for _ in prompts]
         for batch in _batches(prompts):
             lengths = [len(prompts[number]) - 1 for number in batch]
-            # Padded on the right: no token sees what comes after it, so padding needs no mask.
+            # Pad on the right: no token attends to later ones, so the padding needs no mask.
             ids = np.zeros((len(batch), lengths[-1]), np.int32)
             for row, number in enumerate(batch):
                 ids[row, : lengths[row]] = prompts[number][:-1]
@@ -145,10 +139,12 @@ class MlxModel:
         return computed
 
     def extend(self, prompt: Prompt, ids: NDArray[np.int32]) -> Prompt:
-        """As `prefill` of `ids` [tokens], which begin as the prompt did: its keys and values are used again."""
+        """Return the keys and values of `ids` [tokens] as `prefill` does. `ids` begin with the prompt, whose keys are
+        reused.
+        """
         done = prompt[0][0].shape[2] if prompt else 0
         caches = [KVCache() for _ in self._layers]
-        for cache, (keys, values) in zip(caches, prompt, strict=False):  # Of a prompt of one token there are none.
+        for cache, (keys, values) in zip(caches, prompt, strict=False):  # A prompt of one token has no keys.
             cache.keys, cache.values, cache.offset = keys, values, done
         for begin in range(done, len(ids) - 1, _PREFILL_TOKENS):
             piece = ids[begin : min(begin + _PREFILL_TOKENS, len(ids) - 1)]
@@ -159,7 +155,9 @@ class MlxModel:
     def logits_before(
         self, ids: NDArray[np.int32], first: int
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-        """Piece by piece, the logits [R, V] by which the tokens from number `first` on are drawn, and these [R]."""
+        """Yield the logits [R, V] that the tokens from number `first` on are drawn from, and these tokens [R], in
+        pieces.
+        """
         caches = [KVCache() for _ in self._layers]
         for begin, end, wanted in pieces(len(ids), first, vocab_size=self.vocab_size, most=_PREFILL_TOKENS):
             logits = self._model(mx.array(ids[begin:end])[None], cache=caches)
@@ -171,7 +169,7 @@ class MlxModel:
                 mx.eval([(cache.keys, cache.values) for cache in caches])
 
     def put(self, prompt: Prompt, rows: Sequence[int]) -> None:
-        """Starts `rows` with the prompt."""
+        """Copy the prompt's keys and values into `rows`."""
         if not prompt:
             return
         targets = mx.array(rows)
@@ -180,14 +178,14 @@ class MlxModel:
             layer.values[targets, :, : keys.shape[2]] = values
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copies rows over others."""
+        """Copy the source rows over the target rows."""
         from_rows, to_rows = mx.array(sources), mx.array(targets)
         for layer in self._layers:
             layer.keys[to_rows] = layer.keys[from_rows]
             layer.values[to_rows] = layer.values[from_rows]
 
     def step(self, tokens_R: NDArray[np.int32], positions_R: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Feeds the next token of each row from 0 on, ids [R] at positions [R]; returns the logits after it [R, V]."""
+        """Feed the next token of rows 0 .. R-1, ids [R] at positions [R]. Return the logits after it, [R, V]."""
         self._window.set(positions_R)
         logits = self._model(mx.array(tokens_R)[:, None], cache=self._layers)[:, -1].astype(mx.float32)
         mx.eval(logits)
@@ -195,7 +193,7 @@ class MlxModel:
 
 
 class _Window:
-    """What the coming step attends to, the same for all layers."""
+    """Positions and mask of the coming step, shared by all layers."""
 
     def set(self, positions_R: NDArray[np.int32]) -> None:
         self.rows = mx.arange(len(positions_R))
@@ -205,7 +203,7 @@ class _Window:
 
 
 class _Layer:
-    """One layer's keys and values of all rows, in the form in which mlx-lm's models use a cache."""
+    """One layer's keys and values of all rows, with the interface of mlx-lm's caches."""
 
     def __init__(self, probe: KVCache, window: _Window) -> None:
         self.keys = probe.keys[:0]
@@ -249,7 +247,7 @@ def _reshaped(old: mx.array, rows: int, length: int, kept_rows: int) -> mx.array
 
 
 class _AdaptedLinear(nn.Module):  # type: ignore[misc]
-    """A linear layer, quantised or not, with what an adapter adds to it."""
+    """A linear layer, quantised or not, plus the adapter's product."""
 
     def __init__(self, linear: Any, shape: tuple[int, int]) -> None:
         super().__init__()
@@ -268,25 +266,27 @@ class _AdaptedLinear(nn.Module):  # type: ignore[misc]
 
 
 def round_up(length: int) -> int:
-    """How many tokens to reserve for rows of up to `length`."""
+    """Return the number of tokens to reserve for rows of up to `length`."""
     return -(-length // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def _adapt(model: Any) -> dict[str, _AdaptedLinear]:
-    """Wraps the layers that adapters may change; by their names, which are those of transformers."""
+    """Wrap the layers that adapters may change. Return them by transformers' names."""
     adapted = {}
     for path, linear in model.named_modules():
         if path.rpartition(".")[2] in PROJECTIONS:
             outputs, inputs = linear.weight.shape
             if isinstance(linear, nn.QuantizedLinear):
-                inputs = inputs * 32 // linear.bits  # Packed into 32-bit words.
+                inputs = inputs * 32 // linear.bits  # Quantised weights are packed into 32-bit words.
             adapted[path] = _AdaptedLinear(linear, (outputs, inputs))
     model.update_modules(tree_unflatten(list(adapted.items())))
     return adapted
 
 
 def _batches(prompts: Sequence[NDArray[np.int32]]) -> Iterator[list[int]]:
-    """Numbers of prompts of two tokens and more, short ones first, in batches of at most `_PREFILL_TOKENS` padded."""
+    """Yield batches of prompt numbers, short prompts first, at most `_PREFILL_TOKENS` with padding. Skip one-token
+    prompts.
+    """
     batch: list[int] = []
     for number in sorted(range(len(prompts)), key=lambda number: len(prompts[number])):
         length = len(prompts[number]) - 1
@@ -308,7 +308,8 @@ def _load(base_dir: Path, precision: str) -> tuple[Any, dict[str, Any]]:
         raise unsupported_model(f"model_type {config['model_type']}")
     if config.get("hidden_act", "silu") != "silu" or config.get("use_sliding_window"):
         raise unsupported_model(f"hidden_act {config.get('hidden_act')}, sliding window")
-    # mlx-lm's classes do not all read transformers' present form of these, and have other defaults.
+    # Set these explicitly: some of mlx-lm's classes read an older form of transformers' settings and have other
+    # defaults.
     rope = config.get("rope_parameters") or {"rope_type": "default", **(config.get("rope_scaling") or {})}
     rope_type = rope.get("type") or rope["rope_type"]
     if rope_type not in _ROPE_TYPES or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -331,7 +332,9 @@ def _is_quantisable(_path: str, module: Any) -> bool:
 
 
 def _resolve(base_dir: Path, requested: str) -> str:
-    """Exact where that is cheap; else 16 bits while the weights take up to a third of the memory; else 8."""
+    """Return the requested precision. For auto: float32 for small models, 16 bits up to a third of the memory, else 8
+    bits.
+    """
     if requested in _DTYPES or requested in _BITS:
         return requested
     if requested != "auto":

@@ -1,7 +1,6 @@
-"""The policy versions that a worker knows: each prepared in a thread while another samples, and swapped in at once.
+"""The policy versions of a worker: a thread prepares each while another samples, and the swap takes no time.
 
-All calls come from the engine's thread. What is dropped is freed there too, as soon as it is neither being prepared
-nor in use; the one in use is freed when another has taken its place.
+All calls come from the engine's thread. That thread frees a dropped version once its preparation or use has ended.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ class _Policy:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is prepared, or that has failed."""
+        """Return True if the preparation has ended, successfully or not."""
         return self.preparing is None or self.preparing.done()
 
     @property
     def can_be_used(self) -> bool:
-        """Of one that is ready."""
+        """Return True if the preparation succeeded. Requires `is_ready`."""
         return self.preparing is None or (not self.preparing.cancelled() and self.preparing.exception() is None)
 
     def free(self) -> None:
-        """Gives back what preparing it gave, if anything, once it is ready."""
+        """Free the prepared adapter, if any. Requires `is_ready`."""
         if self.preparing is not None and self.can_be_used:
             self.preparing.result().free()
 
 
 class Policies:
-    """The policy versions that one engine can use or prepares to; version 0 is the bare base from the start."""
+    """Policy versions that one engine can use or is preparing. Version 0 is the bare base."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
         self._known: dict[int, _Policy] = {0: _Policy(None)}
         self._untold: set[int] = set()
-        """Known versions that `take_prepared` has not named yet."""
+        """Known versions that `take_prepared` has not returned."""
         self._dropped: list[_Policy] = []
-        """Still to be freed."""
+        """Versions that wait to be freed."""
         self._used: _Policy | None = None
         self._is_set = False
-        """The engine samples by `_used`, and not by something half set."""
+        """True if the engine samples with `_used`. False after a failed change."""
 
     def add(self, version: int, adapter_dir: Path | None) -> None:
-        """Begins to prepare a version that is not known; None is the bare base."""
+        """Start to prepare an unknown version; None is the bare base."""
         preparing = None if adapter_dir is None else self._thread.submit(self._prepare, adapter_dir)
         self._known[version] = _Policy(preparing)
         self._untold.add(version)
@@ -66,7 +65,7 @@ class Policies:
             raise disk_error(what, adapter_dir.parent, got=str(error), code=error.errno) from error
 
     def drop(self, version: int) -> None:
-        """Forgets the version."""
+        """Forget the version."""
         policy = self._known.pop(version, None)
         self._untold.discard(version)
         if policy is not None and policy.preparing is not None:
@@ -75,18 +74,18 @@ class Policies:
         self._free_dropped()
 
     def is_ready(self, version: int) -> bool:
-        """Whether the version may be used at once, even if that then fails."""
+        """Return True if using the version needs no wait. The use may still fail."""
         policy = self._known.get(version)
         return policy is None or policy.is_ready
 
     def take_prepared(self) -> list[int]:
-        """The versions that have become ready since the last call, rising; not those that cannot be used."""
+        """Return the usable versions that have become ready since the last call, ascending."""
         ready = sorted(version for version in self._untold if self._known[version].is_ready)
         self._untold -= set(ready)
         return [version for version in ready if self._known[version].can_be_used]
 
     def wait(self, versions: Iterable[int], timeout_s: float) -> None:
-        """Waits until one of these versions, none of which is ready, may be so."""
+        """Wait until one of these unready versions is ready, or for `timeout_s`."""
         wait(
             [preparing for version in versions if (preparing := self._known[version].preparing) is not None],
             timeout=timeout_s,
@@ -94,17 +93,19 @@ class Policies:
         )
 
     def use(self, version: int) -> None:
-        """The engine samples by this version from now on. Raises BackendError or CodecError, also for its `prepare`."""
+        """Make the engine sample with this version. Raises BackendError or CodecError, also from its preparation."""
         policy = self._known.get(version)
         if policy is None:
             raise BackendError(
-                "A group names a policy version that is not here.", got=str(version), code="unknown_policy"
+                "A group names a policy version that this worker does not have.",
+                got=str(version),
+                code="unknown_policy",
             )
         if policy is not self._used or not self._is_set:
             self._set(policy)
 
     def use_base(self) -> None:
-        """The engine samples by the bare base from now on, whether or not version 0 is known."""
+        """Make the engine sample with the bare base, even if version 0 is unknown."""
         self._set(_Policy(None))
 
     def _set(self, policy: _Policy) -> None:
@@ -115,12 +116,12 @@ class Policies:
         self._free_dropped()
 
     def close(self) -> None:
-        """Ends the thread; the engine may then be closed, which frees what it has prepared."""
+        """End the thread. The caller may then close the engine, which frees its prepared adapters."""
         self._thread.shutdown(cancel_futures=True)
 
     def _free_dropped(self) -> None:
         if not self._is_set:
-            return  # The engine may still hold any of them.
+            return  # After a failed change, the engine may hold any of them.
         done = [policy for policy in self._dropped if policy.is_ready and policy is not self._used]
         self._dropped = [policy for policy in self._dropped if policy not in done]
         for policy in done:

@@ -1,7 +1,7 @@
-"""The node's end of its engine: a child process that samples. Imports no engine.
+"""The node's side of its engine, which samples in a child process. Imports no engine.
 
-A worker says every few seconds that it lives and gets on. One that falls silent, stalls, or takes more memory than it
-may is killed; each end of a worker is a BackendError that says why.
+A worker reports every few seconds that it lives and progresses. A worker that is silent, stalls or exceeds its memory
+limit is killed. Each end of a worker is a BackendError with the reason.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from echo_shared.supervised import Command, Limits, SupervisedChild
 WORKER: Final = "echo_node.backends.worker"
 
 STOP_TIMEOUT_S: Final = 3.0
-"""A worker holds nothing that is not elsewhere too, so it is not waited for long."""
+"""Grace period for a worker. Keep it short: a worker holds no unique data."""
 
 HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Of PyTorch: where Linux has huge pages for who asks, large tensors lie on them. A model of 2.4 GB is given back in a
-tenth of a second then, when a game wants its memory; in four tenths otherwise."""
+"""A setting of PyTorch: put large tensors on huge pages where Linux offers them. Freeing a model of 2.4 GB, when a game
+needs the memory, then takes 0.1 s instead of 0.4 s.
+"""
 
 DIED: Final = "worker_died"
 SILENT: Final = "worker_silent"
 STALLED: Final = "worker_stalled"
 STOPPED: Final = "worker_stopped"
-"""Codes of the BackendError that ends a worker; besides, OUT_OF_MEMORY and what an engine itself says."""
+"""Codes of the BackendError that ends a worker, besides OUT_OF_MEMORY and the engine's own codes."""
 
 _CODES: Final = {
     Death.OUT_OF_MEMORY: OUT_OF_MEMORY,
@@ -65,23 +66,23 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """What unfinished rollouts have drawn since it was told last."""
+    """Tokens of unfinished rollouts, drawn since the last report."""
 
     parts: tuple[DrawnPart, ...]
     for_hub: bool
-    """It is time that the hub hears of this, and of what was told before."""
+    """True if the hub should get these tokens and all earlier unreported ones now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The worker knows nothing of the lease any more, and has told what it drew for it."""
+    """The worker has dropped the lease. All tokens drawn for it were reported before."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The worker can sample by this version at once; told while it samples by another."""
+    """The worker can switch to this version at once. Reported while another version samples."""
 
     policy_version: int
 
@@ -90,24 +91,24 @@ WorkerNews = Finished | GroupFailed | Drawn | Cancelled | Prepared | Scored
 
 
 class EngineChild:
-    """One running worker. After a BackendError from `events` it is of no more use: start another."""
+    """One running worker. After a BackendError from `events` it is unusable: start another."""
 
     def __init__(self, child: SupervisedChild, limits: Limits) -> None:
         self.width = 0
-        """Rollouts that the engine samples at once."""
+        """Rollouts sampled at once."""
         self.precision = ""
-        """Of its weights."""
+        """Precision of the weights."""
         self.scores = False
         """Whether it can `score`."""
         self.converted: Path | None = None
         """See `base.Engine`."""
         self.held = Held(by=())
-        """What its cage holds it to."""
+        """Guards of the engine's cage."""
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
         self._told: dict[int, dict[int, int]] = {}
-        """Tokens drawn of unfinished rollouts that are in `_recent` already, by lease and index."""
+        """Tokens of unfinished rollouts that `_recent` already counts, by lease and index."""
 
     @classmethod
     async def start(
@@ -122,9 +123,9 @@ class EngineChild:
         cage: Terms,
         priority: Priority = "normal",
     ) -> EngineChild:
-        """Starts a worker and waits until its model is loaded. `choice` decides the device.
+        """Start a worker and wait until its model is loaded. `choice` sets the device.
 
-        Raises BackendError when the engine cannot run this model, or its process ends over it.
+        Raises BackendError if the engine cannot run the model, or if its process ends.
         """
         opening = {
             "backend": choice.name,
@@ -158,37 +159,37 @@ class EngineChild:
 
     @property
     def tokens_per_s(self) -> float:
-        """Completion tokens a second of sampling, over the last seconds the engine was busy; 0 before the first."""
+        """Return completion tokens per second of sampling, over the last busy seconds; 0 before the first token."""
         tokens = sum(count for count, _ in self._recent)
         return tokens / sum(seconds for _, seconds in self._recent) if tokens else 0.0
 
     async def add_policy(self, version: int, adapter_dir: Path | None) -> None:
-        """Makes `version` known; None is the bare base, as which version 0 is known from the start.
+        """Make `version` known; None is the bare base. Version 0 is known from the start.
 
-        The adapter is read and prepared at once, while another version samples. Raises ChildExited, as all commands.
+        The worker prepares the adapter at once, while another version samples. Raises ChildExited, like all commands.
         """
         await self._child.send(
             {"type": "add_policy", "version": version, "dir": None if adapter_dir is None else str(adapter_dir)}
         )
 
     async def drop_policy(self, version: int) -> None:
-        """Forgets `version`, of which no group is left."""
+        """Forget `version`. No group of it may be left."""
         await self._child.send({"type": "drop_policy", "version": version})
 
     async def submit(self, request: GroupRequest) -> None:
-        """Queues a group. Each of its rollouts comes back by `events`, or one GroupFailed for what is left of it."""
+        """Queue a group. `events` yields each of its rollouts, or one GroupFailed for the rest."""
         await self._child.send({"type": "submit", "group": group_to_frame(request)})
 
     async def cancel(self, lease_id: int) -> None:
-        """Gives up what is unfinished of a lease. What is on its way already still comes, then `Cancelled`."""
+        """Drop the unfinished rollouts of a lease. Finished ones in transit still arrive, then `Cancelled`."""
         await self._child.send({"type": "cancel", "lease_id": lease_id})
 
     async def score(self, request: ScoreRequest) -> None:
-        """Has a completion computed again, once there is time: one `Scored`."""
+        """Recompute a completion when the engine has time. `events` yields one `Scored`."""
         await self._child.send({"type": "score", "completion": score_to_frame(request)})
 
     async def measure(self, *, widths: Sequence[int], budget_s: float) -> list[dict[str, Any]]:
-        """The engine's speed, as `measure.measure` gives it. Before the first group. Raises BackendError."""
+        """Measure the engine's speed, see `measure.measure`. Call this before the first group. Raises BackendError."""
         try:
             await self._child.send({"type": "measure", "widths": list(widths), "budget_s": budget_s})
         except ChildExited as error:
@@ -198,8 +199,7 @@ class EngineChild:
         return rows
 
     async def events(self) -> AsyncIterator[WorkerNews]:
-        """What the worker finished, failed, has drawn so far, gave up or prepared, until it ends, which raises
-        BackendError. For one reader; cancel-safe."""
+        """Yield the worker's reports until the worker ends, which raises BackendError. For one reader; cancel-safe."""
         while True:
             frame = await self._receive()
             match frame["type"]:
@@ -226,7 +226,7 @@ class EngineChild:
                     yield GroupFailed(lease_id=frame["lease_id"], code=frame["code"], what=frame["what"])
 
     async def _receive(self, *, within_s: float = math.inf) -> Frame:
-        """The worker's next news. Cancel-safe."""
+        """Return the worker's next frame. Raises BackendError at the worker's end. Cancel-safe."""
         try:
             frame = await self._child.receive(within_s=within_s)
         except ChildExited as error:
@@ -236,7 +236,7 @@ class EngineChild:
         return frame
 
     def _untold(self, rollout: FinishedRollout) -> int:
-        """Tokens that were drawn of it and not told before it was finished."""
+        """Return the number of the rollout's own tokens without an earlier report."""
         of_lease = self._told.get(rollout.lease_id, {})
         told = of_lease.pop(rollout.index, 0)
         if not of_lease:
@@ -249,19 +249,21 @@ class EngineChild:
             self._recent.popleft()
 
     def suspend(self) -> None:
-        """Stops all of its threads where they are; what it is told meanwhile, it reads after `resume`."""
+        """Stop all of its threads. Frames sent in the meantime are read after `resume`."""
         self._child.suspend()
 
     def resume(self) -> None:
-        """Lets it go on."""
+        """Restart its threads."""
         self._child.resume()
 
     async def end(self) -> None:
-        """Ends the worker by force; who reads `events` is told that it was stopped."""
+        """Kill the worker. `events` raises with the code STOPPED."""
         await self._child.stop(timeout_s=0.0)
 
     async def stop(self) -> None:
-        """Ends the worker, if need be by force. Harmless when it has ended; who reads `events` is told."""
+        """Stop the worker, by force after a grace period. Safe if it has ended. `events` raises with the code
+        STOPPED.
+        """
         await self._child.stop(timeout_s=STOP_TIMEOUT_S)
 
 

@@ -1,4 +1,4 @@
-"""Which engines there are, and which one suits this machine. Nothing heavy is imported until an engine is made."""
+"""List the engines, and choose the best engine for this machine. Heavy imports wait until an engine is made."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ from echo_shared.installation import how_to_install
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendChoice:
-    """An engine on a device, and why."""
+    """An engine on a device, with the reason for its choice."""
 
     name: str
     device: str
     reason: str
     unused_gpu: str = ""
-    """Why no GPU of this machine is used, and what to do, in one line; empty = one is used, or none is of use."""
+    """Reason for not using this machine's GPU, with the remedy, in one line; empty = a GPU is used, or none is
+    useful.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Possibility:
-    """An engine on a device, and what this machine lacks for it."""
+    """An engine on a device, with the missing requirement, if any."""
 
     choice: BackendChoice
     missing: BackendError | None
     on_request: bool
-    """Never chosen by itself."""
+    """True: never chosen automatically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,9 @@ class _Backend:
     engine: str
     packages: tuple[str, ...]
     distribution: str
-    """The name under which the first of them is installed."""
+    """Distribution name of the first package."""
     extra: str
-    """The extra of echo-swarm that installs the packages."""
+    """Extra of echo-swarm that installs the packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class _Candidate:
     fits: Callable[[Hardware], bool]
     reason: str
     needs: str = "GPU"
-    """What the machine lacks where it does not fit."""
+    """Name of the missing device, for error texts."""
     on_request: bool = False
 
 
@@ -97,7 +99,9 @@ _BACKENDS: Final = {
 }
 
 _VLLM_GPU_BYTES: Final = 12 * 10**9
-"""vLLM reserves most of its GPU's memory, and some GB for graphs and kernels; a GPU sold as 12 GB has a little more."""
+"""Smallest GPU for vLLM, which reserves most of the memory, and some GB for graphs and kernels. A GPU sold as 12 GB has
+slightly more than 12e9 bytes.
+"""
 
 _PREFERENCE: Final = (
     _Candidate(
@@ -106,14 +110,14 @@ _PREFERENCE: Final = (
         fits=lambda hardware: (
             sys.platform == "linux" and any(gpu.memory_bytes >= _VLLM_GPU_BYTES for gpu in hardware.cuda_gpus)
         ),
-        reason="a CUDA GPU with room for vLLM is here",
+        reason="this machine has a CUDA GPU with room for vLLM",
         needs="CUDA GPU of 12 GB on Linux",
     ),
     _Candidate(
         backend="torch",
         device="cuda",
         fits=lambda hardware: bool(hardware.cuda_gpus) and _torch_has_cuda(),
-        reason="a CUDA GPU is here",
+        reason="this machine has a CUDA GPU",
         needs="CUDA GPU",
     ),
     _Candidate(
@@ -130,26 +134,30 @@ _PREFERENCE: Final = (
         reason="llama.cpp was built for a GPU",
         needs="llama.cpp that was built for a GPU",
     ),
-    _Candidate(backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="no better device is here"),
+    _Candidate(
+        backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="this machine has no better device"
+    ),
     _Candidate(backend="torch", device="cpu", fits=lambda hardware: True, reason="llama.cpp is not installed"),
     # On a CPU, MLX is for tests: llama.cpp and PyTorch are faster.
     _Candidate(backend="mlx", device="cpu", fits=lambda hardware: True, reason="requested", on_request=True),
 )
-"""Best first."""
+"""Candidates, best first."""
 
 _GPU_LIBRARY: Final = re.compile(r"(lib)?ggml-(cuda|hip|metal|musa|opencl|sycl|vulkan)\b")
 _ONE_OF_SEVERAL: Final = re.compile(r"(lib)?ggml-cpu-")
-"""A processor's library in a build that chooses its devices at run time."""
+"""Name of a processor library in a build that chooses its devices at run time."""
 _DRIVER_S: Final = 30.0
-"""A GPU's driver may have to wake up."""
+"""Limit for a GPU driver's start."""
 
 NAMES: Final = tuple(_BACKENDS)
 NO_DEVICE: Final = "no_device"
-"""Code of what is missing where nothing that can be installed helps."""
+"""Code of a missing requirement that no installation can meet."""
 
 
 def survey(hardware: Hardware) -> tuple[Possibility, ...]:
-    """Every engine on every kind of device, best first; tells from files what is missing, and tries nothing."""
+    """List every engine on every kind of device, best first. Look only at files for missing requirements; start
+    nothing.
+    """
     return tuple(
         Possibility(
             choice=BackendChoice(name=candidate.backend, device=candidate.device, reason=candidate.reason),
@@ -166,10 +174,10 @@ def choose(
     measured: Mapping[tuple[str, str], float] = MappingProxyType({}),
     failures: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> BackendChoice:
-    """The best usable backend, or the best device for the requested one. Raises BackendError when there is none.
+    """Return the best usable backend, or the best device for the requested one. Raises BackendError if none is usable.
 
-    `measured`: tokens a second by (name, device), 0 = it failed. Once all that is usable was measured, the fastest is
-    the best. `failures`: what went wrong with those that failed; they are taken only where nothing else is usable.
+    `measured`: tokens per second by (name, device); 0 = failed. Once all usable ones are measured, the fastest is the
+    best. `failures`: errors by (name, device). A failed backend is chosen only if no other is usable.
     """
     if requested != "auto" and requested not in _BACKENDS:
         raise BackendError("There is no such backend.", got=requested, do=f"Use auto, {' or '.join(NAMES)}.")
@@ -194,7 +202,7 @@ def choose(
 
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
-    """See `BackendChoice`. A GPU that works and was measured slower than the processor is of no use."""
+    """Return `BackendChoice.unused_gpu`. A working GPU that measured slower than the processor gives no message."""
     if hardware.silent_gpu:
         return (
             "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"
@@ -205,17 +213,18 @@ def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Map
     whys = [_why_unused(possible, failures.get((possible.choice.name, possible.choice.device))) for possible in on_gpu]
     if not names or not on_gpu or None in whys:
         return ""
-    told = [why for why in whys if why] or ["no engine that was asked for can use it."]
+    told = [why for why in whys if why] or ["no requested engine can use it."]
     return f"The GPU ({names[0]}) is not used, only the processor: {' '.join(told)}"
 
 
 def _why_unused(possible: Possibility, failure: str | None) -> str | None:
-    """In a sentence; empty = this machine is not made for it; None = it works."""
+    """Return the reason as sentences; empty = the engine does not suit this machine; None = the engine works."""
     choice, missing = possible.choice, possible.missing
     if missing is None:
         do = "Repair it, then run: echo-node bench."
         return None if failure is None else f"{choice.name} on {choice.device} failed ({failure}). {do}"
-    if missing.code == NO_DEVICE or choice.name == "vllm":  # What vLLM needs is an option beside PyTorch's engine.
+    # Skip vLLM: its requirements matter only as an alternative to PyTorch's engine.
+    if missing.code == NO_DEVICE or choice.name == "vllm":
         return ""
     return " ".join(part for part in (missing.what, missing.do) if part)
 
@@ -226,7 +235,7 @@ def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[Backen
         return BackendError(
             "No sampling backend is installed.", got=f"none of {', '.join(NAMES)}", do=how_to_install(extra)
         )
-    # What can be installed is named rather than a device that is not here.
+    # Prefer the error that an installation can mend to the error of a missing device.
     return min((error for error in missing if error is not None), key=lambda error: error.code == NO_DEVICE)
 
 
@@ -250,25 +259,25 @@ def _missing(candidate: _Candidate, hardware: Hardware) -> BackendError | None:
 
 
 def make_engine(name: str) -> Engine:
-    """A new engine, not yet open; imports its library."""
+    """Make a new, unopened engine. Imports the engine's library."""
     backend = _BACKENDS[name]
     engine: Engine = getattr(importlib.import_module(backend.module), backend.engine)()
     return engine
 
 
 def packages(name: str) -> tuple[str, ...]:
-    """What the backend imports."""
+    """Return the packages that the backend imports."""
     return _BACKENDS[name].packages
 
 
 def reinstall(name: str) -> str:
-    """The command that installs the backend's packages anew. Blocks for some tenths of a second."""
+    """Return the command that reinstalls the backend's packages. Blocks for some tenths of a second."""
     distributions = [found for package in packages(name) for found in _distributions().get(package, [package])]
     return f"{sys.executable} -m pip install --force-reinstall --no-deps {' '.join(sorted(set(distributions)))}"
 
 
 def reinstall_llama_with_rpc() -> str:
-    """The command, in this platform's shell, that builds llama.cpp's package anew so that it joins several devices."""
+    """Return the command, for this platform's shell, that rebuilds llama.cpp's package with RPC."""
     package = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
     pip = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps {package}"
     if sys.platform == "win32":
@@ -277,7 +286,9 @@ def reinstall_llama_with_rpc() -> str:
 
 
 def software(name: str) -> str:
-    """The backend's library and its version. May block for some tenths of a second where it has an unusual name."""
+    """Return name and version of the backend's library. Blocks for some tenths of a second if its distribution has an
+    unusual name.
+    """
     try:
         usual = importlib.metadata.distribution(_BACKENDS[name].distribution)
         return f"{usual.name} {usual.version}"
@@ -288,7 +299,7 @@ def software(name: str) -> str:
 
 @cache
 def _distributions() -> Mapping[str, list[str]]:
-    """The names under which packages are installed, by those under which they are imported."""
+    """Return the distribution names of each importable package."""
     return importlib.metadata.packages_distributions()
 
 
@@ -297,7 +308,7 @@ def _is_present(package: str) -> bool:
 
 
 def _torch_has_cuda() -> bool:
-    """Whether the installed torch was built for CUDA, read from its files: to import it takes seconds."""
+    """Return True if the installed torch was built for CUDA. Read its version file: importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -306,8 +317,9 @@ def _torch_has_cuda() -> bool:
 
 
 def _llama_has_gpu() -> bool:
-    """Whether the installed llama.cpp was built with a GPU's library, read from its files. One that was built for every
-    machine is asked, in a process of its own, whether it finds such a GPU here."""
+    """Return True if the installed llama.cpp can use a GPU here. Look for a GPU library among its files. Ask a build
+    for all machines in a child process whether it finds a GPU.
+    """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return False

@@ -1,4 +1,4 @@
-"""How engines compute a completion again: piece by piece, so that logits never take more room than they may."""
+"""Split the recomputation of a completion into pieces, so that the logits stay within a memory limit."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from echo_shared.scoring import Intervals
 
 _CHUNK_VALUES: Final = 2**20
 _PIECE_VALUES: Final = 2**24
-"""Logits that are computed at once."""
+"""Maximum of logits computed at once."""
 
 
 def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """How `num_tokens` ids are fed: begin, end, and how many rows of logits at its end are wanted. The last id is never
-    fed; the first row that is wanted follows id `first` - 1. No piece has more than `most` ids."""
+    """Yield the pieces in which to feed `num_tokens` ids: begin, end, and the number of logit rows wanted at the end.
+
+    The last id is never fed. The first wanted row follows id `first` - 1. No piece has more than `most` ids.
+    """
     begin = 0
     while begin < num_tokens - 1:
-        # Before the first row that is wanted nothing is: so much may be fed as the device takes.
+        # Rows before the first wanted one need no logits, so their pieces may be as long as the device takes.
         wanted_from = first - 1
         end = min(begin + most, num_tokens - 1)
         if begin >= wanted_from:
@@ -33,7 +35,7 @@ def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterat
 
 
 def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], temperature: float) -> Intervals:
-    """`echo_shared.draws.interval`, a few rows at a time: in float64 they take twice the room."""
+    """Apply `echo_shared.draws.interval` to a few rows at a time, because float64 doubles their memory."""
     chunk = max(1, _CHUNK_VALUES // logits_RV.shape[1])
     parts = [
         draws.interval(logits_RV[start : start + chunk], tokens_R[start : start + chunk], temperature)
@@ -43,5 +45,5 @@ def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], tempe
 
 
 def joined(parts: list[Intervals]) -> Intervals:
-    """Pieces of one completion, in order."""
+    """Concatenate the pieces of one completion."""
     return np.concatenate([below for below, _ in parts]), np.concatenate([logprobs for _, logprobs in parts])

@@ -1,7 +1,7 @@
-"""transformers and PyTorch as a sampling engine: the one for CUDA, and the fallback where llama.cpp is not installed.
+"""transformers and PyTorch as a sampling engine: for CUDA, and a fallback for machines without llama.cpp.
 
-The sampling itself is `echo_shared.torch_sampler`, which the hub's learner uses as well. The adapter stays unmerged: a
-policy is a pair of small tensors for each layer, made ready by `prepare` on the device, and taken over by assignment.
+`echo_shared.torch_sampler` does the sampling, as in the hub's learner. The adapter stays unmerged: a policy is a pair
+of small tensors for each layer. `prepare` puts them on the device, and `set_policy` only assigns them.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from echo_shared.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
 _PREFILL_TOKENS: Final = 2_048
-"""Of one completion that is scored, fed at once."""
+"""Tokens of a scored completion fed at once."""
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
-"""A model that is smaller than this in float32 runs in float32, exactly."""
+"""Models smaller than this in float32 run in float32, exactly."""
 
 
 class TorchPolicy:
@@ -158,7 +158,7 @@ class TorchEngine:
         return joined(parts)
 
     def _intervals(self, logits_RV: torch.Tensor, tokens_R: torch.Tensor, temperature: float) -> Intervals:
-        device = "cpu" if self._device.type == "mps" else self._device  # It has no float64.
+        device = "cpu" if self._device.type == "mps" else self._device  # MPS has no float64.
         temperature_R = torch.full((len(tokens_R),), temperature, dtype=torch.float64, device=device)
         below_R, logprobs_R = torch_draws.interval(logits_RV, tokens_R.to(device), temperature_R)
         return below_R.numpy(force=True), logprobs_R.numpy(force=True)
@@ -169,7 +169,7 @@ class TorchEngine:
 
 
 class _Checked:
-    """The groups that the model can draw; the others are set aside as failed."""
+    """Yield the groups that the model can draw, and collect the others as failed."""
 
     def __init__(self, groups: Iterator[GroupRequest], *, vocab_size: int, max_positions: int) -> None:
         self._groups = groups
@@ -197,7 +197,7 @@ class _Checked:
 
 @contextlib.contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Too little memory, however PyTorch says it, becomes a BackendError with its own code."""
+    """Turn each form of PyTorch's memory errors into a BackendError with the code OUT_OF_MEMORY."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -221,9 +221,9 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
-    """Exact where that is cheap, else 16 bits.
+    """Return the requested precision. For auto: float32 for small models, else 16 bits.
 
-    A CPU that does not multiply bfloat16 is faster in float32: there that is cheap up to a third of the memory.
+    A CPU without bfloat16 products is faster in float32, so it uses float32 up to a third of its memory.
     """
     if precision in _DTYPES:
         return _DTYPES[precision]

@@ -1,8 +1,8 @@
-"""The linear layers of a model that only samples: an adapter that is swapped by assignment, and packed weights on CPUs.
+"""Linear layers of a model that only samples: adapters swapped by assignment, and packed weights on CPUs.
 
-On x86 a frozen weight is reordered once into oneDNN's own layout, as torch.compile does when it freezes a graph: two
-to three times as fast as PyTorch's plain float32 product on AMD's CPUs, and up to twice in bfloat16. The copy replaces
-the weight, except where the weight is also the token embedding.
+On x86, reorder a frozen weight once into oneDNN's own layout, as torch.compile does when it freezes a graph. This is
+two to three times as fast as PyTorch's plain float32 product on AMD's CPUs, and up to twice as fast in bfloat16. The
+copy replaces the weight, unless the weight is also the token embedding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn import functional
 from echo_shared.adapter import PROJECTIONS
 
 _PACKED_PRODUCTS: Final = 2**22
-"""Multiplications in a product (of 16 rows at least) below which calling oneDNN costs more than it saves."""
+"""Multiplications per product (of at least 16 rows) below which calling oneDNN costs more than it saves."""
 
 Update = tuple[Tensor, Tensor]
 """A [r, in] and B [out, r] of one layer, scaling included."""
 
 
 class SamplerLinear(nn.Module):
-    """`linear`, frozen; with an `update`, B·A·x is added."""
+    """`linear`, frozen; an `update` adds B·A·x."""
 
     def __init__(self, linear: nn.Linear, *, rows: int) -> None:
         super().__init__()
@@ -49,9 +49,9 @@ class SamplerLinear(nn.Module):
 
 
 def replace_linears(model: Any, *, rows: int) -> Mapping[str, SamplerLinear]:
-    """Puts SamplerLinear in place of the model's projections and output layer; returns the projections by path.
+    """Replace the model's projections and output layer with SamplerLinear. Return the projections by path.
 
-    `rows`: how many sequences a step has, for which the layout is chosen.
+    `rows`: sequences per step; the packed layout is chosen for this number.
     """
     projections: dict[str, SamplerLinear] = {}
     output = model.get_output_embeddings()

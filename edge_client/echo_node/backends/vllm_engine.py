@@ -1,11 +1,12 @@
-"""vLLM as a sampling engine, for CUDA GPUs with room for it: vLLM batches, caches prompts and applies the adapter.
+"""vLLM as a sampling engine, for CUDA GPUs with enough memory. vLLM batches, caches prompts and applies the adapter.
 
-Tokens are drawn as `echo_shared.draws` defines by a logits processor: it leaves the drawn token's logit alone finite,
-and gives it the token's log-probability as its value, which greedy sampling and vLLM's report of processed logits then
-carry out. vLLM computes adapters in 16 bits only, of which its rollouts differ a little from the float32 reference's.
+A logits processor draws tokens as `echo_shared.draws` defines. It sets the drawn token's logit to the token's
+log-probability and all other logits to -inf. Greedy sampling then picks the token, and vLLM's report of processed
+logits returns the log-probability. vLLM computes adapters in 16 bits only, so its rollouts differ slightly from the
+float32 reference.
 
-A prompt's keys are cached by the adapter's name as well, which is another one for each policy. To vLLM a rollout that
-goes on from a prefix is one whose prompt ends with the prefix: the cache then holds what it shares with its group.
+The cache key of a prompt includes the adapter's name, which is new for each policy. A rollout that continues a prefix
+is, for vLLM, a rollout whose prompt ends with the prefix: the cache holds the part shared with its group.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from echo_shared.torch_draws import draw
 
 DEFAULT_WIDTH: Final = 256
 MAX_RANK: Final = 64
-"""vLLM reserves memory for adapters of this rank when it starts."""
+"""Rank for which vLLM reserves adapter memory at its start."""
 
 _MEMORY_SHARE: Final = 0.85
-"""Of the GPU's memory, for weights, activations and, where `kv_cache_bytes` does not say, keys and values."""
+"""Share of the GPU's memory for weights, activations and, unless `kv_cache_bytes` is set, keys and values."""
 _TELL_TOKENS: Final = 16
-"""vLLM hands over what a rollout has drawn so many tokens at a time: each handing over is work for the host."""
+"""Tokens per report of a rollout by vLLM. Each report costs the host time."""
 _DTYPES: Final = {"auto": "auto", "f16": "float16", "bf16": "bfloat16"}
 _PRECISIONS: Final = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 _ENVIRONMENT: Final = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine's process is this one, which is a child already.
-    "VLLM_USE_V2_MODEL_RUNNER": "1",  # The logits processor is written for it.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # This process is already a child, so the engine runs inside it.
+    "VLLM_USE_V2_MODEL_RUNNER": "1",  # The logits processor needs this model runner.
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -73,7 +74,7 @@ class VllmPolicy:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Running:
-    """A rollout, with what vLLM has handed over of it behind what was given."""
+    """A rollout, its given tokens, and the tokens that vLLM has returned."""
 
     request: GroupRequest
     index: int
@@ -84,7 +85,7 @@ class _Running:
     num_told: int
 
     def news(self) -> DrawnPart:
-        """What was not told yet; told from here on."""
+        """Return the tokens that were not reported, and mark them as reported."""
         start, self.num_told = self.num_told, len(self.ids)
         return DrawnPart(
             lease_id=self.request.lease_id,
@@ -124,7 +125,7 @@ class VllmEngine:
         config = self._engine.model_config
         self.precision = _PRECISIONS.get(str(config.dtype), "")
         self._vocab_size = int(config.get_vocab_size())
-        # vLLM ends a sequence when it is this long, also where the last token would not be fed.
+        # vLLM ends a sequence at this length, even if its last token would not be fed.
         self._max_positions = int(config.max_model_len) - 1
         return self._width
 
@@ -181,7 +182,7 @@ class VllmEngine:
             shutil.rmtree(self._policies_dir, ignore_errors=True)
 
     def _submit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Hands over whole groups while fewer than `width` rollouts are there; vLLM queues what exceeds it."""
+        """Submit whole groups while fewer than `width` rollouts run. vLLM queues the excess."""
         from vllm import SamplingParams, TokensPrompt
 
         while len(self._running) < self._width and (request := next(groups, None)) is not None:
@@ -205,13 +206,15 @@ class VllmEngine:
             self._engine.abort_request(names)
 
     def _take(self, output: Any) -> bool:
-        """Notes what vLLM hands over of a rollout; whether that completes it."""
+        """Store the tokens that vLLM returns for a rollout. Return True if the rollout is complete."""
         row, completion = self._running[output.request_id], output.outputs[0]
         row.ids += completion.token_ids
         row.logprobs += list(completion.logprobs.logprobs)
         if len(row.logprobs) != len(row.ids) or not np.isfinite(row.logprobs[row.num_told :]).all():
             raise BackendError(
-                "The model computed values that are not numbers.", got=f"{len(row.ids)} tokens", code=POLICY_UNUSABLE
+                "The model computed values that are not numbers (NaN or infinite).",
+                got=f"{len(row.ids)} tokens",
+                code=POLICY_UNUSABLE,
             )
         return bool(output.finished)
 
@@ -237,7 +240,7 @@ def _begun(request: GroupRequest, index: int, prefix: Prefix | None) -> _Running
 
 
 class DrawTable:
-    """What to draw with, for each of vLLM's request slots. Sequence lengths, in tokens, say how far each has come."""
+    """Random numbers and temperature of each request slot of vLLM. A sequence's length gives its position."""
 
     def __init__(self, num_slots: int) -> None:
         self._in_use = np.zeros(num_slots, np.bool_)
@@ -246,8 +249,9 @@ class DrawTable:
         self._prompt_tokens = np.zeros(num_slots, np.int64)
 
     def start(self, slot: int, options: Mapping[str, Any] | None, max_tokens: int) -> bool:
-        """Puts the rollout of `sampling_options`, which is to draw `max_tokens`, into a slot; False when it is
-        another's, as in vLLM's warm-up."""
+        """Put the rollout of `sampling_options` with `max_tokens` new tokens into a slot. Return False for a request of
+        vLLM's own, such as its warm-up.
+        """
         self._in_use[slot] = options is not None and "echo_seed" in options
         if options is None or not self._in_use[slot]:
             return False
@@ -260,10 +264,10 @@ class DrawTable:
         return True
 
     def force(self, logits_RV: Tensor, slots_R: NDArray[Any], lengths_R: NDArray[Any]) -> Tensor:
-        """Draws for each row [R, V], in place: the drawn token's logit becomes its log-probability, all others -inf."""
+        """Draw for each row [R, V], in place: the drawn token's logit becomes its log-probability, all others -inf."""
         if not self._in_use[slots_R].any():
             return logits_RV
-        # A prompt that is fed in pieces draws too early, which vLLM throws away.
+        # For a prompt fed in pieces the early draws are meaningless; vLLM discards them.
         position = np.clip(lengths_R - self._prompt_tokens[slots_R], 0, self._u.shape[1] - 1)
         u_R = torch.from_numpy(self._u[slots_R, position]).to(logits_RV.device)
         temperature_R = torch.from_numpy(self._temperature[slots_R]).to(logits_RV.device)
@@ -273,7 +277,7 @@ class DrawTable:
 
 
 def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> dict[str, Any]:
-    """vLLM's SamplingParams for one rollout: greedy, since the draw has left one token to choose."""
+    """Return vLLM's SamplingParams for one rollout. Sampling is greedy, since the draw leaves only one token."""
     from vllm.sampling_params import RequestOutputKind
 
     return {
@@ -296,7 +300,7 @@ def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> di
 
 
 def read_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of the model in `base_dir`. Raises BackendError when there is none."""
+    """Return the shape of every tensor of the model in `base_dir`. Raises BackendError if there are none."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights_of(base_dir):
         with safe_open(file, framework="numpy") as tensors:
@@ -305,10 +309,10 @@ def read_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises BackendError when the adapter is not for the model with these tensors, or has too high a rank."""
+    """Check that the adapter fits the model with these tensors and has an allowed rank. Raises BackendError."""
     if adapter.max_rank > MAX_RANK:
         raise BackendError(
-            "An adapter's rank is higher than vLLM was started for.",
+            "An adapter's rank exceeds the rank that vLLM was started with.",
             got=f"{adapter.max_rank}, {MAX_RANK} at most",
             do="Run this node with the torch backend: echo-node run --backend torch",
         )
@@ -318,7 +322,9 @@ def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> No
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """Writes PEFT's layout, one rank for all layers and a scaling of 1: patterns and scaling are in the tensors."""
+    """Write PEFT's layout with one rank for all layers and a scaling of 1, because the tensors include their
+    scaling.
+    """
     tensors = {}
     for module in adapter.modules:
         missing = (0, adapter.max_rank - len(module.a))
@@ -365,7 +371,7 @@ def _processor_class() -> type:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
     class SeededDraws(LogitsProcessor):  # type: ignore[misc]
-        """The draw within vLLM's sampler; it sees logits as the model computed them, in float32."""
+        """The draw as a logits processor of vLLM. Its logits are the model's own, in float32."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
             super().__init__(vllm_config, req_states)
@@ -383,7 +389,7 @@ def _processor_class() -> type:
 
 @contextmanager
 def _vllm_errors(what: str) -> Iterator[None]:
-    """What vLLM raises as BackendError."""
+    """Turn vLLM's exceptions into BackendError."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,16 +1,17 @@
 """The engine's child process: `python -m echo_node.backends.worker`, driven by `process.EngineChild` over its streams.
 
-An engine may crash, leak or be killed for its memory; as a child it takes nobody with it. Groups queue here. Those of
-the current policy version flow into the running batch; when the queue has none left, the batch drains and the engine
-takes the adapter of the next version in the queue that is prepared. That one is prepared is told while another samples:
-the parent may cancel what runs, and submit it anew by that one, behind what it has drawn. What unfinished rollouts have
-drawn is told every few seconds, for the hub, and once more when their lease is cancelled, before the answer to that.
-An engine whose steps are slow tells its node after each of them, for it may be stopped in the midst of the next.
-Completions of others are scored when nothing is to be sampled, or once they have waited for a while, between two
-batches. The process ends when its parent closes the pipe or dies, and, with a last frame that says so, when the engine
-is of no more use.
+An engine may crash, leak or be killed for its memory; as a child process it takes nothing else down.
 
-Before it has threads, or has touched anything that came from a hub, it enters its cage (`caging`).
+- Groups queue here. Groups of the current policy version flow into the running batch. When none is left, the batch
+  drains, and the engine switches to the next prepared version in the queue.
+- The worker reports a prepared version while another samples. The parent may then cancel running leases and submit them
+  again with the new version, behind their drawn tokens.
+- The worker reports tokens of unfinished rollouts every few seconds for the hub, and before it confirms a cancel. An
+  engine with slow steps reports after each step, because the node may stop it during the next one.
+- Completions of other nodes are scored while no sampling runs, or between two batches after a waiting time.
+
+The process ends when its parent closes the pipe or dies. If the engine becomes unusable, a last frame gives the reason.
+The process enters its cage (`caging`) before it starts threads or touches data from a hub.
 """
 
 from __future__ import annotations
@@ -45,23 +46,24 @@ from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.scoring import Scored, ScoreRequest
 
 _LISTEN_S: Final = 0.05
-"""While an adapter is being prepared, commands are looked for this often."""
+"""Interval between two looks for commands during an adapter's preparation."""
 
 SLOW_STEP_S: Final = 0.03
-"""An engine whose step took less comes to the answer of a cancel before it is stopped (`core.yielding.YIELD_S`), even
-where its owner's program makes the next one take some times as long."""
+"""Step time from which the worker reports after each step. With faster steps, the engine answers a cancel before the
+node stops it (`core.yielding.YIELD_S`), even if the owner's program slows the next step several times.
+"""
 
 SCORES_WAIT_S: Final = 5.0
-"""So long completions wait to be scored before the running batch is let end for their sake."""
+"""Waiting time of a completion to score after which the running batch drains for it."""
 USELESS: Final = {"torch": ("scipy",)}
-"""What a backend's library loads for what no engine does: Transformers SciPy's optimizers, for finding objects in
-pictures."""
+"""Modules that a backend's library loads and no engine needs. Transformers loads SciPy for object detection in images.
+"""
 
 _logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Commands in, rollouts out. Its own iterator of groups: it runs dry, and yields again when more were submitted."""
+    """Read commands, write rollouts. As an iterator it yields queued groups, also after it ran dry."""
 
     def __init__(
         self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path, *, stream_s: float
@@ -73,17 +75,17 @@ class Worker:
         self._base_dir = base_dir
         self._policies = Policies(engine)
         self._queues: dict[int, deque[GroupRequest]] = {}
-        """Groups by version; versions in order of arrival, none empty."""
+        """Groups by version; versions in order of arrival, no empty queue."""
         self._current: int | None = None
         self._unfinished: Counter[int] = Counter()
-        """Rollouts that the engine holds, by lease."""
+        """Rollouts inside the engine, by lease."""
         self._to_score: deque[tuple[float, ScoreRequest]] = deque()
-        """With the moment when each came."""
+        """Completions to score, with their time of arrival."""
         self._stream_s = stream_s
         self._told_at = self._stepped_at = self._busy_from = time.perf_counter()
 
     def run(self) -> None:
-        """Works until the parent closes the pipe. Raises BackendError when the engine is of no more use."""
+        """Work until the parent closes the pipe. Raises BackendError if the engine becomes unusable."""
         while not self._pipe.ended:
             ready = [version for version in self._queues if self._policies.is_ready(version)]
             self._heartbeat.working = bool(self._queues or self._to_score)
@@ -116,12 +118,12 @@ class Worker:
             case {"type": "measure", "widths": widths, "budget_s": budget_s}:
                 self._measure(tuple(widths), budget_s)
             case None:
-                pass  # The pipe has ended, which `run` sees.
+                pass  # `run` sees that the pipe has ended.
             case _:
-                raise BackendError("The worker got a command that it does not know.", got=str(frame.get("type")))
+                raise BackendError("The worker got an unknown command.", got=str(frame.get("type")))
 
     def _forget(self, version: int) -> None:
-        """Forgets a version: what comes under this number from now on is another policy."""
+        """Forget a version. A later policy with this number is another policy."""
         self._policies.drop(version)
         if version == self._current:
             self._current = None
@@ -141,14 +143,14 @@ class Worker:
         self._pipe.send({"type": "cancelled", "lease_id": lease_id})
 
     def _stepped(self) -> None:
-        """Tells what unfinished rollouts have drawn if that is due."""
+        """Report the tokens of unfinished rollouts if a report is due."""
         began, self._stepped_at = self._stepped_at, time.perf_counter()
         for_hub = self._stepped_at - self._told_at >= self._stream_s
         if for_hub or self._stepped_at - began >= SLOW_STEP_S:
             self._tell_news(for_hub=for_hub)
 
     def _tell_news(self, *, for_hub: bool) -> None:
-        """Tells what unfinished rollouts have drawn. `for_hub`: it is to hear of that, and of what was told before."""
+        """Report the tokens of unfinished rollouts. `for_hub`: the node passes these and earlier ones to the hub."""
         if not self._stream_s:
             return
         if for_hub:
@@ -162,7 +164,7 @@ class Worker:
         return bool(self._to_score) and time.perf_counter() - self._to_score[0][0] >= SCORES_WAIT_S
 
     def _score(self, request: ScoreRequest) -> None:
-        """Computes a completion again, or says that it cannot: no sampling ends for its sake."""
+        """Recompute a completion, or report a failure. Errors do not stop the sampling."""
         found = []
         try:
             for version, ids, first in request.spans():
@@ -175,12 +177,12 @@ class Worker:
         self._pipe.send({"type": "scored", **asdict(Scored.of(request.rollout_id, found))})
 
     def _take_busy_s(self) -> float:
-        """How long the engine has sampled since this was asked last."""
+        """Return the seconds of sampling since the last call."""
         began, self._busy_from = self._busy_from, time.perf_counter()
         return self._busy_from - began
 
     def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
-        """Measures the engine on the bare base; only while nothing is queued or running."""
+        """Measure the engine on the bare base. Nothing may be queued or running."""
         self._policies.use_base()
         rows = measure.measure(self._engine, self._base_dir, widths=widths, budget_s=budget_s)
         self._pipe.send({"type": "measured", "rows": rows})
@@ -189,7 +191,9 @@ class Worker:
         return self
 
     def __next__(self) -> GroupRequest:
-        """The next group of the current version. Commands wait until the step is over: some change what is running."""
+        """Return the next group of the current version. Commands wait until the step ends: some change the running
+        batch.
+        """
         queue = self._queues.get(self._current) if self._current is not None else None
         if queue is None or self._scores_are_due:
             raise StopIteration
@@ -200,7 +204,7 @@ class Worker:
         return request
 
     def _sample(self, version: int) -> None:
-        """Samples until no group of `version` is queued or running."""
+        """Sample until no group of `version` is queued or running."""
         try:
             self._policies.use(version)
         except EchoError as error:
@@ -261,11 +265,11 @@ def _raise_if_fatal(error: EchoError) -> None:
 
 
 def serve(pipe: ParentPipe) -> None:
-    """Opens the engine that the first frame names, says so, and works until the end."""
+    """Open the engine that the first frame names, report ready, and work until the end."""
     frame = pipe.opening()
     if frame is None:
         return
-    # Before there are threads: each has the priority, and the cage, of the one that starts it.
+    # Before any thread starts: a thread inherits priority and cage from the thread that starts it.
     give_way(frame["priority"])
     caged = _enter_cage(frame)
     pipe.begin()
@@ -307,7 +311,7 @@ def main() -> None:
     try:
         serve(pipe)
     except EchoError as error:
-        _logger.exception("The engine is of no more use.")
+        _logger.exception("The engine has become unusable.")
         pipe.send(error_to_frame(error))
     except MemoryError as error:
         _logger.exception("The engine is out of memory.")

@@ -1,1 +1,1 @@
-"""The commands of `echo-node`, by what they are about."""
+"""The commands of `echo-node`, one module per topic."""

@@ -1,4 +1,4 @@
-"""The service that starts the node by itself."""
+"""Commands for the service that starts the node at login."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_node.commands.options import DataDir, Json, last_hub
 from echo_node.host import service
 from echo_node.host.paths import HOME_VARIABLE, Paths
 
-app = typer.Typer(help="Starts the node by itself when you log in.", no_args_is_help=True)
+app = typer.Typer(help="Start the node by itself when you log in.", no_args_is_help=True)
 
 
 @app.command("install")
@@ -34,12 +34,12 @@ def service_uninstall(data_dir: DataDir = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps({"removed": removed}))
         return
-    typer.echo("The service is gone." if removed else "There was no service.")
+    typer.echo("The service is removed." if removed else "There was no service.")
 
 
 @app.command("status")
 def service_status(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Say what the system knows of the service."""
+    """Print the system's report on the service."""
     found = _service(Paths.find(data_dir))
     said = service.status(found)
     if as_json:

@@ -1,4 +1,4 @@
-"""The hubs that this node has joined, and which part of its time each has."""
+"""Commands for the joined hubs and their shares of the node's time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ app = typer.Typer(help="The hubs that this node has joined.", no_args_is_help=Tr
 
 @app.command("list")
 def hubs_list(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List them, newest first, with what each has of this node's time."""
-    found = _told(Paths.find(data_dir))
+    """List them, newest first, with their shares of this node's time."""
+    found = _hubs_with_shares(Paths.find(data_dir))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -34,22 +34,22 @@ def hubs_list(data_dir: DataDir = None, as_json: Json = False) -> None:
         table.add_row(Text(one["url"]), Text(one["run_name"]), share, f"{one['worked_s'] / 3_600:.1f} h", last)
     Console().print(table)
     if all(one["share"] is None for one in found):
-        typer.echo("The node works for the first one alone. Have it work for several: echo-node hubs share URL SHARE")
+        typer.echo("The node works only for the first one. To work for several: echo-node hubs share URL SHARE")
 
 
 @app.command("share")
 def hubs_share(
     url: Annotated[str, typer.Argument(help="The hub's address.")],
-    share: Annotated[float, typer.Argument(min=0, max=1_000_000, help="By weight beside the others; 0 = none.")],
+    share: Annotated[float, typer.Argument(min=0, max=1_000_000, help="Weight relative to the other hubs; 0 = none.")],
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Set which part of the node's time a hub has; a running node heeds it from the next turn on."""
+    """Set a hub's share of the node's time. A running node uses it from the next turn on."""
     paths = Paths.find(data_dir)
     record, file = joined_hub(paths, url), SharesFile(paths.shares_file)
     hubs = file.load()
     file.save({**hubs, record.url: hubs.get(record.url, HubShare()).model_copy(update={"share": share})})
-    found = _told(paths)
+    found = _hubs_with_shares(paths)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -58,8 +58,10 @@ def hubs_share(
             typer.echo(f"{one['url']}  {one['share']:.0%}")
 
 
-def _told(paths: Paths) -> list[dict[str, Any]]:
-    """`share`: of the node's time, in [0, 1]; None where no hub has any, and the first one has all of it."""
+def _hubs_with_shares(paths: Paths) -> list[dict[str, Any]]:
+    """Return the hubs as JSON fields. `share`: part of the node's time, in [0, 1]; None if no shares are set, so that
+    the first hub gets all time.
+    """
     shares, now = SharesFile(paths.shares_file).load(), time.time()
     records = Hubs(paths).all()
     total = sum(shares[record.url].share for record in records if record.url in shares)

@@ -20,7 +20,7 @@ app = typer.Typer(help="This node's identity.", no_args_is_help=True)
 
 @app.command("show")
 def id_show(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Print who this node is."""
+    """Print this node's id and fingerprint."""
     me = key_file.load_or_create(Paths.find(data_dir).identity_key)
     if as_json:
         typer.echo(json.dumps(_about(me)))
@@ -39,12 +39,12 @@ def id_export(
     key = Paths.find(data_dir).identity_key
     me = key_file.load_or_create(key)
     if file.exists():
-        raise ConfigError("The file is there already.", got=str(file), do="Choose another name.")
+        raise ConfigError("The file exists already.", got=str(file), do="Choose another name.")
     _copy_key(key, file)
     if as_json:
         typer.echo(json.dumps({**_about(me), "file": str(file)}))
         return
-    typer.echo(f"{me.node_id} is in {file}. Whoever has this file can be this node.")
+    typer.echo(f"{me.node_id} is in {file}. Keep this file secret: its holder can act as this node.")
 
 
 @app.command("import")
@@ -62,7 +62,7 @@ def id_import(
             mine = key_file.load(paths.identity_key)
             if mine.node_id != me.node_id:
                 raise ConfigError(
-                    "This node has an identity already.",
+                    "This node already has an identity.",
                     got=mine.node_id,
                     do="Replace it with: echo-node id import --force",
                 )

@@ -19,17 +19,17 @@ LOOK_S: Final = 0.25
 
 
 def log(
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many of the last ones.")] = 40,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines to print.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines, until Ctrl-C.")] = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Print what the node has said, whether it runs or not; with --json, an object a line."""
+    """Print the node's log, even if no node runs; with --json, one object per line."""
     path = Paths.find(data_dir).logs / "node.log"
     file = LogReader(path)
     _print(file.last(lines), as_json=as_json)
     if not path.exists():
-        typer.echo(f"No node has written a log here yet: {path}", err=True)
+        typer.echo(f"No node has written a log here: {path}", err=True)
     while follow:
         _print(file.more(), as_json=as_json)
         time.sleep(LOOK_S)

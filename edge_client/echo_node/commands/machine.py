@@ -1,4 +1,4 @@
-"""What this machine has, and how fast it is."""
+"""Commands that show the machine's parts and measure its speed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from echo_node.host.signals import run_until_stopped
 
 
 def doctor(
-    url: Annotated[str | None, typer.Argument(help="A hub to be joined; else the one that was joined last.")] = None,
+    url: Annotated[str | None, typer.Argument(help="The hub to join; default: the last joined hub.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
     cage: Annotated[
-        bool, typer.Option("--cage", help="Say instead what the engine's cage refuses to a GPU's driver.")
+        bool, typer.Option("--cage", help="Show only the refusals of the engine's cage to a GPU's driver.")
     ] = False,
 ) -> None:
-    """Say what this machine has, what keeps it from joining, and how to mend it."""
+    """Show this machine's parts, the obstacles to joining, and how to remove them."""
     from echo_node.doctor import cage_lines, examine, lines_of
 
     if cage:
@@ -49,7 +49,7 @@ def bench(
     as_json: Json = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Measure how fast this machine samples with each engine, and choose by that from now on."""
+    """Measure this machine's sampling speed with each engine, and choose the engine by it from now on."""
     from echo_node.bench import Bench, Report, base_for, table_of, verdict
     from echo_node.host import hardware
 
@@ -58,7 +58,7 @@ def bench(
     config = settings(paths, {} if hub is None else hub.flags)
     console, progress = Console(), Console(stderr=True)
     if asyncio.run(control.is_running(paths.control_file)):
-        progress.print("A node runs here at the same time: what is measured now is slower than the machine is.")
+        progress.print("A node is running here: the measured speeds are too low.")
 
     async def measure() -> Report:
         with base_for(paths, hub, model) as base:

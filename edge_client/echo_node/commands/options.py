@@ -1,4 +1,4 @@
-"""What several commands take, and what follows from it."""
+"""Options common to several commands, and their helpers."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from echo_node.host.hubs import Flag, HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConfigError
 
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where the node keeps its files.")]
-Name = Annotated[str | None, typer.Option("--name", help="Shown on the hub's pages.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Directory of the node's files.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name on the hub's pages.")]
 Backend = Annotated[str | None, typer.Option("--backend", help="Sampling engine: auto, llama_cpp, torch, mlx or vllm.")]
 With = Annotated[
     list[str] | None,
     typer.Option("--with", help="HOST:PORT#CODE of a machine that runs `echo-node lend`; may be repeated."),
 ]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads of the engine; 0 = its own choice.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads of the engine; 0 = the engine chooses.")]
 Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of the engine's weights: auto, f32, f16, bf16, q8_0, q4_k_m ...")
+    str | None,
+    typer.Option("--precision", help="Precision of the weights: auto, f32, f16, bf16, q8_0, q4_k_m ..."),
 ]
-Width = Annotated[int | None, typer.Option("--width", help="Rollouts sampled at once; 0 = what suits the device.")]
-SwarmPort = Annotated[int | None, typer.Option("--swarm-port", help="TCP port for other nodes; 0 = any free one.")]
-MeshPort = Annotated[int | None, typer.Option("--mesh-port", help="Another, to hand on; 0 = any free one.")]
-SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Address for both; 127.0.0.1 keeps others out.")]
+Width = Annotated[int | None, typer.Option("--width", help="Rollouts sampled at once; 0 = suited to the device.")]
+SwarmPort = Annotated[int | None, typer.Option("--swarm-port", help="TCP port for other nodes; 0 = any free port.")]
+MeshPort = Annotated[int | None, typer.Option("--mesh-port", help="TCP port for forwarding; 0 = any free port.")]
+SwarmHost = Annotated[str | None, typer.Option("--swarm-host", help="Their address; 127.0.0.1 keeps others out.")]
 Cost = Annotated[
-    float | None, typer.Option("--cost-per-hour", help="US dollars that this node asks for; 0 = it is a gift.")
+    float | None, typer.Option("--cost-per-hour", help="US dollars per hour that this node asks for; 0 = a gift.")
 ]
-Power = Annotated[float | None, typer.Option("--power-watts", help="What this machine draws while it works.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+Power = Annotated[float | None, typer.Option("--power-watts", help="Power of this machine at work, in watts.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
 
 
 def given(**flags: Flag | None) -> dict[str, Flag]:
-    """The flags that were on the command line."""
+    """Return the flags of the command line."""
     return {name: value for name, value in flags.items() if value is not None}
 
 
@@ -55,7 +56,7 @@ def last_hub(paths: Paths) -> HubRecord:
 
 
 def joined_hub(paths: Paths, url: str) -> HubRecord:
-    """The one at this address."""
+    """Return the joined hub at this address."""
     record = Hubs(paths).at(HubAddress.parse(url, insecure=True).origin)
     if record is None:
         raise ConfigError("This node has not joined that hub.", got=url, do="See those that it has: echo-node hubs")

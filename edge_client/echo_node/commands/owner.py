@@ -1,4 +1,4 @@
-"""What a running node does, and its owner's word to it."""
+"""Commands of a running node's owner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.errors import ConnectError
 
 
 def status(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Say what the running node does."""
+    """Show the running node's state."""
     answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "status"))
     if as_json:
         typer.echo(json.dumps(answer, indent=2))
@@ -35,14 +35,14 @@ def page(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the running node on a page of this computer, live, with its buttons."""
+    """Show the running node on a live page of this computer, with buttons."""
     paths = Paths.find(data_dir)
     url = asyncio.run(control.ask(paths.control_file, "page"))["url"]
     if as_json:
         typer.echo(json.dumps({"url": url}))
         return
     opened = browser and open_in_browser(url, paths.page_file)
-    typer.echo(f"{'It opens in the browser.' if opened else 'Open within a minute; the address is good once:'}\n{url}")
+    typer.echo(f"{'It opens in the browser.' if opened else 'Open within a minute; the address works once:'}\n{url}")
 
 
 def tray(data_dir: DataDir = None) -> None:
@@ -53,11 +53,11 @@ def tray(data_dir: DataDir = None) -> None:
 
 
 def pause(
-    length: Annotated[str | None, typer.Option("--for", help="30m, 2h, 1h30m, 3d; left out: until `resume`.")] = None,
+    length: Annotated[str | None, typer.Option("--for", help="30m, 2h, 1h30m, 3d; default: until `resume`.")] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Leave the machine to its owner: what was begun goes back to the hub, and another node goes on with it."""
+    """Leave the machine to its owner. Unfinished work goes back to the hub, and another node continues it."""
     paths, wanted = Paths.find(data_dir), pause_for(length)
     is_running = _tell(paths, "pause", {"length": length})
     if not is_running:
@@ -82,16 +82,16 @@ def resume(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 
 def finish(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """End what the node holds, take nothing new, then stop."""
+    """Finish the node's current leases, take no new ones, then stop."""
     answer = asyncio.run(control.ask(Paths.find(data_dir).control_file, "finish"))
     if as_json:
         typer.echo(json.dumps(answer))
     else:
-        typer.echo(f"The node ends the {answer['held_rollouts']} rollouts that it holds, then stops.")
+        typer.echo(f"The node finishes its {answer['held_rollouts']} rollouts, then stops.")
 
 
 def _tell(paths: Paths, verb: str, arguments: Mapping[str, Any] = {}) -> bool:
-    """Whether a node runs here, which then has done so."""
+    """Pass the command to the running node. Return False if no node runs here."""
     try:
         asyncio.run(control.ask(paths.control_file, verb, arguments))
     except ConnectError:
@@ -105,6 +105,6 @@ def _say_pause(until: float | None, *, is_running: bool, as_json: bool) -> None:
         return
     end = "" if until is None else f" until {datetime.fromtimestamp(until).astimezone():%a %H:%M}"
     if is_running:
-        typer.echo(f"Paused{end}. Go on with: echo-node resume")
+        typer.echo(f"Paused{end}. Resume with: echo-node resume")
     else:
-        typer.echo(f"No node is running here. One that is started is paused{end}; end that with: echo-node resume")
+        typer.echo(f"No node is running here. A node that starts is paused{end}; to resume: echo-node resume")

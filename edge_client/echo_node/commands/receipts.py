@@ -1,4 +1,4 @@
-"""What became of the node's work, by its own books and the hub's; and a certificate of it all."""
+"""Commands for receipts and certificates: the fate of the node's work in local and hub records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from echo_shared.identity import fingerprint
 from echo_shared.messages import Receipt
 from echo_shared.messages.receipts import check_in_words
 
-app = typer.Typer(help="What became of the node's work, here and on the hub.", invoke_without_command=True)
+app = typer.Typer(help="The fate of the node's work, here and on the hub.", invoke_without_command=True)
 
 NEWEST: Final = 20
 State = Literal["leased", "sent", "received", "scored", "trained", "evaluated", "dropped"]
@@ -39,28 +39,28 @@ Offline = Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")]
 
 @app.callback()
 def _by_itself(context: typer.Context) -> None:
-    """What became of the node's work, here and on the hub; by itself, the newest."""
+    """Show the fate of the node's work, here and on the hub; without a command, the newest."""
     if context.invoked_subcommand is None:
         receipts_list()
 
 
 @app.command("list")
 def receipts_list(
-    state: Annotated[State | None, typer.Option("--state", help="Those that the node has in this state alone.")] = None,
+    state: Annotated[State | None, typer.Option("--state", help="Only this state on the node.")] = None,
     since: Annotated[
         str | None, typer.Option("--since", help="Changed in the last 2h, 3d ..., or since 2026-11-24[T18:00].")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_RECEIPTS, help="So many at most.")] = NEWEST,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_RECEIPTS, help="At most this many.")] = NEWEST,
     offline: Offline = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Print rollouts, newest first: what this node knows of each, and what the hub says."""
+    """Print rollouts, newest first, with this node's state and the hub's."""
     paths = Paths.find(data_dir)
     record = last_hub(paths)
     spool = _open_spool(paths, record)
     try:
-        found = [] if spool is None else spool.entries(state=state, since=_moment(since), limit=limit)
+        found = [] if spool is None else spool.entries(state=state, since=_epoch_s(since), limit=limit)
     finally:
         if spool is not None:
             spool.close()
@@ -78,12 +78,12 @@ def receipts_list(
 
 @app.command("show")
 def receipts_show(
-    rollout_id: Annotated[str, typer.Argument(help="As `receipts list` prints it: LEASE-INDEX.")],
+    rollout_id: Annotated[str, typer.Argument(help="The id from `receipts list`: LEASE-INDEX.")],
     offline: Offline = False,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Print one rollout: what this node knows of it, and what the hub says."""
+    """Print one rollout, with this node's state and the hub's."""
     paths = Paths.find(data_dir)
     record = last_hub(paths)
     _check_id(rollout_id)
@@ -99,11 +99,9 @@ def receipts_show(
         typer.echo(json.dumps({"hub": record.url, "run_id": record.run_id, "problem": problem, **row}, indent=2))
         return
     typer.echo(f"rollout  {rollout_id}")
-    typer.echo(
-        f"node     {_words(row) if entry else 'knows it not: it was never leased here, or given back, or forgotten'}"
-    )
+    typer.echo(f"node     {_described(row) if entry else 'unknown: never leased here, returned, or forgotten'}")
     if row["hub"] is not None:
-        typer.echo(f"hub      {_words(row['hub'])}")
+        typer.echo(f"hub      {_described(row['hub'])}")
     elif problem:
         typer.echo(f"hub      not asked: {problem}")
     if row["sentence"]:
@@ -112,19 +110,19 @@ def receipts_show(
 
 @app.command("certificate")
 def receipts_certificate(
-    out: Annotated[Path, typer.Option("--out", help="Where to write it; a picture is put beside it.")],
+    out: Annotated[Path, typer.Option("--out", help="The certificate's file; a picture is put next to it.")],
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Get a certificate of all that this node has done for the run, signed by the hub, and a picture of it."""
+    """Get a certificate of this node's work for the run, signed by the hub, and a picture of it."""
     paths = Paths.find(data_dir)
     record = last_hub(paths)
     shown = out.with_suffix(".svg")
     if out == shown:
-        raise ConfigError("The certificate itself is no picture.", got=str(out), do="Choose another: --out NAME.json")
+        raise ConfigError("The certificate is not a picture.", got=str(out), do="Choose another: --out NAME.json")
     for file in (out, shown):
         if file.exists():
-            raise ConfigError("This file is there already.", got=str(file), do="Choose another: --out NAME.json")
+            raise ConfigError("This file exists already.", got=str(file), do="Choose another: --out NAME.json")
     document, said = _books(paths, record).certificate()
     try:
         write_private(out, document)
@@ -141,15 +139,15 @@ def receipts_certificate(
 
 @app.command("verify")
 def receipts_verify(
-    file: Annotated[Path, typer.Argument(help="A certificate, as `receipts certificate` wrote it.")],
+    file: Annotated[Path, typer.Argument(help="A certificate from `receipts certificate`.")],
     hub_key: Annotated[
         str | None,
-        typer.Option("--hub-key", help="The hub's key or its fingerprint, from its operator; else those known here."),
+        typer.Option("--hub-key", help="The hub's key or its fingerprint, from its operator; default: known hubs."),
     ] = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Check a certificate, without the hub: that it is unchanged, and signed by a hub's key that is known."""
+    """Check a certificate without the hub: it must be unchanged, and signed by a known hub's key."""
     try:
         said = contribution.verified(file.read_bytes())
     except OSError as error:
@@ -161,7 +159,7 @@ def receipts_verify(
         known = any(record.hub_key == key for record in Hubs(Paths.find(data_dir)).all())
     if not known:
         raise ConfigError(
-            "The certificate is unchanged, but of a hub that is not known here: anyone may have made and signed it.",
+            "The certificate is unchanged, but its hub is unknown here: anyone may have made and signed it.",
             got=f"a hub's key with the fingerprint {fingerprint(key)}",
             do="Ask the hub's operator for its fingerprint, then: echo-node receipts verify FILE --hub-key FINGERPRINT",
             code="unknown_hub",
@@ -175,7 +173,7 @@ def receipts_verify(
 
 
 def _open_spool(paths: Paths, record: HubRecord) -> Spool | None:
-    """None where no work of this hub was ever kept."""
+    """Open the spool of the hub; None if it has none."""
     file = Hubs(paths).directory(record) / "spool.db"
     if not file.exists():
         return None
@@ -186,14 +184,14 @@ def _open_spool(paths: Paths, record: HubRecord) -> Spool | None:
 
 def _books(paths: Paths, record: HubRecord) -> HubBooks:
     me = key_file.load_or_create(paths.identity_key)
-    address = HubAddress(origin=record.url)  # Checked when it was joined.
+    address = HubAddress(origin=record.url)  # `join` has checked it.
     return HubBooks(address, me=me, hub_key=record.hub_key, invite_token=record.invite_token)
 
 
 def _ask(
     paths: Paths, record: HubRecord, rollout_ids: Sequence[str], *, offline: bool
 ) -> tuple[Mapping[str, Receipt], str]:
-    """What the hub says by id, or why it says nothing."""
+    """Return the hub's receipts by id; if the hub cannot be asked, also the reason."""
     if offline:
         return {}, ""
     try:
@@ -202,8 +200,8 @@ def _ask(
         return {}, error.brief + (f" {error.do}" if error.do else "")
 
 
-def _moment(since: str | None) -> float:
-    """Seconds since the epoch."""
+def _epoch_s(since: str | None) -> float:
+    """Return seconds since the epoch."""
     if since is None:
         return 0.0
     try:
@@ -221,7 +219,7 @@ def _check_id(rollout_id: str) -> None:
 
 
 def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dict[str, Any]:
-    """One rollout for programs; `hub` is None where the hub was not asked."""
+    """Return one rollout's fields for JSON; `hub` is None if the hub was not asked."""
     mine = {"rollout_id": rollout_id, "state": None, "drop_reason": None, "checked": None, "changed_at": None}
     row: dict[str, Any] = mine if entry is None else asdict(entry)
     row |= {"hub": None, "agreement": None, "sentence": ""}
@@ -237,7 +235,7 @@ def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dic
     return row
 
 
-def _words(about: Mapping[str, Any]) -> str:
+def _described(about: Mapping[str, Any]) -> str:
     reason = f" ({about['drop_reason']})" if about["drop_reason"] else ""
     said = check_in_words(about["checked"], about["drop_reason"])
     return f"{about['state']}{reason}" + ("" if about["checked"] == "no" else f", checked: {said}")
@@ -248,8 +246,10 @@ def _table(rows: Sequence[Mapping[str, Any]], *, asked: bool) -> list[str]:
         return ["The node has no such rollouts."]
     cells = [("ROLLOUT", "SINCE", "NODE", "HUB" if asked else "")]
     for row in rows:
-        hubs = "" if row["hub"] is None else "the same" if row["agreement"] == Agreement.SAME else _words(row["hub"])
-        cells.append((row["rollout_id"], _time(row["changed_at"]), _words(row), hubs))
+        hubs = (
+            "" if row["hub"] is None else "the same" if row["agreement"] == Agreement.SAME else _described(row["hub"])
+        )
+        cells.append((row["rollout_id"], _time(row["changed_at"]), _described(row), hubs))
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
     lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[3]]).rstrip()
@@ -275,6 +275,6 @@ def _certified(said: Contribution) -> list[str]:
         f"from       {said.first_seen} to {said.last_seen}, issued at {said.issued_at}",
         f"trained    {said.trained_rollouts} rollouts, {said.trained_tokens} tokens",
         f"evaluated  {said.evaluated_rollouts} rollouts, {said.evaluated_tokens} tokens",
-        f"checked    {said.checks_passed} found to be drawn honestly, {said.checks_failed} not",
-        f"for others {said.others_checked_rollouts} rollouts, {said.others_checked_tokens} tokens computed again",
+        f"checked    {said.checks_passed} found honest, {said.checks_failed} not",
+        f"for others {said.others_checked_rollouts} rollouts, {said.others_checked_tokens} tokens recomputed",
     ]

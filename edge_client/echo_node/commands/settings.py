@@ -1,4 +1,4 @@
-"""The node's settings, read and changed; a node that runs takes them at once where it can."""
+"""Commands that read and change the node's settings. A running node applies changes at once, if it can."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from echo_shared.errors import ConnectError
 
 app = typer.Typer(help="The node's settings.", no_args_is_help=True)
 
-Key = Annotated[str, typer.Argument(help="A setting's name, its table's before it: width, manners.idle_after_s.")]
+Key = Annotated[str, typer.Argument(help="A setting's name, after its table's name: width, manners.idle_after_s.")]
 
 
 @app.command("list")
 def config_list(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Print every setting: what it is, where that was set, what it means and may be."""
+    """Print every setting: its value, its source, its meaning and its allowed values."""
     found = _file(Paths.find(data_dir)).all()
     if as_json:
         typer.echo(json.dumps([asdict(setting) for setting in found], indent=2))
@@ -37,7 +37,7 @@ def config_list(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command("get")
 def config_get(key: Key, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Print what a setting is."""
+    """Print a setting's value."""
     setting = _file(Paths.find(data_dir)).one(key)
     typer.echo(json.dumps(asdict(setting), indent=2) if as_json else _shown(setting.value))
 
@@ -45,29 +45,29 @@ def config_get(key: Key, data_dir: DataDir = None, as_json: Json = False) -> Non
 @app.command("set")
 def config_set(
     key: Key,
-    values: Annotated[list[str], typer.Argument(help="Its value; several for a list, [] for an empty one.")],
+    values: Annotated[list[str], typer.Argument(help="The value; several for a list, [] for an empty one.")],
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Change a setting in config.toml, and in the node that runs."""
+    """Change a setting in config.toml, and in the running node."""
     paths = Paths.find(data_dir)
     file = _file(paths)
     file.set(key, values)
-    _tell(paths, file, file.one(key), as_json=as_json)
+    _reload_and_report(paths, file, file.one(key), as_json=as_json)
 
 
 @app.command("unset")
 def config_unset(key: Key, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Take a setting out of config.toml: its default holds again."""
+    """Remove a setting from config.toml, which restores its default."""
     paths = Paths.find(data_dir)
     file = _file(paths)
     file.unset(key)
-    _tell(paths, file, file.one(key), as_json=as_json)
+    _reload_and_report(paths, file, file.one(key), as_json=as_json)
 
 
 @app.command("path")
 def config_path(as_json: Json = False) -> None:
-    """Print where the settings file is, or would be."""
+    """Print the settings file's path, even if it does not exist."""
     path = Paths.find(None).config_file
     typer.echo(json.dumps({"path": str(path), "exists": path.exists()}) if as_json else str(path))
 
@@ -77,8 +77,8 @@ def _file(paths: Paths) -> SettingsFile:
     return SettingsFile(paths.config_file, {} if record is None else record.flags)
 
 
-def _tell(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) -> None:
-    """Has the running node read its settings again, and says what holds now."""
+def _reload_and_report(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) -> None:
+    """Make the running node load its settings again, and print the result."""
     try:
         answer: dict[str, Any] | None = asyncio.run(control.ask(paths.control_file, "reload"))
     except ConnectError:
@@ -88,32 +88,30 @@ def _tell(paths: Paths, file: SettingsFile, setting: Setting, *, as_json: bool) 
         return
     typer.echo(f"{setting.key} = {_shown(setting.value)}, in {file.path}")
     if setting.where != "default" and not setting.where.startswith(str(file.path)):
-        typer.echo(f"{_source(setting.where)} wins over the file.")
-    for sentence in _said(answer, file):
+        typer.echo(f"{_source(setting.where)} overrides the file.")
+    for sentence in _reload_lines(answer, file):
         typer.echo(sentence)
 
 
 def _source(where: str) -> str:
-    return "What `echo-node join` was told on its command line" if where == "join" else f"The variable {where}"
+    return "The command line of `echo-node join`" if where == "join" else f"The variable {where}"
 
 
-def _said(answer: Mapping[str, Any] | None, file: SettingsFile) -> list[str]:
+def _reload_lines(answer: Mapping[str, Any] | None, file: SettingsFile) -> list[str]:
     if answer is None:
-        return ["No node is running here: it holds from the next start on."]
+        return ["No node is running here: the setting applies from the next start."]
     if answer["file"] != str(file.path):
-        return [f"The node that runs reads another file: {answer['file']}"]
+        return [f"The running node uses another file: {answer['file']}"]
     said = []
     if now := [*answer["watch"], *answer["introduction"]]:
-        said.append(f"The node works by it from now on: {', '.join(now)}.")
+        said.append(f"The node now uses: {', '.join(now)}.")
     if answer["engine"]:
-        said.append(
-            f"The node starts its engine again with it, and goes on with its work: {', '.join(answer['engine'])}."
-        )
+        said.append(f"The node restarts its engine to use: {', '.join(answer['engine'])}.")
     if answer["restart"]:
-        said.append(f"Only a node that is started again works by it: {', '.join(answer['restart'])}.")
-    return said or ["Nothing changes for the node that runs."]
+        said.append(f"The node uses after its next start: {', '.join(answer['restart'])}.")
+    return said or ["Nothing changes for the running node."]
 
 
 def _shown(value: Any) -> str:
-    """As TOML has it, but for text, which needs no quotes here."""
+    """Format a value as in TOML, but text without quotes."""
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -1,4 +1,4 @@
-"""The node's team on its hub: made, joined and left with the node's key."""
+"""Commands for the node's team on its hub, signed with the node's key."""
 
 from __future__ import annotations
 
@@ -17,45 +17,47 @@ from echo_shared.messages import MAX_TEAM_NAME, Team
 from echo_shared.messages.fields import printable_line
 from echo_shared.messages.shown_names import fault_of
 
-app = typer.Typer(help="The node's team on the hub that it joined last.", no_args_is_help=True)
+app = typer.Typer(help="The node's team on the last joined hub.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help=f"Of the team, up to {MAX_TEAM_NAME} characters.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help=f"The team's name, up to {MAX_TEAM_NAME} characters.")
+]
 
 
 @app.command("create")
 def team_create(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Make a team, and be in it. Something of the node's work must have counted before."""
+    """Make a team, and join it. The node needs counted work before."""
     _print("create", _new(name), Paths.find(data_dir), as_json=as_json)
 
 
 @app.command("join")
 def team_join(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Join a team, and leave the one before: what the node does from now on counts for it, too."""
+    """Join a team, and leave the former one. The node's work counts for the team from now on."""
     _print("join", _checked(name), Paths.find(data_dir), as_json=as_json)
 
 
 @app.command("leave")
 def team_leave(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Leave the team. What the node did while it was in it stays the team's as well."""
+    """Leave the team. The node's work during its membership stays counted for the team."""
     _print("leave", "", Paths.find(data_dir), as_json=as_json)
 
 
 @app.command("show")
 def team_show(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Print how the node's team stands."""
+    """Print the standing of the node's team."""
     _print("show", "", Paths.find(data_dir), as_json=as_json)
 
 
 def _new(name: str) -> str:
     if fault := fault_of(_checked(name)):
-        raise ConfigError("This is no name for a team.", got=repr(name), do=f"Give another: {fault}.")
+        raise ConfigError("This is not a valid team name.", got=repr(name), do=f"Give another: {fault}.")
     return name
 
 
 def _checked(name: str) -> str:
     if not 1 <= len(name) <= MAX_TEAM_NAME or printable_line(name) != name:
         raise ConfigError(
-            "This is no name for a team.", got=repr(name), do=f"Give one line of at most {MAX_TEAM_NAME} characters."
+            "This is not a valid team name.", got=repr(name), do=f"Give one line of at most {MAX_TEAM_NAME} characters."
         )
     return name
 
@@ -82,7 +84,7 @@ def _print(action: Literal["create", "join", "leave", "show"], name: str, paths:
     typer.echo(f"team     {team.name}{', made by this node' if team.is_founder else ''}")
     typer.echo(f"nodes    {team.members}")
     typer.echo(f"counted  {team.rollouts} rollouts, {team.tokens} tokens: {rank}")
-    typer.echo(f"of late  {team.tokens_per_day:.0f} tokens a day")
+    typer.echo(f"recently {team.tokens_per_day:.0f} tokens a day")
     typer.echo(f"page     {page}")
 
 

@@ -1,4 +1,4 @@
-"""Working for a hub: join, run, leave; and lending the machine to another node."""
+"""Commands that work for a hub: join, run, leave; and lend, which lends the machine to another node."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ STOP_S: Final = 30.0
 def join(
     url: Annotated[str, typer.Argument(help="The hub's address, or one of its pages': https://hub.example.org")],
     name: Name = None,
-    token: Annotated[str | None, typer.Option("--token", help="Invite token, where the hub asks for one.")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="Invite token, if the hub asks for one.")] = None,
     backend: Backend = None,
     data_dir: DataDir = None,
     threads: Threads = None,
@@ -82,11 +82,11 @@ def join(
     cost_per_hour: Cost = None,
     power_watts: Power = None,
     share: Annotated[
-        float, typer.Option("--share", min=0, help="Of this node's time, beside its other hubs; 0 = all of it.")
+        float, typer.Option("--share", min=0, help="Share of this node's time among its hubs; 0 = all of it.")
     ] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Join a hub and work for it until stopped; with a share, beside the hubs that were joined before."""
+    """Join a hub and work for it until stopped; with a share, also for the other joined hubs."""
     paths = Paths.find(data_dir)
     flags = given(
         name=name,
@@ -131,9 +131,9 @@ def run_command(
     power_watts: Power = None,
     quiet: Quiet = False,
 ) -> None:
-    """Work again for the hub that was joined last, or for those that have a share, as `join` was told to.
+    """Work for the last joined hub again, or for all hubs with a share, with the flags of `join`.
 
-    What is given here counts for this time.
+    Options given here apply to this run only.
     """
     paths = Paths.find(data_dir)
     record = last_hub(paths)
@@ -151,16 +151,16 @@ def run_command(
         power_watts=power_watts,
     )
     by_turns = any(one.share for one in SharesFile(paths.shares_file).load().values())
-    config, joining = _again(paths, record, flags)
+    config, joining = _rejoining(paths, record, flags)
     _serve(paths, config, joining, by_turns=by_turns, flags=flags, quiet=quiet)
 
 
 def lend(
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; left out: all of them.")] = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="TCP port; 0 = any free one.")] = DEFAULT_PORT,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; default: all.")] = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="TCP port; 0 = any free port.")] = DEFAULT_PORT,
     threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 = one for each core.")] = 0,
     memory_limit: Annotated[
-        float, typer.Option("--memory-limit", min=0, help="GiB to lend at most; 0 = all that is free.")
+        float, typer.Option("--memory-limit", min=0, help="Maximum GiB to lend; 0 = all that is free.")
     ] = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -175,12 +175,12 @@ def lend(
 
 
 def leave(
-    url: Annotated[str | None, typer.Argument(help="A hub's address; left out: the one that was joined last.")] = None,
+    url: Annotated[str | None, typer.Argument(help="A hub's address; default: the last joined hub.")] = None,
     data_dir: DataDir = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Stop the node if it runs, and forget the hub and all that came from it."""
+    """Stop the node if it runs, and forget the hub with all its files."""
     paths = Paths.find(data_dir)
     record = last_hub(paths) if url is None else joined_hub(paths, url)
     was_running = True
@@ -203,11 +203,11 @@ def leave(
     typer.echo(f"Left {record.run_name or 'the hub'} at {record.url}.")
 
 
-def _again(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
-    """To work for a hub that was joined before."""
+def _rejoining(paths: Paths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
+    """Return the settings and parameters for a hub that was joined before."""
     config = settings(paths, {**record.flags, **flags})
     joining = Joining(
-        address=HubAddress(origin=record.url),  # Checked when it was joined.
+        address=HubAddress(origin=record.url),  # `join` has checked it.
         pinned=record,
         invite_token=config.invite_token or record.invite_token,
         flags=record.flags,
@@ -226,11 +226,11 @@ def _serve(
     flags: Mapping[str, Flag] = {},
     quiet: bool,
 ) -> None:
-    """`flags` count for other hubs' turns as well."""
-    from echo_node.daemon import Daemon  # Their imports take longer than the other commands run.
+    """Run the daemon. `flags` also apply to other hubs' turns."""
+    from echo_node.daemon import Daemon  # These imports take longer than other commands run.
     from echo_node.turns import Turns
 
-    with _becoming_the_newest(paths, joining, quiet=quiet), paths.lock():
+    with _restarting_if_replaced(paths, joining, quiet=quiet), paths.lock():
         me = key_file.load_or_create(paths.identity_key)
         console = Console()
         _log_to(console, paths, file="node.log", quiet=quiet)
@@ -239,12 +239,12 @@ def _serve(
             with open_panel(console, quiet=quiet) as panel:
                 first = Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
                 if not by_turns:
-                    with _closing_words(console, first, quiet=quiet):
+                    with _farewell_at_the_end(console, first, quiet=quiet):
                         await first.run()
                     return
 
                 def make(hub: str) -> Daemon:
-                    config, joining = _again(paths, joined_hub(paths, hub), flags)
+                    config, joining = _rejoining(paths, joined_hub(paths, hub), flags)
                     return Daemon(paths=paths, config=config, me=me, joining=joining, panel=panel)
 
                 await Turns(SharesFile(paths.shares_file), make).run(first if joining.share else None)
@@ -253,17 +253,17 @@ def _serve(
 
 
 @contextmanager
-def _becoming_the_newest(paths: Paths, joining: Joining, *, quiet: bool) -> Iterator[None]:
-    """A node that ends for another version in the place of its own starts as that, and goes on as it was told to."""
-    copy = InstalledCopy()  # Before another version is in its place.
+def _restarting_if_replaced(paths: Paths, joining: Joining, *, quiet: bool) -> Iterator[None]:
+    """Restart as the newly installed version, with the same command line, if the node has ended for it."""
+    copy = InstalledCopy()  # Read before another version replaces it.
     try:
         yield
     except EchoError as error:
         if error.code != TAKES_OVER or not copy.is_replaced:
             raise
-        log.info("Going on as the version that is installed now.")
+        log.info("Continuing as the newly installed version.")
         again = sys.argv[1:]
-        if not joining.patient and Hubs(paths).at(joining.address.origin) is not None:  # It has joined by now.
+        if not joining.patient and Hubs(paths).at(joining.address.origin) is not None:  # The hub is joined by now.
             again = ["run", "--data-dir", str(paths.data_dir), *(["--quiet"] if quiet else [])]
         try:
             come_back(copy, again)
@@ -272,15 +272,15 @@ def _becoming_the_newest(paths: Paths, joining: Joining, *, quiet: bool) -> Iter
 
 
 @contextmanager
-def _closing_words(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator[None]:
-    """Says at the end what was done, however it ended: as it is on a terminal, else into the log."""
+def _farewell_at_the_end(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator[None]:
+    """Print the farewell at the end: on a terminal directly, else into the log."""
     try:
         yield
     finally:
         lines = farewell(daemon.snapshot(), time.time(), leaves=daemon.leaves) if daemon.has_worked else []
         for line in lines:
             if console.is_terminal and not quiet:
-                console.print(Text(line))  # Text: it is not markup.
+                console.print(Text(line))  # A plain Text: lines must not be read as markup.
             else:
                 log.info("%s", line)
 
@@ -288,11 +288,11 @@ def _closing_words(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator
 def _log_to(console: Console, paths: Paths, *, file: str, quiet: bool) -> None:
     paths.logs.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = [LogFile(paths.logs / file)]
-    if sys.stdout is not None:  # A Windows logon task has none.
+    if sys.stdout is not None:  # A Windows logon task has no stdout.
         shown: logging.Handler
         if console.is_terminal:
             shown = RichHandler(console=console, show_path=False, show_level=False)
-            shown.setFormatter(logging.Formatter("%(message)s"))  # It shows the time itself.
+            shown.setFormatter(logging.Formatter("%(message)s"))  # The handler itself shows the time.
         else:
             shown = logging.StreamHandler(sys.stdout)
         shown.setLevel(logging.WARNING if quiet else logging.INFO)
@@ -313,8 +313,8 @@ def _waiting_rollouts(spool_file: Path) -> int:
 
 
 def _confirm_loss(waiting: int, record: HubRecord, *, may_ask: bool) -> None:
-    what = f"{waiting} finished rollouts have not reached the hub yet."
+    what = f"{waiting} finished rollouts have not reached the hub."
     if not may_ask or not sys.stdin.isatty():
-        do = "Let them reach it with: echo-node run. Or give them up with: echo-node leave --force"
+        do = "Send them with: echo-node run. Or drop them with: echo-node leave --force"
         raise StorageError(what, got=record.url, do=do, code="unsent")
-    typer.confirm(f"{what} Give them up?", abort=True)
+    typer.confirm(f"{what} Drop them?", abort=True)

@@ -1,4 +1,4 @@
-"""How an artefact came to this node, in words."""
+"""Describe in words how an artefact came to this node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from echo_shared.messages import Fetched
 
 
 def arrival(fetched: Fetched) -> str:
-    """The way that brought most of it, how much that was in all, and how long it took."""
+    """Return the way that carried most bytes, the total size and the duration."""
     sent = fetched.pushed_bytes + fetched.mesh_bytes
     amounts = {
         "through the host's shared memory": fetched.shared_memory_bytes,
@@ -17,14 +17,14 @@ def arrival(fetched: Fetched) -> str:
     }
     total = sum(amounts.values())
     if not total:
-        return "was here before"
+        return "was already here"
     way = max(amounts, key=lambda name: amounts[name])
-    others = f", {100 * fetched.mesh_bytes // total} % of it handed on by other nodes" if way == "broadcast" else ""
+    others = f", {100 * fetched.mesh_bytes // total} % of it from other nodes" if way == "broadcast" else ""
     return f"{way}, {amount(total)} in {fetched.seconds:.1f} s{others}"
 
 
 def amount(num_bytes: int) -> str:
-    """The number with a unit that suits it."""
+    """Return the number of bytes with a suitable unit."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"

@@ -10,24 +10,26 @@ from echo_shared.messages import ArtefactOffer, Fetched
 
 
 class BaseModel:
-    """Offered by each Welcome, the newest offer being the one that counts; here as soon as one fetch succeeded."""
+    """State of the base model. Each Welcome offers it, and the newest offer counts. One successful fetch ends the
+    task.
+    """
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` in [0, 1) spreads waits, as in `backoff_s`."""
+        """`jitter` in [0, 1) spreads the waits, as in `backoff_s`."""
         self.fetched: Fetched | None = None
-        """How it came; None while it is not here."""
+        """Report of the successful fetch; None before."""
         self._jitter = jitter
         self._offer: ArtefactOffer | None = None
         self._failures = 0
         self._retry_at: float | None = None
 
     def offered(self, offer: ArtefactOffer) -> list[FetchArtefact]:
-        """The first offer begins the fetch."""
+        """Store the offer. Return the fetch to start, for the first offer."""
         first, self._offer = self._offer is None, offer
         return [FetchArtefact(policy_version=None, offer=offer)] if first else []
 
     def arrived(self, fetched: Fetched) -> bool:
-        """Whether it was not here before."""
+        """Store the report. Return True if it is the first one."""
         first = self.fetched is None
         if first:
             self.fetched = fetched
@@ -39,12 +41,12 @@ class BaseModel:
         return [] if self._offer is None else [FetchArtefact(policy_version=None, offer=self._offer)]
 
     def fetch_failed(self, now: float) -> None:
-        """It is tried again after a while, longer each time."""
+        """Schedule a retry, with growing waits."""
         self._retry_at = now + backoff_s(self._failures, self._jitter())
         self._failures += 1
 
     def due(self, now: float) -> list[FetchArtefact]:
-        """The fetch to begin now, if one is to be tried again."""
+        """Return the fetch to start now, if a retry is due."""
         if self._retry_at is None or self._retry_at > now or self._offer is None:
             return []
         self._retry_at = None

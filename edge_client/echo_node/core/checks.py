@@ -1,9 +1,9 @@
-"""The completions of other nodes that this one is asked to compute again, from the lease to the answer.
+"""Completions of other nodes that this node recomputes, from the lease to the answer.
 
-Every lease is answered once, while there is a connection and somebody waits: with what the engine finds, or with
-nothing at once where the node cannot tell. What the engine has in hand counts until it is done, whatever has become of
-its lease: no hub can give the engine more than `MAX_CHECKS` at a time. They are kept nowhere: who loses one has nothing
-to make up for, the hub asks another node. What the engine died over is not tried again.
+Each lease gets one answer, given a connection before the deadline. The answer holds the engine's result, or nothing if
+the node cannot compute it. A completion in the engine counts until the engine answers, even after its lease ends. A hub
+can therefore give the engine at most `MAX_CHECKS` at a time. Checks are not stored: the hub asks another node for a
+lost one. A check during which the engine died is not retried.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ class _Held:
 
 
 class Checks:
-    """Bookkeeping alone: what to send and what to have scored is returned."""
+    """State of all checks. Methods return the effects to carry out."""
 
     def __init__(self) -> None:
         self.can_score = False
-        """There is an engine, and it can."""
+        """True if an engine runs that can score."""
         self._held: dict[str, _Held] = {}
         self._in_hand: set[str] = set()
-        """What the engine was given and has not answered."""
+        """Ids given to the engine and not answered."""
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that are needed."""
+        """Policy versions that the checks need."""
         return frozenset(version for held in self._held.values() for version in held.versions)
 
     def take(self, lease: CheckLease, now: float, *, can: bool, on_disk: frozenset[int]) -> list[Effect]:
-        """Holds a lease, or declines it: where the node cannot score now, has not its versions, or has enough."""
+        """Accept a lease. Decline it if the node cannot score now, lacks its versions, or has enough checks."""
         held = _Held(lease, now + lease.deadline_s)
         if lease.rollout_id in self._held:
             return []
@@ -56,7 +56,7 @@ class Checks:
         return []
 
     def start(self, loaded: frozenset[int]) -> list[Effect]:
-        """What the engine is to score now: its versions are there."""
+        """Return the completions to score now: those with all versions loaded."""
         effects: list[Effect] = []
         for rollout_id, held in self._held.items() if self.can_score else ():
             if rollout_id not in self._in_hand and held.versions <= loaded:
@@ -65,7 +65,7 @@ class Checks:
         return effects
 
     def scored(self, scored: Scored) -> list[Effect]:
-        """The engine's answer to one of them."""
+        """Turn the engine's result into an answer to the hub."""
         self._in_hand.discard(scored.rollout_id)
         if self._held.pop(scored.rollout_id, None) is None:
             return []
@@ -73,11 +73,11 @@ class Checks:
         return [Send(message=result)]
 
     def give_up(self) -> list[Effect]:
-        """All of them."""
+        """Decline all checks."""
         return self._decline(list(self._held))
 
     def engine_lost(self) -> list[Effect]:
-        """What it had in hand is given up; the others wait for the next one."""
+        """Decline the checks that the engine held. The others wait for the next engine."""
         self.can_score = False
         lost, self._in_hand = self._in_hand, set()
         return self._decline([rollout_id for rollout_id in self._held if rollout_id in lost])
@@ -88,7 +88,7 @@ class Checks:
         return [_cannot(rollout_id) for rollout_id in rollout_ids]
 
     def overdue(self, now: float) -> None:
-        """Nobody waits any more for what is past its deadline."""
+        """Drop checks past their deadline: the hub no longer waits."""
         self._held = {rollout_id: held for rollout_id, held in self._held.items() if now <= held.due_at}
 
 

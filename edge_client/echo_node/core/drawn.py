@@ -1,11 +1,9 @@
-"""What the rollouts in progress have drawn, and how much of it the hub was sent on this connection.
+"""Tokens of rollouts in progress, and the count of tokens sent to the hub on this connection.
 
-A rollout begins with what its lease gave as a prefix, which the hub need not be sent, and grows by what the engine
-tells. It is kept until it is finished or let go: the engine that follows one that has ended, or the version that
-follows another, goes on from there, and a hub that is connected with anew, which may have lost it, is sent all of it
-from token 0. With each token goes the version that drew it.
-
-Every token is sent once a connection, in order, in messages within the wire's bounds.
+A rollout starts with its lease's prefix, which the hub already has, and grows with the engine's reports. The tokens
+stay until the rollout is finished or released, so that a new engine or version continues from them. A reconnect resends
+all tokens, because the hub may have lost them. On each connection every token is sent once, in order, in messages
+within the wire's bounds.
 """
 
 from __future__ import annotations
@@ -38,12 +36,12 @@ class _Progress:
     num_given: int
     num_sent: int
     sampling_s: float = 0.0
-    """Since the engine began it last, as far as it has told; and what the engine took before it was begun anew."""
+    """Sampling time reported by the current engine run. `earlier_s` is the time of earlier runs."""
     earlier_s: float = 0.0
 
     @classmethod
     def behind(cls, given: LeasedPrefix, lease: Lease) -> _Progress:
-        """A rollout that goes on with what its lease has given."""
+        """Return the progress of a rollout that continues its lease's prefix."""
         count = len(given.ids)
         versions = given.versions or grown((), lease.policy_version, count)
         return cls(ids=given.ids, logprobs=given.logprobs, versions=versions, num_given=count, num_sent=count)
@@ -55,39 +53,40 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """What is known of a finished rollout beside its tokens."""
+    """Facts about a finished rollout besides its tokens."""
 
     num_given: int
-    """By its lease. The engine may have been given more, by the one before it."""
+    """Prefix length of the lease. The engine's prefix may be longer, after a restart."""
     versions: Spans
     sampling_s: float
-    """Of all engines and versions that this node has drawn it with."""
+    """Sampling time of all engines and versions on this node."""
 
 
 class Drawn:
-    """Rollouts by lease and index: in by `begin`, out by `end` or `forget`."""
+    """Progress by lease and index: added by `begin`, removed by `end` or `forget`."""
 
     def __init__(self) -> None:
         self._leases: dict[int, dict[int, _Progress]] = {}
         self.num_tokens = 0
-        """That this node has drawn, of whatever became of them."""
+        """Tokens drawn by this node, including those of dropped rollouts."""
         self.num_finished = 0
 
     @property
     def num_held_tokens(self) -> int:
-        """Of the rollouts in progress, what their leases gave included."""
+        """Tokens of the rollouts in progress, including their leases' prefixes."""
         return sum(len(progress.ids) for rollouts in self._leases.values() for progress in rollouts.values())
 
     def begin(self, lease: Lease, pending: Set[int]) -> None:
-        """Notes what a new lease, of which the indices `pending` are sampled, has given."""
+        """Store the prefixes of a new lease with the unsampled indices `pending`."""
         given = {prefix.index: prefix for prefix in lease.prefixes}
         self._leases[lease.lease_id] = {
             index: _Progress.behind(given[index], lease) if index in given else _Progress.fresh() for index in pending
         }
 
     def add(self, part: DrawnPart) -> None:
-        """Notes what the engine tells. A rollout that is not held any more, or a part that does not follow, as of an
-        engine that has ended, is nothing to keep."""
+        """Append the engine's report. Ignore released rollouts, and parts that leave a gap, such as late reports of an
+        old engine.
+        """
         progress = self._leases.get(part.lease_id, {}).get(part.index)
         if progress is not None and part.start == len(progress.ids):
             progress.ids = np.concatenate([progress.ids, part.ids])
@@ -97,7 +96,7 @@ class Drawn:
             self.num_tokens += len(part.ids)
 
     def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
-        """What an engine is to go on from, that now begins the lease, for the first time or anew."""
+        """Return the prefixes for an engine that starts or restarts the lease."""
         rollouts = self._leases.get(lease_id, {})
         for progress in rollouts.values():
             progress.earlier_s, progress.sampling_s = progress.earlier_s + progress.sampling_s, 0.0
@@ -108,23 +107,23 @@ class Drawn:
         )
 
     def num_drawn(self, lease_id: int, index: int) -> int:
-        """Tokens that there are of a rollout."""
+        """Return the number of tokens of a rollout."""
         progress = self._leases.get(lease_id, {}).get(index)
         return 0 if progress is None else len(progress.ids)
 
     def versions(self, lease_id: int) -> set[int]:
-        """All versions that this node or another has drawn the lease's rollouts with so far."""
+        """Return all versions that have drawn tokens of the lease's rollouts, on any node."""
         rollouts = self._leases.get(lease_id, {}).values()
         return {span.policy_version for progress in rollouts for span in progress.versions}
 
     def connected(self) -> None:
-        """The hub has been sent nothing yet."""
+        """Mark all tokens as unsent, for a new connection."""
         for rollouts in self._leases.values():
             for progress in rollouts.values():
                 progress.num_sent = 0
 
     def take_unsent(self) -> list[RolloutParts]:
-        """What the hub was not sent on this connection; it is from here on."""
+        """Return the unsent tokens as messages, and mark them as sent."""
         messages: list[RolloutParts] = []
         parts: list[RolloutPart] = []
         room = MAX_PARTS_TOKENS
@@ -139,8 +138,7 @@ class Drawn:
         return [*messages, RolloutParts(parts=tuple(parts))] if parts else messages
 
     def end(self, finished: FinishedRollout) -> Ended:
-        """Forgets a finished rollout. What was not told of it before is by the version that the engine has drawn it to
-        its end with."""
+        """Remove a finished rollout. Unreported tokens belong to the version that finished the rollout."""
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)
         told = between(progress.versions, 0, count)
@@ -153,12 +151,12 @@ class Drawn:
         )
 
     def forget(self, lease_id: int) -> None:
-        """The lease is not held any more."""
+        """Remove the lease's rollouts."""
         self._leases.pop(lease_id, None)
 
 
 def as_rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
-    """What the hub is sent of it."""
+    """Build the message for the hub."""
     versions = ended.versions
     return Rollout(
         rollout_id=rollout_id(finished.lease_id, finished.index),
@@ -177,7 +175,7 @@ def as_rollout(finished: FinishedRollout, ended: Ended) -> Rollout:
 
 
 def _next_part(lease_id: int, index: int, progress: _Progress, room: int) -> RolloutPart:
-    """As many tokens as there is room for, of one version."""
+    """Return the next tokens of one version, at most `room`."""
     start = progress.num_sent
     span = between(progress.versions, start, len(progress.ids))[0]
     progress.num_sent = start + min(room, span.num_tokens)

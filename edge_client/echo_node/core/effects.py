@@ -1,4 +1,4 @@
-"""What the work loop wants done. Effects are carried out in order; none of them is an answer to wait for."""
+"""Effects of the work loop. They are carried out in order, and return nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_shared.scoring import ScoreRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchArtefact:
-    """Start fetching; answer ArtefactReady or FetchFailed. `policy_version` None = the base model."""
+    """Start a fetch; answer ArtefactReady or FetchFailed. `policy_version` None = the base model."""
 
     policy_version: int | None
     offer: ArtefactOffer
@@ -19,14 +19,14 @@ class FetchArtefact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonFetch:
-    """Stop fetching this version, delete what has come of it, and answer nothing."""
+    """Stop the fetch of this version and delete its files. No answer."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveArtefact:
-    """Delete the files of this version. What it came in may go on being served."""
+    """Delete the files of this version. Its carrier may stay served."""
 
     policy_version: int
 
@@ -37,22 +37,22 @@ class StartEngine:
 
     after_s: float
     max_width: int = 0
-    """Rollouts at once that its memory is likely to suffice for; 0 = nothing new is known of that."""
+    """Largest width that should fit into memory; 0 = no new limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendEngine:
-    """Stop every thread of the engine where it is; its memory stays."""
+    """Stop every thread of the engine; its memory stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEngine:
-    """Let a suspended engine go on."""
+    """Restart the threads of a suspended engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndEngine:
-    """End the engine's process at once, started or not, suspended or not; answer EngineLost, as `stopped`."""
+    """End the engine's process at once, in any state; answer EngineLost with the cause `stopped`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,35 +64,35 @@ class AddPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPolicy:
-    """The engine may forget this version."""
+    """Let the engine forget this version."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGroup:
-    """Sample; answer RolloutsFinished for each index, or GroupFailed."""
+    """Sample a group; answer RolloutsFinished for each index, or GroupFailed."""
 
     request: GroupRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLease:
-    """Stop sampling for this lease; answer LeaseCancelled after all that it has drawn. It may be submitted again."""
+    """Stop sampling for this lease; answer LeaseCancelled after all its tokens. The lease may be submitted again."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCompletion:
-    """Compute a completion of another node again, beside the sampling; answer CompletionScored."""
+    """Recompute a completion of another node between batches; answer CompletionScored."""
 
     request: ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolLease:
-    """Remember on disk that the node holds these rollouts, so that a restarted node can return them."""
+    """Store the leased rollouts on disk, so that a restarted node can return them."""
 
     lease_id: int
     indices: tuple[int, ...]
@@ -100,45 +100,45 @@ class SpoolLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetLease:
-    """The node no longer holds this lease."""
+    """Remove a lease that the node no longer holds."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolRollout:
-    """Put a finished rollout on disk; answer Spooled."""
+    """Store a finished rollout on disk; answer Spooled."""
 
     rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordReceipts:
-    """Put what the hub has acknowledged on disk."""
+    """Store the hub's receipts on disk."""
 
     receipts: tuple[Receipt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendSpooled:
-    """Send all rollouts that are on disk without a receipt."""
+    """Send all stored rollouts that lack a receipt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskForReceipts:
-    """Ask the hub for the states of the rollouts that it has and whose final state is not on disk."""
+    """Ask the hub for the states of its rollouts whose final state is not stored here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
-    """Send to the hub. Dropped when the connection is gone; what must arrive is in the spool."""
+    """Send a message to the hub. Dropped without a connection; the spool holds what must arrive."""
 
     message: FromNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """All is returned, spooled and said: the daemon may end."""
+    """End the daemon: everything is returned, spooled and sent."""
 
 
 Effect = (

@@ -1,4 +1,4 @@
-"""The life of the sampling engine: how wide it is, how it is started again after its end, and when it is to rest.
+"""The life of the sampling engine: its width, its restarts, and its rests.
 
 Rules:
 - an engine that was stopped on purpose starts again at once, at nobody's cost; so does one without weights, once the
@@ -23,71 +23,75 @@ from echo_shared.backoff import backoff_s
 from echo_shared.errors import DISK_FULL
 
 MAX_FAILED_GROUPS: Final = 3
-"""So many in a row are not the groups' fault: the node then rests before it asks for more, longer each time."""
+"""Consecutive failures that count as the engine's fault, not the groups'. The node then rests before it asks for
+more.
+"""
 USUAL_WIDTH: Final = 32
-"""Stands for the width of an engine that ran out of memory before it could tell."""
+"""Assumed width of an engine that ran out of memory before it reported its width."""
 STEADY_S: Final = 1_800.0
-"""An engine that runs out of memory after it worked this long leaks: another of the same width may work as long."""
+"""Working time after which a lack of memory counts as a leak. Another engine of the same width may work as long."""
 
 Blame = Literal["nobody", "the start", "the work"]
-"""What an engine's end is put down to: the work is what was running then; the start has nothing to do with any work."""
+"""Suspected cause of an engine's end: "the work" is the leases that were running; "the start" is independent of
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnding:
-    """What follows from an engine's end."""
+    """Consequences of an engine's end."""
 
     start: StartEngine
     blame: Blame
 
 
 class EngineLife:
-    """One engine after another, told of by what they report."""
+    """State of successive engines, from their reports."""
 
     def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` in [0, 1) spreads waits, as in `backoff_s`."""
+        """`jitter` in [0, 1) spreads the waits, as in `backoff_s`."""
         self.width = 0
         """Rollouts sampled at once; 0 = no engine is up."""
         self.problem: Trouble | None = None
-        """Why it is not up, or why what it was given failed; until it is up, or has finished something."""
+        """Problem of the engine, until an engine starts or finishes a rollout."""
         self._jitter = jitter
         self._ready_at = 0.0
         self._deaths = 0
-        """Since the last finished rollout."""
+        """Deaths since the last finished rollout."""
         self._failed_groups = 0
-        """Since the last finished rollout."""
+        """Failed groups since the last finished rollout."""
         self._rests_until = 0.0
 
     @property
     def is_up(self) -> bool:
-        """Whether an engine has its model loaded."""
+        """True if an engine has loaded its model."""
         return self.width > 0
 
     def is_resting(self, now: float) -> bool:
-        """Whether so many groups failed that no more are to be asked for at this moment."""
+        """Return True if the engine rests after failed groups, so that the node must not ask for more."""
         return now < self._rests_until
 
     def ready(self, event: EngineReady, now: float) -> None:
-        """An engine is up."""
+        """Record a started engine."""
         self.width, self.problem = event.width, None
         self._ready_at = now
 
     def finished_rollout(self) -> None:
-        """What failed before is over: the engine works."""
+        """Reset the failure counts: the engine works."""
         self._deaths = 0
         self._failed_groups = 0
         self.problem = None
 
     def group_failed(self, now: float, *, what: str, code: str) -> None:
-        """The engine could not sample one group, and goes on."""
-        self.problem = _trouble(code, f"What the engine was given failed, and went back to the hub: {what}")
+        """Record a group that the engine could not sample."""
+        self.problem = _trouble(code, f"The engine failed on its work, which was returned to the hub: {what}")
         self._failed_groups += 1
         if self._failed_groups >= MAX_FAILED_GROUPS:
             wait_s = backoff_s(self._failed_groups - MAX_FAILED_GROUPS, self._jitter())
             self._rests_until = max(self._rests_until, now + wait_s)
 
     def lost(self, event: EngineLost, now: float) -> EngineEnding:
-        """The engine is gone, or did not start."""
+        """Record the end or failed start of an engine. Return the restart, and the suspected cause."""
         was_up, self.width = self.is_up, 0
         was_steady = was_up and now - self._ready_at >= STEADY_S
         if event.cause in ("stopped", "no_weights"):
@@ -97,7 +101,7 @@ class EngineLife:
             half = max(1, (event.width or USUAL_WIDTH) // 2)
             return EngineEnding(start=StartEngine(after_s=0.0, max_width=0 if was_steady else half), blame="nobody")
         how = "has ended" if was_up else "does not start"
-        self.problem = _trouble(event.code, f"The sampling engine {how}, and is started again: {event.what}")
+        self.problem = _trouble(event.code, f"The sampling engine {how} and restarts: {event.what}")
         after_s = 0.0 if self._deaths == 0 else backoff_s(self._deaths - 1, self._jitter())
         self._deaths += 1
         return EngineEnding(start=StartEngine(after_s=after_s), blame="the work" if was_up else "the start")

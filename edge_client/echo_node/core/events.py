@@ -1,4 +1,4 @@
-"""What can happen to a node's work loop: what the hub says, as its message, and facts from the shells."""
+"""Events of a node's work loop: the hub's messages, and facts from the shells."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LossCause = Literal["died", "out_of_memory", "stopped", "no_weights"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
-    """The connection is gone. Held leases go on: what they give is sent after the next Welcome."""
+    """The connection is lost. Leases continue; their results are sent after the next Welcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +38,19 @@ class ArtefactReady:
     policy_version: int | None
     """None = the base model."""
     fetched: Fetched
-    """How it came, now or before a restart."""
+    """Report of the fetch, from now or before a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed:
-    """The artefact did not arrive, or is not what the hub signed."""
+    """The artefact did not arrive, or differs from the hub's signature."""
 
     policy_version: int | None
     what: str
     unreadable: bool = False
-    """It came whole, as the hub sent it, and does not make what the hub signed; or it is a delta without its parent."""
+    """True if the artefact arrived complete but cannot be decoded to the signed content, or is a delta without its
+    parent.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +59,11 @@ class EngineReady:
 
     width: int
     tokens_per_s: float = 0.0
-    """As measured beforehand; 0 = unknown."""
+    """Measured speed; 0 = unknown."""
     precision: str = ""
-    """Of its weights; empty = not known."""
+    """Precision of the weights; empty = unknown."""
     scores: bool = False
-    """It can compute completions of others again."""
+    """True if the engine can recompute completions of other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +73,14 @@ class EngineLost:
     what: str
     cause: LossCause = "died"
     width: int = 0
-    """With which it ran or was to start; 0 = its own choice, which is not known."""
+    """Width of the engine; 0 = chosen by the engine and unknown."""
     code: str = ""
-    """Of the error that it ended with."""
+    """Code of the error that ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPrepared:
-    """The engine can draw by this version at once. Told while it draws by another."""
+    """The engine can switch to this version at once. Reported while it samples with another."""
 
     policy_version: int
 
@@ -89,59 +91,59 @@ class RolloutsFinished:
 
     rollouts: tuple[FinishedRollout, ...]
     tokens_per_s: float
-    """The engine's rate while it is busy, over the last seconds."""
+    """Rate of the busy engine over the last seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsDrawn:
-    """What rollouts in progress have drawn since the engine told last, or since they began behind their prefix."""
+    """Tokens of rollouts in progress since the engine's last report, without prefixes."""
 
     parts: tuple[DrawnPart, ...]
     for_hub: bool = True
-    """It is time that the hub hears of this, and of what was told before."""
+    """True if the hub should get these tokens and all earlier unsent ones now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionScored:
-    """What the engine found of another node's completion, or that it can tell nothing."""
+    """The engine's result for another node's completion, possibly none."""
 
     scored: Scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCancelled:
-    """The engine has stopped sampling for this lease, and has told all that it drew for it."""
+    """The engine has stopped sampling for this lease. All its tokens were reported before."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFailed:
-    """The engine cannot sample what is left of this lease; the engine itself goes on."""
+    """The engine cannot sample the rest of this lease. The engine itself continues."""
 
     lease_id: int
     what: str
     code: str = ""
-    """Of the error."""
+    """Code of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spooled:
-    """These rollouts are on disk to stay, and so is all that was to be spooled before them."""
+    """These rollouts are stored on disk, and so are all earlier spool effects."""
 
     rollouts: tuple[Rollout, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolFailed:
-    """The spool could not be written; its shell keeps what it was given and tries again."""
+    """A spool write failed. The shell keeps the data and retries."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What keeps the node from using the machine, from now on; nothing = it may go on."""
+    """The current holds, which keep the node from using the machine; none = it may work."""
 
     holds: tuple[Hold, ...]
     keep_memory_s: float
@@ -150,12 +152,12 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutdated:
-    """What the engine was started with holds no longer: it is to end, and to start again with what does."""
+    """The engine's settings have changed: it must restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRequested:
-    """The user wants the node to end what it holds, and then to stop."""
+    """The user wants the node to finish its leases and then stop."""
 
     reason: str
 
@@ -169,10 +171,10 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed: heartbeat, retries and deadlines are looked at."""
+    """Time has passed: check heartbeat, retries and deadlines."""
 
     progress: Mapping[int | None, tuple[int, int]] = field(default_factory=dict)
-    """(bytes there, bytes in all) of each fetch under way that has begun; None = the base model's."""
+    """(bytes received, total bytes) of each started fetch; None = the base model's."""
 
 
 Event = (

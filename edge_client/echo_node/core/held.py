@@ -1,13 +1,13 @@
-"""The leases that this node holds, until each of their rollouts is finished, or is let go unfinished.
+"""The leases of this node, until all their rollouts are finished or released.
 
-Bookkeeping alone: it knows neither engine nor hub. What it lets go it returns, for its caller to cancel and to say.
+This module only keeps records, and knows neither engine nor hub. Methods return released rollouts for the caller to
+cancel and report.
 
 Invariants:
-- every rollout of a lease leaves once: by `finish`, or in one `Unfinished`;
-- a lease that may be interrupted is drawn by any version that is not older than the one that it names; each other one
-  by that one alone;
-- a lease on which the engine died `MAX_DEATHS` times is let go, and no other for its sake: from the death number
-  `SUSPECT_DEATHS` on, the leases that were running then are sampled one at a time.
+- Every rollout of a lease leaves once: by `finish`, or in one `Unfinished`.
+- An interruptible lease runs with its own or any newer version; every other lease runs only with its own version.
+- A lease on which the engine died `MAX_DEATHS` times is released. To spare the others, leases with `SUSPECT_DEATHS`
+  deaths are sampled one at a time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SUSPECT_DEATHS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """What is not finished of a lease that was let go."""
+    """The unfinished rest of a released lease."""
 
     lease_id: int
     indices: tuple[int, ...]
     """Never empty."""
     reason: str
     was_running: bool
-    """The engine still samples for it, until it is told."""
+    """True if the engine still samples for the lease and needs a cancel."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,36 +42,36 @@ class _Held:
     due_at: float
     running: bool = False
     version: int = 0
-    """By which it runs."""
+    """Version with which it runs."""
     moving: bool = False
-    """The engine was told to stop, to go on by a newer version."""
+    """True while the engine stops it so that a newer version can continue."""
     deaths: int = 0
 
 
 class HeldLeases:
-    """Leases go in by `take`; they leave as their last rollout is finished, or by whatever returns `Unfinished`."""
+    """The leases of this node. They enter by `take`, and leave with their last rollout or in an `Unfinished`."""
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """In the order in which they were taken."""
+        """Leases in the order of `take`."""
         return tuple(held.lease for held in self._held.values())
 
     @property
     def num_rollouts(self) -> int:
-        """Leased and unfinished."""
+        """Number of unfinished rollouts."""
         return sum(len(held.pending) for held in self._held.values())
 
     @property
     def most_tokens(self) -> int:
-        """That the unfinished rollouts may have in the end, all of them together."""
+        """Maximum final tokens of all unfinished rollouts."""
         return sum(len(held.pending) * held.lease.max_tokens for held in self._held.values())
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that are needed: those that leases run by, and those that others can begin by alone."""
+        """Policy versions that running leases use, or that waiting leases need."""
         return frozenset(
             held.version if held.running else held.lease.policy_version
             for held in self._held.values()
@@ -80,14 +80,14 @@ class HeldLeases:
 
     @property
     def any_running(self) -> bool:
-        """Whether the engine samples for one of them."""
+        """True if the engine samples for any lease."""
         return any(held.running for held in self._held.values())
 
     def holds(self, lease_id: int) -> bool:
         return lease_id in self._held
 
     def renew(self, lease: Lease, now: float) -> bool:
-        """Whether this lease is held already; its deadline then begins anew."""
+        """Restart the deadline of a known lease. Return False for an unknown one."""
         held = self._held.get(lease.lease_id)
         if held is None:
             return False
@@ -95,12 +95,12 @@ class HeldLeases:
         return True
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> None:
-        """Holds a new lease, of which the indices `pending` are to be sampled: one at least."""
-        assert pending and lease.lease_id not in self._held, "a new lease with something to do"
+        """Add a new lease with the unsampled indices `pending`, at least one."""
+        assert pending and lease.lease_id not in self._held, "a new lease has rollouts to sample"
         self._held[lease.lease_id] = _Held(lease=lease, pending=set(pending), due_at=now + lease.deadline_s)
 
     def finish(self, lease_id: int, index: int) -> bool:
-        """Whether this rollout was awaited; it no longer is."""
+        """Record a finished rollout. Return False if it was not awaited."""
         held = self._held.get(lease_id)
         if held is None or index not in held.pending:
             return False
@@ -110,7 +110,7 @@ class HeldLeases:
         return True
 
     def start(self, version_for: Callable[[Lease], int | None]) -> list[GroupRequest]:
-        """What the engine is to begin now, each by the version that there is for it; runs from here on."""
+        """Return the groups that the engine should start now, each with its available version. Mark them as running."""
         suspects = [held for held in self._held.values() if held.deaths >= SUSPECT_DEATHS]
         ready = [
             (held, version)
@@ -125,7 +125,7 @@ class HeldLeases:
         return [_request(held) for held, _ in started]
 
     def interruptible(self, version: int) -> list[tuple[Lease, frozenset[int]]]:
-        """The leases that run by an older version than this and may go on by it, with what is unfinished of each."""
+        """Return the running leases that may continue with this newer version, with their unfinished indices."""
         return [
             (held.lease, frozenset(held.pending))
             for held in self._held.values()
@@ -133,7 +133,7 @@ class HeldLeases:
         ]
 
     def move(self, lease_id: int) -> None:
-        """The engine is told to stop sampling for this lease, which runs; once `stopped`, it begins anew."""
+        """Mark a running lease that the engine is told to stop. It restarts after `stopped`."""
         self._held[lease_id].moving = True
 
     def is_moving(self, lease_id: int) -> bool:
@@ -141,22 +141,22 @@ class HeldLeases:
         return held is not None and held.moving
 
     def running_by(self, lease_id: int) -> int | None:
-        """The version that the engine draws this lease by."""
+        """Return the version with which the lease runs, or None."""
         held = self._held.get(lease_id)
         return held.version if held is not None and held.running else None
 
     def stopped(self, lease_id: int) -> None:
-        """The engine has given this lease up."""
+        """Mark the lease as not running."""
         if lease_id in self._held:
             self._held[lease_id].running = self._held[lease_id].moving = False
 
     def engine_ended(self) -> None:
-        """The engine is gone: none of the leases runs, and none is to blame."""
+        """Mark all leases as not running, without blame."""
         for held in self._held.values():
             held.running = held.moving = False
 
     def engine_died(self, what: str) -> list[Unfinished]:
-        """As `engine_ended`, and every lease that ran may have been the cause; those with too many deaths go."""
+        """Mark all leases as not running, and count a death for each that ran. Return those with too many deaths."""
         suspects = [held for held in self._held.values() if held.running]
         self.engine_ended()
         for held in suspects:
@@ -168,12 +168,12 @@ class HeldLeases:
         ]
 
     def is_running(self, lease_id: int) -> bool:
-        """Whether the engine samples for this lease."""
+        """Return True if the engine samples for this lease."""
         held = self._held.get(lease_id)
         return held is not None and held.running
 
     def overdue(self, now: float) -> list[int]:
-        """The leases that are past their deadline; what runs has as long again."""
+        """Return the leases past their deadline. A running lease gets twice the time."""
         return [
             lease_id
             for lease_id, held in self._held.items()
@@ -181,12 +181,12 @@ class HeldLeases:
         ]
 
     def let_go(self, lease_id: int, reason: str) -> list[Unfinished]:
-        """Lets go of one lease; empty when it is not held."""
+        """Release one lease. Return nothing if it is unknown."""
         held = self._held.get(lease_id)
         return [] if held is None else [self._let_go(held, reason)]
 
     def let_go_all(self, reason: str) -> list[Unfinished]:
-        """Lets go of every lease."""
+        """Release every lease."""
         return [self._let_go(held, reason) for held in list(self._held.values())]
 
     def _let_go(self, held: _Held, reason: str) -> Unfinished:

@@ -1,4 +1,4 @@
-"""How fast a node has drawn tokens lately, from a count that only grows."""
+"""Recent token rate of a node, from a count that only grows."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Final
 
 SPAN_S: Final = 10.0
 LATELY: Final = 6
-"""Spans: a minute."""
+"""Number of spans in a minute."""
 KEPT: Final = 30
-"""Spans: five minutes."""
+"""Number of spans in five minutes."""
 
 
 def lately(rates: Sequence[float]) -> float | None:
-    """Tokens per second over the last minute, of `TokenHistory.rates`; None: no span is over yet."""
+    """Return tokens per second over the last minute of `TokenHistory.rates`; None before the first full span."""
     newest = rates[-LATELY:]
     return sum(newest) / len(newest) if newest else None
 
 
 class TokenHistory:
-    """`note` the count now and then; `rates` are what follows from it."""
+    """History of token rates. Call `note` regularly; `rates` holds the result."""
 
     def __init__(self) -> None:
         self._done: deque[float] = deque(maxlen=KEPT)
         self._began: float | None = None
-        """When the span that is under way began; None = nothing was noted yet."""
+        """Start of the current span; None before the first `note`."""
         self._count = 0
-        """At its beginning."""
+        """Count at the start of the current span."""
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -35,7 +35,7 @@ class TokenHistory:
         return tuple(self._done)
 
     def note(self, count: int, now: float) -> None:
-        """`now` never goes back. Where nothing was noted for several spans, all of them had the same rate."""
+        """Record the count. `now` never decreases. Spans without a record share one average rate."""
         if self._began is None:
             self._began, self._count = now, count
             return

@@ -1,12 +1,11 @@
-"""The leases of a node, from when they are taken until each of their rollouts is finished, returned or revoked.
+"""The leases of a node, until all their rollouts are finished, returned or revoked.
 
-It joins the leases held (`held`) with what is drawn of them (`drawn`), and returns what the engine and the hub are to
-be told of both.
+This module joins the held leases (`held`) with their tokens (`drawn`), and returns messages for the engine and the hub.
 
 Invariants:
-- every index of a lease that is taken is finished once, is returned once, or was revoked by the hub;
-- the hub is sent what unfinished rollouts have drawn, once a connection, and before their lease is returned all that
-  the engine has told of them, if there is a connection.
+- Every index of an accepted lease is finished once, returned once, or revoked by the hub.
+- The hub gets the tokens of unfinished rollouts once per connection. A connected hub gets all reported tokens of a
+  lease before the lease returns.
 """
 
 from __future__ import annotations
@@ -30,79 +29,77 @@ class _Leaving:
 
     reason: str
     by: float
-    """When it goes back without an answer."""
+    """Time at which the lease is returned without an answer."""
 
 
 class Leases:
-    """Told what becomes of them; every method returns what is to be done for it."""
+    """All leases of the node. Methods return the effects to carry out."""
 
     def __init__(self, talk: HubTalk) -> None:
-        """What the hub is told goes through `talk`."""
+        """`talk` carries the messages to the hub."""
         self._talk = talk
         self._held = HeldLeases()
         self._drawn = Drawn()
         self._leaving: dict[int, _Leaving] = {}
-        """Those that go back once the engine has told what it drew of them."""
+        """Leases to return once the engine has reported their tokens."""
 
     @property
     def held(self) -> tuple[Lease, ...]:
-        """In the order in which they were taken."""
+        """Leases in the order of `take`."""
         return self._held.leases
 
     @property
     def num_rollouts(self) -> int:
-        """Leased and unfinished."""
+        """Number of unfinished rollouts."""
         return self._held.num_rollouts
 
     @property
     def most_tokens(self) -> int:
-        """That the unfinished rollouts may have in the end, all of them together."""
+        """Maximum final tokens of all unfinished rollouts."""
         return self._held.most_tokens
 
     @property
     def num_held_tokens(self) -> int:
-        """That the unfinished rollouts have."""
+        """Current tokens of the unfinished rollouts."""
         return self._drawn.num_held_tokens
 
     @property
     def num_drawn_tokens(self) -> int:
-        """That this node has drawn, of whatever became of them."""
+        """Tokens drawn by this node, including those of dropped rollouts."""
         return self._drawn.num_tokens
 
     @property
     def num_finished(self) -> int:
-        """Rollouts."""
+        """Number of finished rollouts."""
         return self._drawn.num_finished
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that are needed."""
+        """Policy versions that the leases need."""
         return self._held.versions
 
     @property
     def any_running(self) -> bool:
-        """Whether the engine samples for one of them."""
+        """True if the engine samples for any lease."""
         return self._held.any_running
 
     @property
     def any_leaving(self) -> bool:
-        """Whether one goes back as soon as the engine has told what it drew of it."""
+        """True if a lease waits for the engine's last tokens before it is returned."""
         return bool(self._leaving)
 
-    # --- what the hub says
-
     def renew(self, lease: Lease, now: float) -> bool:
-        """Whether this lease is held already; its deadline then begins anew."""
+        """Restart the deadline of a known lease. Return False for an unknown one."""
         return self._held.renew(lease, now)
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> list[Effect]:
-        """Holds a new lease, of which the indices `pending` are to be sampled: one at least."""
+        """Add a new lease with the unsampled indices `pending`, at least one."""
         self._held.take(lease, pending, now)
         self._drawn.begin(lease, pending)
         return [SpoolLease(lease_id=lease.lease_id, indices=tuple(sorted(pending)))]
 
     def revoked(self, lease_id: int) -> list[Effect]:
-        """The hub wants no more of it."""
+        """Drop a lease that the hub has revoked."""
         if self._leaving.pop(lease_id, None) is not None:
             self._held.stopped(lease_id)
         effects: list[Effect] = []
@@ -112,7 +109,7 @@ class Leases:
         return effects
 
     def replaced(self, versions: Set[int]) -> list[Effect]:
-        """Gives up what was drawn by one of `versions`, whose content is another now."""
+        """Give leases back to the hub if they hold tokens of any of `versions`, whose content has been replaced."""
         effects: list[Effect] = []
         for lease in self._held.leases if versions else ():
             drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
@@ -122,40 +119,40 @@ class Leases:
         return effects
 
     def connected(self) -> list[Effect]:
-        """The hub, which may have lost what it was sent, is sent all that is drawn."""
+        """Send all tokens again after a reconnect: the hub may have lost them."""
         self._drawn.connected()
         return self._send_drawn()
 
-    # --- what the engine tells
-
     def drawn(self, parts: Iterable[DrawnPart], *, for_hub: bool = True) -> list[Effect]:
-        """What it has drawn since it told last. `for_hub`: the hub is sent this, and what was told before."""
+        """Store the engine's report. `for_hub`: send it and all earlier unsent tokens to the hub."""
         for part in parts:
             self._drawn.add(part)
         return self._send_drawn() if for_hub else []
 
     def finished(self, finished: FinishedRollout) -> Rollout | None:
-        """For the spool; None = it was revoked or returned in the meantime, and the hub has counted it already."""
+        """Return the rollout to spool; None for a revoked or returned rollout, which the hub has already counted."""
         if not self._held.finish(finished.lease_id, finished.index):
             return None
         return as_rollout(finished, self._drawn.end(finished))
 
     def cancelled(self, lease_id: int) -> list[Effect]:
-        """It has stopped sampling for this lease, and told all that it drew of it."""
+        """Handle the engine's confirmation that it stopped this lease."""
         if self._held.is_moving(lease_id):
             self._held.stopped(lease_id)
-        return self._let_leave(lease_id)
+        return self._return_waiting(lease_id)
 
     def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
-        """It cannot sample for this lease. `is_of_version`: because of the version by which it runs."""
+        """Give a lease that the engine cannot sample back to the hub. `is_of_version`: its policy version is the
+        cause.
+        """
         unusable = self._held.running_by(lease_id) if is_of_version else None
         self._leaving.pop(lease_id, None)
         self._held.stopped(lease_id)
         return self._return(self._held.let_go(lease_id, what), unusable_version=unusable)
 
     def engine_lost(self, what: str, blame: Blame) -> list[Effect]:
-        """It has ended, or did not start; nothing more comes from it."""
-        effects = [effect for lease_id in list(self._leaving) for effect in self._let_leave(lease_id)]
+        """Handle the end or failed start of the engine."""
+        effects = [effect for lease_id in list(self._leaving) for effect in self._return_waiting(lease_id)]
         match blame:
             case "nobody":
                 self._held.engine_ended()
@@ -167,21 +164,20 @@ class Leases:
                 assert_never(blame)
         return effects
 
-    # --- what the node does with them
-
     def is_held(self, lease_id: int) -> bool:
         return self._held.holds(lease_id)
 
     def start(self, version_for: Callable[[Lease], int | None]) -> list[Effect]:
-        """Has the engine begin what it can by the versions that there are, each rollout behind what is drawn of it."""
+        """Submit the leases whose version is available, each rollout with its tokens as prefix."""
         return [
             SubmitGroup(request=replace(request, prefixes=self._drawn.prefixes(request.lease_id, request.indices)))
             for request in self._held.start(version_for)
         ]
 
     def behind(self, version: int) -> list[tuple[Lease, tuple[int, ...]]]:
-        """The leases that run by an older version and may go on by this one, with the tokens that there are of each of
-        their unfinished rollouts."""
+        """Return the running leases that may continue with this newer version, with the token counts of their
+        unfinished rollouts.
+        """
         return [
             (lease, tuple(self._drawn.num_drawn(lease.lease_id, index) for index in pending))
             for lease, pending in self._held.interruptible(version)
@@ -189,14 +185,14 @@ class Leases:
         ]
 
     def move(self, leases: Iterable[Lease]) -> list[Effect]:
-        """Has the engine stop what it draws of these, which run, to begin it anew behind what is drawn."""
+        """Stop running leases, so that they restart behind their current tokens."""
         lease_ids = [lease.lease_id for lease in leases]
         for lease_id in lease_ids:
             self._held.move(lease_id)
         return [CancelLease(lease_id=lease_id) for lease_id in lease_ids]
 
     def move_all(self) -> list[Effect]:
-        """Has the engine stop all that it was not told to stop yet: the next one goes on behind what this one tells."""
+        """Stop all running leases that are not stopping, so that another engine continues them."""
         return self.move(
             lease
             for lease in self._held.leases
@@ -205,21 +201,23 @@ class Leases:
         )
 
     def give_up(self, lease_id: int, reason: str) -> list[Effect]:
-        """Returns it as it is, whatever the engine might still tell; nothing, if it is not held."""
+        """Give a held lease back to the hub now, without waiting for the engine."""
         return self._return(self._held.let_go(lease_id, reason))
 
     def give_back_all(self, reason: str, *, by: float) -> list[Effect]:
-        """Returns all: what runs once the engine has told what it drew, or at `by`, if there is a hub to send it to."""
+        """Give all leases back to the hub. With a connection, running ones wait for the engine's last tokens, until
+        `by` at most.
+        """
         return self._give_back([lease.lease_id for lease in self._held.leases], reason, by=by)
 
     def give_back_overdue(self, now: float, *, by: float) -> list[Effect]:
-        """As `give_back_all`, what is past its deadline."""
+        """Give leases past their deadline back, like `give_back_all`."""
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:
-        """Returns those for which the engine is not waited any longer."""
+        """Give back the leases whose waiting time is over."""
         overdue = [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]
-        return [effect for lease_id in overdue for effect in self._let_leave(lease_id)]
+        return [effect for lease_id in overdue for effect in self._return_waiting(lease_id)]
 
     def _give_back(self, lease_ids: Iterable[int], reason: str, *, by: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -233,8 +231,8 @@ class Leases:
                 effects += self.give_up(lease_id, reason)
         return effects
 
-    def _let_leave(self, lease_id: int) -> list[Effect]:
-        """The engine has told all, or is not waited for any more."""
+    def _return_waiting(self, lease_id: int) -> list[Effect]:
+        """Give a waiting lease back to the hub."""
         leaving = self._leaving.pop(lease_id, None)
         if leaving is None:
             return []

@@ -1,4 +1,4 @@
-"""What the tray's icon shows of a node: one word, one colour, one sentence, and which of its buttons make sense."""
+"""Content of the tray's icon: state, colour, sentence, and usable buttons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 TOOLTIP: Final = 120
-"""Characters: Windows takes 128."""
+"""Maximum characters; Windows allows 128."""
 NOT_RUNNING: Final = "not running"
 START: Final = "Start it with: echo-node run"
 COLOURS: Final = {
@@ -26,17 +26,17 @@ COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """At one moment."""
+    """The icon's content at one moment."""
 
     state: str
     reason: str
     is_running: bool
     is_paused: bool
-    """By its owner."""
+    """True if the owner has paused it."""
 
     @property
     def title(self) -> str:
-        """For the tooltip."""
+        """The tooltip."""
         text = f"Echo: {self.state}. {self.reason}"
         return text if len(text) <= TOOLTIP else f"{text[: TOOLTIP - 1]}…"
 
@@ -46,12 +46,14 @@ class Look:
 
     @property
     def has_bars(self) -> bool:
-        """It holds still: colours alone do not tell that to everybody."""
+        """True if the node pauses. Bars show this without colour."""
         return self.state in ("paused", "standby", "finishing")
 
 
 def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> Look:
-    """Of what `echo-node status --json` prints; None = no node runs, and `last_word` is why it ended, if known."""
+    """Return the look for the output of `echo-node status --json`; None = no node runs, and `last_word` is the reason,
+    if known.
+    """
     if status is None:
         return Look(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)
     return Look(

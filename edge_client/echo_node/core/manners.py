@@ -1,8 +1,7 @@
-"""Whether a node may use its owner's machine at this moment, and if it may not, why, in plain sentences.
+"""Rules for using the owner's machine: sensor readings and the time in, holds with plain sentences out.
 
-What the sensors read goes in, with the time; holds come out. A hold begins with the first reading that calls for it.
-One that follows from a figure ends only once that has been well within its limit for CALM_S, so that nothing flutters.
-What a machine does not tell (None) holds nothing back.
+A hold begins with the first reading that calls for it. To avoid flicker, a hold from a measured figure ends only after
+CALM_S with the figure well within its limit. Unreported values (None) cause no hold.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
 
 CALM_S: Final = 10.0
-"""So long a figure must have been within its limit before its hold ends."""
+"""Time that a figure must stay within its limit before its hold ends."""
 COOLER: Final = 8.0
-"""Degrees below the limit, from where on a chip counts as cool again."""
+"""Degrees below the limit at which a chip counts as cool again."""
 _GB: Final = 1e9
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -83,7 +82,7 @@ class MannersConfig(BaseModel):
 
     @property
     def caps(self) -> Caps:
-        """On what is sent and received."""
+        """Caps on sent and received bytes."""
         return Caps(
             sent_a_day=self.max_upload_bytes_day,
             sent_a_month=self.max_upload_bytes_month,
@@ -99,41 +98,41 @@ class MannersConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the sensors tell of one moment; None = this machine does not say."""
+    """Sensor values of one moment; None = not reported by this machine."""
 
     idle_s: float | None = None
-    """Since the owner's last keystroke or movement; inf = nobody has a desktop here."""
+    """Seconds since the owner's last input; inf = no desktop is in use."""
     on_battery: bool | None = None
     battery_share: float | None = None
-    """How full it is."""
+    """Charge of the battery."""
     programs: frozenset[str] = frozenset()
-    """Those of the exclusive programs that run."""
+    """Exclusive programs that are running."""
     full_screen: bool | None = None
     others_cpu: float | None = None
-    """Share of all cores that other programs use, but for those at a low priority."""
+    """Share of all cores used by other programs, except those at low priority."""
     others_gpu: float | None = None
     cpu_celsius: float | None = None
     gpu_celsius: float | None = None
     gpu_watts: float | None = None
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
-    """Memory that the engine will take when it is started again; 0 = it is up, or that is not known."""
+    """Memory that the engine will use after its next start; 0 = it runs, or unknown."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
     traffic: Traffic | None = None
-    """What the node itself has sent and received."""
+    """The node's own traffic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The owner said so."""
+    """A pause by the owner."""
 
     until: float | None = None
-    """Seconds since the epoch; None = until the owner says otherwise."""
+    """End in seconds since the epoch; None = until resumed."""
 
 
 class HoldReason(StrEnum):
-    """Why a node does not work; stable, for programs that read `echo-node status --json`."""
+    """Reason of a hold. Stable values, for programs that read `echo-node status --json`."""
 
     PAUSED = "paused"
     SCHEDULE = "schedule"
@@ -159,11 +158,11 @@ class Hold:
     reason: HoldReason
     sentence: str
     frees_memory: bool = False
-    """The engine's memory is wanted at once."""
+    """True if the engine's memory must be freed at once."""
 
     @property
     def keeps_offline(self) -> bool:
-        """The network is not to be used either."""
+        """True if the node must stay off the network too."""
         return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 
@@ -174,7 +173,7 @@ FREES_MEMORY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What one rule says of a reading: whether a hold is to begin, and whether one that there is may not end yet."""
+    """Result of one rule: a hold begins, an existing hold lasts."""
 
     reason: HoldReason
     begins: bool
@@ -183,13 +182,15 @@ class _Finding:
 
 
 class Manners:
-    """Asked again and again, with a clock that never goes back; `settings` may be replaced at any time."""
+    """The rules with their state. Call `holds` regularly, with a monotonic clock; `settings` may be replaced at any
+    time.
+    """
 
     def __init__(self, settings: MannersConfig) -> None:
         self._settings = settings
         self._schedule = Schedule.parse(settings.schedule)
         self._held_since: dict[HoldReason, float] = {}
-        """By reason of a hold from a figure: when the figure last called for it."""
+        """Time of the last reading that called for a hold, by reason."""
 
     @property
     def settings(self) -> MannersConfig:
@@ -202,12 +203,12 @@ class Manners:
     def holds(
         self, reading: Reading, *, pause: Pause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
-        """Why not to work, most personal first; empty: the machine is the node's. `local` has its time zone."""
-        found = [*self._said(pause, local), *self._facts(reading, on_gpu=on_gpu)]
+        """Return the current holds, most personal first; empty = the node may work. `local` has a time zone."""
+        found = [*self._owner_holds(pause, local), *self._state_holds(reading, on_gpu=on_gpu)]
         caps = self._settings.caps
         if reading.traffic is not None and (said := caps.reached(reading.traffic, local.date())) is not None:
             found.append((HoldReason.TRAFFIC, said))
-        for finding in self._figures(reading, on_gpu=on_gpu):
+        for finding in self._figure_findings(reading, on_gpu=on_gpu):
             if self._calls_for(finding, now):
                 found.append((finding.reason, finding.sentence))
         return tuple(Hold(reason, sentence, reason in FREES_MEMORY) for reason, sentence in found)
@@ -221,23 +222,23 @@ class Manners:
             return False
         return since is not None
 
-    def _said(self, pause: Pause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
+    def _owner_holds(self, pause: Pause | None, local: datetime) -> Iterator[tuple[HoldReason, str]]:
         if pause is not None and (pause.until is None or local.timestamp() < pause.until):
             end = None if pause.until is None else datetime.fromtimestamp(pause.until, local.tzinfo)
             until = "" if end is None else f" until {end:%a %H:%M}"
-            yield HoldReason.PAUSED, f"Paused by you{until}. Go on with: echo-node resume"
+            yield HoldReason.PAUSED, f"Paused by you{until}. Resume with: echo-node resume"
         if not self._schedule.allows(local):
             begins = self._schedule.next_begin(local)
-            yield HoldReason.SCHEDULE, f"Outside of the hours that you have set; the next ones begin {begins}."
+            yield HoldReason.SCHEDULE, f"Outside the hours that you have set; the next ones begin {begins}."
 
-    def _facts(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
+    def _state_holds(self, reading: Reading, *, on_gpu: bool) -> Iterator[tuple[HoldReason, str]]:
         settings = self._settings
         if reading.on_battery and not settings.on_battery:
             level = "" if reading.battery_share is None else f" ({reading.battery_share:.0%} left)"
             yield HoldReason.ON_BATTERY, f"On battery{level}."
         device, rule = ("GPU", settings.gpu) if on_gpu else ("processor", settings.cpu)
         if rule == "idle" and reading.idle_s is not None and reading.idle_s < settings.idle_after_s:
-            away = f"until you have rested for {settings.idle_after_s / 60:.3g} minutes"
+            away = f"until you have been away for {settings.idle_after_s / 60:.3g} minutes"
             yield HoldReason.OWNER_ACTIVE, f"You are using this computer: the {device} is yours {away}."
         if reading.programs:
             verb = "runs" if len(reading.programs) == 1 else "run"
@@ -245,9 +246,9 @@ class Manners:
         if reading.full_screen and not settings.full_screen:
             yield HoldReason.FULL_SCREEN, "A game or another program fills the screen."
         if reading.metered and not settings.metered:
-            yield HoldReason.METERED, "The network is paid for by use."
+            yield HoldReason.METERED, "The network is metered."
 
-    def _figures(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
+    def _figure_findings(self, reading: Reading, *, on_gpu: bool) -> Iterator[_Finding]:
         settings = self._settings
         if on_gpu:
             yield _too_busy(HoldReason.OTHERS_GPU, "GPU", reading.others_gpu, settings.others_gpu)
@@ -262,7 +263,7 @@ class Manners:
 
 def _too_busy(reason: HoldReason, device: str, share: float | None, most: float) -> _Finding:
     value, limit = (0.0 if share is None else share), (math.inf if most >= 1 else most)
-    sentence = f"Other programs use {value:.0%} of the {device}; the node works beside {most:.0%} at most."
+    sentence = f"Other programs use {value:.0%} of the {device}; the node works only up to {most:.0%}."
     return _Finding(reason, value > limit, value > 0.8 * limit, sentence)
 
 

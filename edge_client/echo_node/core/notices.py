@@ -1,4 +1,4 @@
-"""What is worth a notification on the owner's desktop: what only a person can mend."""
+"""Desktop notifications for the owner: problems that only a person can solve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_shared.messages import RefusalCode, Standby, StandbyReason
 
 TITLES: Final = {
     RefusalCode.BANNED: "The hub has banned this node",
-    RefusalCode.PROTOCOL_VERSION: "This node and its hub are of different ages",
+    RefusalCode.PROTOCOL_VERSION: "The versions of this node and its hub do not match",
     RefusalCode.BAD_TOKEN: "The hub asks for an invitation",
 }
 REFUSED: Final = "The hub has refused this node"
@@ -19,19 +19,19 @@ QUARANTINED: Final = "The hub has put this node in quarantine"
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Both texts are plain."""
+    """A notification of plain text."""
 
     title: str
     text: str
 
 
 def notice_of_end(error: EchoError) -> Notice | None:
-    """Of what has ended the connection to the hub for good; None: the run is over, or a network is at fault."""
+    """Return a notice about the error that ended the hub's connection; None if the run is over or a network failed."""
     if not isinstance(error, RefusedError) or error.code == RefusalCode.FINISHED:
         return None
     return Notice(TITLES.get(error.code, REFUSED), str(error))  # type: ignore[call-overload]
 
 
 def notice_of_standby(news: Standby, sentence: str) -> Notice | None:
-    """Of why the hub gives the node no work; `sentence` says it in words."""
+    """Return a notice if the hub has put the node in quarantine. `sentence` gives the reason."""
     return Notice(QUARANTINED, sentence) if news.reason is StandbyReason.QUARANTINED else None

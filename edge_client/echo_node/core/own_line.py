@@ -1,15 +1,15 @@
-"""How fast a node's own line to the internet is, learnt from what its links carry, and how fast they may send on it.
+"""Estimate the speed of a node's own internet line from its links' traffic, and set their sending rate.
 
     .50 s   all links wait in a queue
-    .75 s   all still do, and 300 kB have arrived since
+    .75 s   all still wait, and 300 kB have arrived since
     1.00 s  the same again: the line carries 1.2 MB a second, and 1.04 may be sent from now on
-    1.25 s  no queue: 1.06 may be sent, and so on until there is one again
+    1.25 s  no queue: the limit grows to 1.06 MB a second, and further until a queue forms
 
-Links share nothing but their node's line, so when all of several have a queue on their way, it is before that line: in
-the router of its owner, whose calls and games wait behind it. TCP fills that queue whenever it can. To send a little
-less than the line carries leaves it short, as LEDBAT does (RFC 6817), and loses no packets to it; where LEDBAT yields
-on each connection by itself, this is for all links of a node together. A line that became faster is found by sending a
-little more at every look.
+Links share nothing but their node's line. A queue on several links at once therefore lies before that line: in the
+owner's router, where it delays calls and games. TCP fills that queue whenever it can. Sending slightly below the line's
+rate keeps the queue short, as LEDBAT does (RFC 6817), and loses no packets. LEDBAT yields on each connection; this
+module does so for all links of a node together. Raising the rate a little at every look finds a line that became
+faster.
 """
 
 from __future__ import annotations
@@ -22,39 +22,41 @@ from typing import Final
 from echo_shared.sent import Sent
 
 FEWEST_LINKS: Final = 2
-"""That send: the queue of one alone may be before the other end, which could slow its node down by answering late."""
+"""Minimum number of sending links. A single link's queue may lie before the other end, which could slow this node down
+with late answers.
+"""
 LOOK_S: Final = 0.25
-"""Between two looks; of a line of 10 Mbit/s that is 200 packets."""
+"""Interval between two looks, in seconds; on a line of 10 Mbit/s that is 200 packets."""
 SHARE: Final = 0.87
-"""Of what the line has carried for the links: what comes is confirmed over it as well, and packets have headers."""
+"""Share of the measured rate to use: acknowledgements of received data and packet headers need the rest."""
 GROWTH: Final = 1.02
-"""From look to look, while no queue is seen and most of what may be sent is."""
+"""Growth of the rate per look while no queue is seen and most of the rate is used."""
 USED_SHARE: Final = 0.7
-"""Of what may be sent: who sends less does not find out whether more would do."""
+"""Minimum used share of the rate before growth: less traffic proves nothing."""
 LEAST_SHARE: Final = 0.25
-"""Of the most that the line has carried: what is left to the run where others keep the queue filled."""
+"""Minimum share of the highest measured rate, for a line whose queue others keep full."""
 REFUTED: Final = 1.25
-"""Times what it carried when full, and still no queue: it is another line, or has become faster."""
+"""Factor above the full line's rate that, without a queue, proves a new or faster line."""
 FEWEST_LOOKS, MOST_LOOKS = 2, 8
-"""At a full line, over which its rate is taken: packets arrive in bursts, and lines change."""
+"""Number of looks at a full line for its rate: packets arrive in bursts, and lines change."""
 
 
 class OwnLine:
-    """Tell it of all links every LOOK_S while any sends."""
+    """Estimator of the line's rate. Call `saw` for all links every LOOK_S while any sends."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Bytes a second that may be sent; None: the line has never been full."""
+        """Allowed bytes per second; None: the line was never full."""
         self._carried: deque[float] = deque(maxlen=MOST_LOOKS)
-        """Bytes a second, while it was full."""
+        """Bytes per second while the line was full."""
         self._most = 0.0
         self._links: Mapping[Hashable, Sent] = {}
-        """As last seen, by any name."""
+        """State of the links at the last look."""
         self._looked_at = 0.0
         self._was_full = False
 
     def saw(self, links: Mapping[Hashable, Sent], now: float) -> None:
-        """What all links have sent by `now`."""
+        """Record the traffic of all links at `now`."""
         last, took_s, was_full = self._links, now - self._looked_at, self._was_full
         arrived = {name: sent.arrived_bytes - last[name].arrived_bytes for name, sent in links.items() if name in last}
         sending = [name for name, num_bytes in arrived.items() if num_bytes > 0]

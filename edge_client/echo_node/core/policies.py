@@ -1,17 +1,18 @@
-"""Which policy versions a node fetches, holds in its engine, and gives up.
+"""Policy versions that a node fetches, holds in its engine, and removes.
 
-One rule each, recomputed whenever anything changes:
-- wanted = the newest published version, and every version that a held lease needs: what is missing of it is fetched,
-  the newest is begun first;
-- a fetch that is no longer wanted goes on beside the newest while that is still further from being here, or is a delta
-  against it; otherwise it is abandoned;
-- a delta is fetched when its parent is on disk or on its way. One that the node cannot read is not fetched again: the
-  hub is asked for the keyframe, and again after a while, until it offers something else;
-- a push that no fetch takes, because its version is not wanted, is here, or is tried again later, is declined;
-- loaded = the newest version on disk, and every version that a held lease needs; the engine forgets the others once
-  they are not among the newest `LOADED` on disk;
-- kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of what is being
-  fetched: the rest is deleted.
+These rules are applied again after every change:
+- wanted = the newest published version, and every version that a held lease needs. Missing ones are fetched, the newest
+  first;
+- an unwanted fetch continues if it misses fewer bytes than the newest version's fetch, or if the newest version is a
+  delta against it; otherwise it is abandoned;
+- a delta is fetched once its parent is on disk, or a fetch of the parent runs. An unreadable delta is not fetched
+  again: the node asks the hub for the keyframe, with growing waits, until the hub offers something else;
+- a push without a fetch is declined: its version is unwanted, on disk, or waits for a retry;
+- loaded = the newest version on disk, and every version that a held lease needs. The engine drops other versions older
+  than the newest `LOADED` on disk;
+- kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of current fetches.
+  All others are deleted.
+
 Version 0 is the base itself: it needs no file, and is never deleted.
 """
 
@@ -29,56 +30,56 @@ from echo_shared.backoff import backoff_s
 from echo_shared.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 KEPT: Final = DELTA_REACH
-"""Versions that the hub may publish a delta against."""
+"""Versions on disk that the hub may publish a delta against."""
 LOADED: Final = 2
-"""Those of them that the engine may go on holding."""
+"""Newest versions on disk that the engine may keep."""
 KEPT_OFFERS: Final = 8
 _PUSHED: Final = (Way.INLINE, Way.BROADCAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnDisk:
-    """A verified version."""
+    """A verified version on disk."""
 
     content: str
     """`Manifest.content`."""
     fetched: Fetched
-    """How it came."""
+    """Report of the fetch."""
 
 
 class Policies:
-    """The state of every version that this node knows of."""
+    """State of every version that this node knows."""
 
     def __init__(self, *, on_disk: Mapping[int, OnDisk], jitter: Callable[[], float]) -> None:
-        """`on_disk`: what is there from before a restart."""
+        """`on_disk`: versions from before a restart."""
         self.newest_published = 0
         self._jitter = jitter
         self._offers: dict[int, ArtefactOffer] = {}
         self._contents = {version: one.content for version, one in on_disk.items()}
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
         self._fetching: dict[int, ArtefactOffer] = {}
-        """By which each version is being fetched."""
+        """Offers of the running fetches."""
         self._open: list[ArtefactOffer] = []
-        """Those that have just come, and those whose fetch has just ended without success."""
+        """New offers, and offers whose fetch has just failed or been abandoned."""
         self._missing_bytes: dict[int, int] = {}
-        """Of fetches under way, as far as they have said."""
+        """Missing bytes of running fetches, as far as reported."""
         self._unreadable: dict[int, bytes] = {}
-        """The manifest by which a version cannot be had."""
+        """Manifest of an unreadable offer, by version."""
         self._loaded: set[int] = set()
         self._prepared: set[int] = set()
-        """Those of them that the engine has told it can draw by at once."""
+        """Loaded versions that the engine can switch to at once."""
         self._replaced: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
 
     @property
     def newest_loaded(self) -> int | None:
-        """The newest version that the engine can sample from."""
+        """Newest version that the engine can sample with."""
         return max(self._loaded, default=None)
 
     @property
     def newest_prepared(self) -> int | None:
-        """The newest version that the engine can sample from at once, of those that it has told of."""
+        """Newest published version that the engine can switch to at once."""
         return self._newest(self._prepared & self._loaded)
 
     @property
@@ -93,21 +94,24 @@ class Policies:
         return version in self._loaded
 
     def version_for(self, lease: Lease) -> int | None:
-        """What the engine may begin this lease by now: the version that it names, or, where it may be interrupted, the
-        newest that is published, if that is no older. None = nothing that it has."""
+        """Return the version with which the engine may start this lease now: the lease's own version; for an
+        interruptible lease the newest published version, unless it is older. None = not loaded.
+        """
         if lease.on_new_version == "finish":
             return lease.policy_version if self.is_loaded(lease.policy_version) else None
         newest = self._newest(self._loaded)
         return newest if newest is not None and newest >= lease.policy_version else None
 
     def is_hopeless(self, lease: Lease) -> bool:
-        """What this lease can begin by is neither here nor offered."""
+        """Return True if no version that can start this lease is on disk or offered."""
         if lease.on_new_version == "interrupt" and lease.policy_version <= self.newest_published:
             return False
         return lease.policy_version not in self._on_disk and lease.policy_version not in self._offers
 
     def _newest(self, versions: Set[int]) -> int | None:
-        """Of those that the hub has published: a hub that was restored knows nothing of what came after."""
+        """Return the newest published one of these. A restored hub may have published only older versions than this
+        node's.
+        """
         return max((version for version in versions if version <= self.newest_published), default=None)
 
     @property
@@ -115,26 +119,27 @@ class Policies:
         return self.newest_published in self._fetching
 
     def arrived(self, version: int) -> Fetched | None:
-        """How a version came here; None = it is not here."""
+        """Return the report of a version's fetch; None = not on disk."""
         return self._on_disk.get(version)
 
     @property
     def reports(self) -> Iterable[Fetched]:
-        """How what is on disk came here."""
+        """Reports of the fetches of all versions on disk."""
         return [fetched for fetched in self._on_disk.values() if fetched is not None]
 
     def published(self, version: int, offer: ArtefactOffer | None) -> list[Effect]:
-        """`version` is now the newest. An offer of other content than an earlier one replaces what that one brought."""
+        """Record the newest version. An offer with other content replaces the earlier content."""
         self.newest_published = version
         return [] if offer is None else self.offered(version, offer)
 
     def offered(self, version: int, offer: ArtefactOffer) -> list[Effect]:
-        """`version`, new or old, can be fetched. An offer of version 0 is not heeded: that is the bare base."""
+        """Record an offer of a new or old version. Ignore version 0, the bare base."""
         if version == 0:
             return []
         content = _content_of(offer)
         effects = self._forget(version) if self._contents.get(version, content) != content else []
-        if version in self._on_disk and version not in self._offers:  # From before a restart: to be served again.
+        # On disk from before a restart: fetch again, to serve it.
+        if version in self._on_disk and version not in self._offers:
             effects.append(FetchArtefact(policy_version=version, offer=offer))
         if version in self._offers and offer.manifest != self._offers[version].manifest:
             self._retry_at.pop(version, None)
@@ -145,16 +150,16 @@ class Policies:
         return effects
 
     def connected(self) -> None:
-        """What the hub was asked for before may be lost."""
+        """Ask for keyframes again: the hub may have lost earlier requests."""
         for version in self._unreadable:
             self._retry_at.pop(version, None)
 
     def progressed(self, progress: Mapping[int | None, tuple[int, int]]) -> None:
-        """Notes (bytes there, bytes in all) of the fetches under way."""
+        """Record (bytes received, total bytes) of the running fetches."""
         self._missing_bytes = {v: total - here for v, (here, total) in progress.items() if v is not None}
 
     def fetched(self, version: int, fetched: Fetched) -> bool:
-        """Whether a fetch that succeeded counts: not when it was abandoned a moment ago, its files being deleted."""
+        """Record a successful fetch. Return False if it was abandoned, since its files are being deleted."""
         if self._fetching.pop(version, None) is None:
             return False
         self._on_disk[version] = fetched
@@ -163,7 +168,7 @@ class Policies:
         return True
 
     def fetch_failed(self, version: int, now: float, *, unreadable: bool) -> None:
-        """Notes a fetch that failed; `unreadable`: it came, and the node could make nothing of it."""
+        """Record a failed fetch; `unreadable`: the artefact arrived but could not be decoded."""
         failed = self._fetching.pop(version, None)
         if failed is None:
             return
@@ -177,7 +182,7 @@ class Policies:
             self._put_off(version, now)
 
     def prepared(self, version: int) -> None:
-        """The engine can draw by this version at once."""
+        """Record that the engine can switch to this version at once."""
         self._prepared.add(version)
 
     def engine_lost(self) -> None:
@@ -185,13 +190,12 @@ class Policies:
         self._prepared.clear()
 
     def take_replaced(self) -> set[int]:
-        """The versions whose content has turned out to be another, since the last call: what was drawn by them was
-        drawn by something else."""
+        """Return the versions whose content was replaced since the last call. Tokens drawn with them are invalid."""
         replaced, self._replaced = self._replaced, set()
         return replaced
 
     def reconcile(self, *, leased: Set[int], engine_up: bool, now: float) -> list[Effect]:
-        """What brings reality to the rules above."""
+        """Return the effects that establish the rules above."""
         return [
             *self._fetches(leased, now),
             *(self._loads(leased) if engine_up else ()),
@@ -199,7 +203,7 @@ class Policies:
         ]
 
     def declined(self) -> list[Effect]:
-        """Tells the hub which of its pushes no fetch takes, of those that came or failed since the last call."""
+        """Return messages that decline new pushes without a fetch."""
         pushes = {_info_hash_of(offer): offer for offer in self._open if offer.way in _PUSHED}
         self._open.clear()
         if pushes:
@@ -215,7 +219,8 @@ class Policies:
             self._open.append(self._fetching.pop(version))
         due: list[int] = []
         asked: list[int] = []
-        for version in sorted(wanted - self._fetching.keys()):  # A delta's parent is older, and comes first.
+        # Ascending, because a delta's parent is older and must come first.
+        for version in sorted(wanted - self._fetching.keys()):
             if version not in self._offers or self._retry_at.get(version, now) > now:
                 continue
             if self._can_read(self._offers[version], version):
@@ -238,14 +243,14 @@ class Policies:
         return parent is None or parent in self._on_disk or parent in self._fetching
 
     def _is_closer_than_the_newest(self, version: int) -> bool:
-        """Whether no more is missing of this fetch than of the newest; yes while that is not known."""
+        """Return True if this fetch misses no more bytes than the newest one's, or if that is unknown."""
         newest = self._missing_bytes.get(self.newest_published)
         if newest is None:
             return self.newest_published not in self._on_disk
         return self._missing_bytes.get(version, newest) <= newest
 
     def _parents(self, versions: Iterable[int]) -> set[int]:
-        """What the deltas are against by which `versions` are to be had."""
+        """Return the parents of the readable deltas among the offers of `versions`."""
         offers = {version: self._offers[version] for version in versions if version in self._offers}
         readable = [one for version, one in offers.items() if one.manifest != self._unreadable.get(version)]
         return {offer.delta_parent for offer in readable if offer.delta_parent is not None}
@@ -306,7 +311,7 @@ def _info_hash_of(offer: ArtefactOffer) -> bytes | None:
 
 
 def _manifest_of(offer: ArtefactOffer) -> Manifest | None:
-    """The manifest, None when it is not valid; whether the hub has signed it is looked at when it is fetched."""
+    """Return the manifest; None if it is invalid. The fetch checks its signature."""
     try:
         return Manifest.model_validate_json(offer.manifest)
     except ValidationError:

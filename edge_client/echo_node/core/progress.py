@@ -1,4 +1,4 @@
-"""How far a node is with what it holds, and what it has drawn: for its user's eyes."""
+"""Progress of a node's work, for its user."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from echo_shared.messages import Fetched
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A work loop's, at one moment."""
+    """Progress of the work loop at one moment."""
 
     rollouts: int
-    """Leased and unfinished; the next two are of these."""
+    """Unfinished leased rollouts; `tokens` and `most_tokens` are theirs."""
     tokens: int
     most_tokens: int
     drawn_tokens: int
-    """Since the work loop began, as the next."""
+    """Tokens drawn since the work loop began; `finished_rollouts` likewise."""
     finished_rollouts: int
     newest_by: Fetched | None
-    """How the newest version that the node can sample from came; None = there is none yet."""
+    """Report of the fetch of the newest usable version; None = no version is usable."""
     is_finishing: bool
-    """It takes nothing new, and stops once it holds nothing."""
+    """True if the node accepts no leases and stops after its current ones."""

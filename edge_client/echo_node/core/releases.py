@@ -1,4 +1,4 @@
-"""Which of two releases is the newer one."""
+"""Compare two release numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NUMBERS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 
 
 def is_newer(theirs: str, own: str) -> bool:
-    """Whether `theirs` is a later release than `own`: by the numbers that both begin with; False where one has none."""
+    """Return True if `theirs` is later than `own`, by their leading numbers; False if either has none."""
     numbers = [_numbers(version) for version in (theirs, own)]
     return all(numbers) and numbers[0] > numbers[1]
 
@@ -18,5 +18,5 @@ def _numbers(version: str) -> tuple[int, ...]:
     found = _NUMBERS.match(version)
     parts = [] if found is None else [int(part) for part in found.group().split(".")]
     while parts and parts[-1] == 0:
-        del parts[-1]  # 1.0 is 1.
+        del parts[-1]  # 1.0 equals 1.
     return tuple(parts) if found is None or parts else (0,)

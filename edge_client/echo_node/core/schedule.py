@@ -1,7 +1,7 @@
-"""When in the week a node may work: "mon-fri 22:00-07:00", several of them joined by their union.
+"""Weekly working hours: "mon-fri 22:00-07:00"; several texts form a union.
 
-A span belongs to the days that are named, from its beginning on: fri 22:00-07:00 ends on Saturday morning. Without days
-it is every day's; without hours it is the whole day.
+A span belongs to the day on which it begins: fri 22:00-07:00 ends on Saturday morning. Without days it applies every
+day; without hours it is the whole day.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _SPAN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Spans in minutes since Monday 00:00, local time, each as (beginning, length); none = at all times."""
+    """Spans in minutes since Monday 00:00, local time, as (beginning, length); none = at all times."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Schedule:
-        """Raises ConfigError for a text that is none of the forms above."""
+        """Parse the texts. Raises ConfigError for any other form."""
         return cls(tuple(span for text in texts for span in _spans(text)))
 
     def allows(self, local: datetime) -> bool:
-        """Whether work is wanted at this local time."""
+        """Return True if work is allowed at this local time."""
         return not self.spans or any(_since(begin, local) < length for begin, length in self.spans)
 
     def next_begin(self, local: datetime) -> str:
-        """When the next span begins, as "tue 22:00"; empty where there are none."""
+        """Return the start of the next span, as "tue 22:00"; empty without spans."""
         if not self.spans:
             return ""
         waits = [(WEEK_MIN - _since(begin, local), begin) for begin, _ in self.spans]
@@ -50,7 +50,7 @@ class Schedule:
 
 
 def _since(begin: int, local: datetime) -> int:
-    """Whole minutes since a span began last, in [0, WEEK_MIN)."""
+    """Return whole minutes since the last start of the span, in [0, WEEK_MIN)."""
     minute = local.weekday() * DAY_MIN + local.hour * 60 + local.minute
     return (minute - begin) % WEEK_MIN
 
@@ -83,7 +83,7 @@ def _minute(clock: str, text: str) -> int:
 
 def _refusal(text: str) -> ConfigError:
     return ConfigError(
-        "This is no part of a week.",
+        "This is not a valid time span of a week.",
         got=repr(text),
         do='Write it like "mon-fri 22:00-07:00", "sat", or "20:00-06:00".',
     )

@@ -1,4 +1,4 @@
-"""What a node without work tells its user, in a sentence."""
+"""Sentences for the user of a node without work."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Final
 from echo_shared.messages import Standby, StandbyReason
 
 SENTENCES: Final[Mapping[StandbyReason, str]] = {
-    StandbyReason.CHEAPER_NODES_SUFFICE: "Standing by: cheaper nodes do all the work that there is. This one stays "
-    "ready, and steps in when they no longer suffice.",
+    StandbyReason.CHEAPER_NODES_SUFFICE: "Standing by: cheaper nodes do all the work. This node stays ready, and "
+    "steps in when they no longer suffice.",
     StandbyReason.SPEND_CAP: "Standing by: this node costs more than the hub may still spend in an hour.",
-    StandbyReason.TOO_SLOW: "Standing by: what this machine returns comes too late to be trained on. It is given a "
-    "rollout now and then, so that its pace is measured again.",
-    StandbyReason.NO_WORK_NOW: "No work at this moment: other nodes have all that there is. Those that waited longest "
-    "are asked first.",
-    StandbyReason.FAILING: "Resting for a while: the hub was given work back by this node, or sent what it could not "
-    "use.",
-    StandbyReason.QUARANTINED: "In quarantine: what this node returned is not what the policy draws that it was asked "
-    "for, so the hub gives it no work and drops what it has of it. Update echo-node, let `echo-node doctor` look at "
-    "this machine (memory that errs, an overclocked GPU and a damaged model do this), then ask the hub's operator for "
-    "a pardon and name this node's id.",
+    StandbyReason.TOO_SLOW: "Standing by: this machine's rollouts arrive too late for training. The hub sends a "
+    "rollout now and then, to measure the pace again.",
+    StandbyReason.NO_WORK_NOW: "No work at this moment: other nodes have it all. The hub first asks the nodes that "
+    "waited longest.",
+    StandbyReason.FAILING: "Resting for a while: this node returned work to the hub, or sent unusable rollouts.",
+    StandbyReason.QUARANTINED: "In quarantine: this node's rollouts differ from the policy's own, so the hub gives "
+    "it no work and drops its rollouts. Update echo-node and run `echo-node doctor`. "
+    "Faulty memory, an overclocked GPU or a damaged model can cause this. Then ask the "
+    "hub's operator for a pardon, and give this node's id.",
 }
-"""A test holds it equal to StandbyReason."""
+"""Sentence for each StandbyReason. A test checks that none is missing."""
 
 WORKS_AGAIN: Final = "The hub has work for this node again."
 
 
 def sentence(news: Standby) -> str:
-    """The reason, then the hub's own words; those alone where they say why nobody has work, such as that the run is
-    finished."""
+    """Return the reason's sentence and the hub's detail. If no node has work, return only the detail, for example that
+    the run is finished.
+    """
     if news.reason is None:
         return WORKS_AGAIN
     if news.reason is StandbyReason.NO_WORK_NOW and news.detail:

@@ -1,7 +1,7 @@
-"""Bytes that a node has sent and received, by the day of its owner's calendar, and what caps say of them.
+"""Bytes that a node has sent and received, by local calendar day, and their caps.
 
-A day is a date, whatever its hours: clocks that are put forward or back for the summer change nothing. Where the clock
-is set back to an earlier day, that day goes on from what was counted on it; no byte is counted twice, and none is lost.
+A day is a date of any length, so daylight saving changes nothing. If the clock is set back to an earlier day, counting
+continues on that day; no byte is counted twice or lost.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import date, timedelta
 from typing import Final
 
 DAYS_KEPT: Final = 70
-"""Two months and more."""
+"""Slightly more than two months."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Of the day that it is now, and of its month up to now."""
+    """Traffic of the current day, and of its month until now."""
 
     day: Amount
     month: Amount
@@ -42,15 +42,15 @@ class Ledger:
 
     @property
     def days(self) -> Mapping[date, Amount]:
-        """The newest `DAYS_KEPT`."""
+        """The newest `DAYS_KEPT` days."""
         return dict(sorted(self._days.items())[-DAYS_KEPT:])
 
     def add(self, more: Amount, today: date) -> None:
-        """So much has just been sent and received."""
+        """Add an amount to `today`."""
         self._days[today] = self._days.get(today, Amount()) + more
 
     def now(self, today: date) -> Traffic:
-        """A later day than `today`, from before a clock was set back, does not count."""
+        """Return the current traffic. Days after `today`, from before a clock was set back, do not count."""
         month = Amount()
         for day, amount in self._days.items():
             if (day.year, day.month) == (today.year, today.month) and day <= today:
@@ -60,7 +60,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """Bytes; 0 = no cap."""
+    """Caps in bytes; 0 = no cap."""
 
     sent_a_day: int = 0
     sent_a_month: int = 0
@@ -68,7 +68,7 @@ class Caps:
     received_a_month: int = 0
 
     def reached(self, traffic: Traffic, today: date) -> str | None:
-        """In a sentence, the cap that is reached and lasts longest; None = there is none."""
+        """Return a sentence on the reached cap that lasts longest; None = none is reached."""
         return next(self._reached(traffic, today), None)
 
     def _reached(self, traffic: Traffic, today: date) -> Iterator[str]:
@@ -82,6 +82,6 @@ class Caps:
         ):
             if cap and used >= cap:
                 yield (
-                    f"{used / 1e9:.2f} GB were {verb} this {span}, of {cap / 1e9:.2f} that you have set:"
-                    f" the node goes on {end}."
+                    f"{used / 1e9:.2f} GB were {verb} this {span}, of {cap / 1e9:.2f} that you have set: the node "
+                    f"resumes {end}."
                 )

@@ -1,7 +1,7 @@
-"""What stands in a node's way and is to pass by itself, each with a code and a sentence, told once.
+"""Passing troubles of a node, each with a code and a sentence, reported once.
 
-Many parts may meet the same trouble: a full disk stops the spool, a fetch and the log. It begins with the first of them
-and is over with the last.
+Several parts may meet the same trouble: a full disk stops the spool, a fetch and the log. It begins with the first part
+and ends with the last.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from echo_shared.errors import DISK_FULL, EchoError, StorageError
 
 
 class TroubleCode(StrEnum):
-    """Stable, for programs that read `echo-node status --json`."""
+    """Stable codes, for programs that read `echo-node status --json`."""
 
     DISK_FULL = "disk_full"
     STORAGE = "storage"
-    """The disk refuses something for another reason."""
+    """The disk refuses an operation for another reason."""
     FETCH = "fetch"
     ENGINE = "engine"
     DEVICE_GONE = "device_gone"
@@ -33,35 +33,35 @@ class TroubleCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One of them, now."""
+    """A current trouble."""
 
     code: TroubleCode
     sentence: str
-    """In one line, with what to do where anything can be done."""
+    """One line, with a remedy if one exists."""
 
 
 OVER: Final[Mapping[TroubleCode, str]] = {
-    TroubleCode.DISK_FULL: "There is room on the disk again: the node goes on.",
-    TroubleCode.STORAGE: "The disk takes everything again: the node goes on.",
-    TroubleCode.FETCH: "What could not be fetched is here.",
+    TroubleCode.DISK_FULL: "The disk has free space again: the node resumes.",
+    TroubleCode.STORAGE: "The disk accepts writes again: the node resumes.",
+    TroubleCode.FETCH: "The failed fetch has succeeded.",
     TroubleCode.ENGINE: "The sampling engine works again.",
     TroubleCode.DEVICE_GONE: "The device is back.",
-    TroubleCode.GPU_UNUSED: "The GPU is used.",
+    TroubleCode.GPU_UNUSED: "The GPU is in use.",
     TroubleCode.CLOCK: "This machine's clock is right again.",
-    TroubleCode.HUB: "Connected again.",
-    TroubleCode.SLEPT: "Connected again.",
-    TroubleCode.NETWORK_CHANGED: "Connected again.",
-    TroubleCode.TOO_OLD: "The hub lets this node in again.",
+    TroubleCode.HUB: "Reconnected.",
+    TroubleCode.SLEPT: "Reconnected.",
+    TroubleCode.NETWORK_CHANGED: "Reconnected.",
+    TroubleCode.TOO_OLD: "The hub admits this node again.",
 }
-"""What is said when it has passed."""
+"""Message at the end of each trouble."""
 
 
 _CODES: Final = frozenset({DISK_FULL, TroubleCode.CLOCK.value, TroubleCode.TOO_OLD.value})
-"""Errors that are a trouble of their own, whoever meets them."""
+"""Error codes that are also trouble codes."""
 
 
 def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
-    """An error as trouble: some under their own codes, the disk's as such, all else as `otherwise`."""
+    """Convert an error: keep known codes, use STORAGE for disk errors, and `otherwise` for all else."""
     if error.code in _CODES:
         code = TroubleCode(error.code)
     else:
@@ -70,19 +70,21 @@ def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
 
 
 class Troubles:
-    """All of a node's, by the parts that have met them."""
+    """All current troubles, by the part that met them."""
 
     def __init__(self) -> None:
         self._of_part: dict[str, Trouble] = {}
 
     def begin(self, part: str, trouble: Trouble) -> str | None:
-        """`part` has met it, or goes on to. What is to be told now: nothing where that trouble is known already."""
+        """Record that `part` has met the trouble. Return the message to report; None if the trouble is known."""
         is_known = any(other.code == trouble.code for other in self._of_part.values())
         self._of_part[part] = trouble
         return None if is_known else trouble.sentence
 
     def end(self, part: str) -> str | None:
-        """`part` has got through. What is to be told now: nothing where another still meets the same."""
+        """Record that `part` has recovered. Return the message to report; None if another part still has the
+        trouble.
+        """
         trouble = self._of_part.pop(part, None)
         if trouble is None or any(other.code == trouble.code for other in self._of_part.values()):
             return None
@@ -90,7 +92,7 @@ class Troubles:
 
     @property
     def now(self) -> tuple[Trouble, ...]:
-        """One of each code, as it was met first."""
+        """One trouble of each code, as first met."""
         first: dict[TroubleCode, Trouble] = {}
         for trouble in self._of_part.values():
             first.setdefault(trouble.code, trouble)

@@ -1,7 +1,7 @@
-"""Whether a node that a hub calls too old installs the next release by itself: what is known, and what follows.
+"""Decide if a node that a hub calls too old installs the next release by itself.
 
-A hub says so as often as it likes, and under as many names. It moves nothing but the installer that is here already,
-with the source that the owner gave it; and that once for each thing that it says, and once a day in all.
+A hub can send any number of refusals, with any text and under any name. A refusal can only start the local installer
+with the owner's source: once per distinct refusal, and once a day in total.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HASH: Final = "#sha256="
 
 
 class Origin(StrEnum):
-    """What an installer was given."""
+    """Kind of the installer's source."""
 
     WHEELHOUSE = "wheelhouse"
     SOURCE = "source"
@@ -29,15 +29,15 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What the installer noted of itself, and how things stand there now."""
+    """The installer's note about its source, and the source's current state."""
 
     origin: Origin
     source: str
-    """A path or an address; of what came from a hub, nothing that still counts."""
+    """Path or address; unused for a source from a hub."""
     is_there: bool = True
-    """Of a path: whether it leads to something."""
+    """For a path: True if it exists."""
     is_owners: bool = True
-    """Of a path: whether the user and the system alone can put something else there."""
+    """For a path: True if other users cannot change its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,38 +45,38 @@ class Try:
     """One run of the installer."""
 
     name: str
-    """Of what the hub had said: `name_of`."""
+    """Name of the refusal, from `name_of`."""
     at: float
     """Seconds since the epoch."""
     outcome: str = ""
-    """In a sentence; empty = it was not seen to end."""
+    """A sentence; empty = the end was not seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """All that the decision goes by."""
+    """Facts for the decision."""
 
     mode: UpdateMode
     refusal: str
-    """What the hub says of a node that is too old; empty = it has not said so."""
+    """The hub's refusal of a node that is too old; empty = none."""
     is_by_installer: bool
-    """Whether this copy is an installer's."""
+    """True if an installer made this copy."""
     is_replaced: bool = False
-    """Whether the installer has put another version in the place of the one that runs."""
+    """True if the installer has replaced the running version."""
     note: Note | None = None
-    """None = there is none."""
+    """None = no note exists."""
     hub_hosts: Collection[str] = ()
-    """Of the hubs that this node knows."""
+    """Hosts of the hubs that this node knows."""
     tries: Sequence[Try] | None = ()
-    """All there were, the newest last; None = that cannot be read."""
+    """All earlier runs, the newest last; None = unreadable."""
     is_held: bool = False
-    """Whether the machine is left to its owner now."""
+    """True while holds leave the machine to its owner."""
     now: float
     """Seconds since the epoch."""
 
 
 class Why(StrEnum):
-    """Why a node does not update itself."""
+    """Reason why a node does not update itself."""
 
     NOT_ASKED = "not_asked"
     NOT_INSTALLED = "not_installed"
@@ -95,25 +95,25 @@ class Why(StrEnum):
 
 SENTENCES: Final = {
     Why.NOT_ASKED: "",
-    Why.NOT_INSTALLED: "This copy is not an installer's, and only those update themselves.",
-    Why.NOT_NOTED: "The installer left no note of where this copy came from, so it does not update itself.",
-    Why.FROM_HUB: "This copy came from a hub, and nothing that comes from a hub is run by itself.",
-    Why.FROM_SOURCE: "This copy was made from the source, {source}, which nobody but you brings up to date.",
+    Why.NOT_INSTALLED: "This copy was not made by an installer, and only such copies update themselves.",
+    Why.NOT_NOTED: "The installer left no note of this copy's source, so it does not update itself.",
+    Why.FROM_HUB: "This copy came from a hub. Nothing from a hub is run automatically.",
+    Why.FROM_SOURCE: "This copy was made from the source, {source}, which only you update.",
     Why.PINNED: "This copy came from {source}, whose hash allows no other release.",
-    Why.UNENCRYPTED: "This copy came from {source}, without encryption, and is not renewed from there by itself.",
-    Why.GONE: "This copy came from {source}, where nothing is now.",
-    Why.NOT_OWNERS: "This copy came from {source}, where other users of this machine could put something else.",
-    Why.NO_BOOK: "What is tried cannot be written down and read again, so nothing is.",
-    Why.TRIED: "The installer was run for this already. {outcome}",
-    Why.TODAY: "The installer was run less than a day ago; it is run once a day at most.",
-    Why.HELD: "The node updates itself once the machine is not left to its owner.",
+    Why.UNENCRYPTED: "This copy came from {source}, without encryption, so it does not update itself from there.",
+    Why.GONE: "This copy came from {source}, which no longer exists.",
+    Why.NOT_OWNERS: "This copy came from {source}, which other users of this machine can change.",
+    Why.NO_BOOK: "The record of updates cannot be written or read, so none is tried.",
+    Why.TRIED: "The installer has already run for this. {outcome}",
+    Why.TODAY: "The installer ran less than a day ago; it runs at most once a day.",
+    Why.HELD: "The node updates itself once it is no longer held back.",
 }
-_UNSEEN: Final = "How that ended was not seen."
+_UNSEEN: Final = "Its end was not seen."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """The node goes on as it is."""
+    """The node continues unchanged."""
 
     why: Why
     sentence: str
@@ -121,33 +121,33 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
-    """The installer is to be run with its source."""
+    """Run the installer with its source."""
 
     source: str
     name: str
-    """Of the try."""
+    """Name of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComeBack:
-    """Another version is in place: the node is to end, and to start as that."""
+    """Another version is installed: end the node and start it as that version."""
 
 
 Decision = Stay | Install | ComeBack
 
 
 def name_of(refusal: str) -> str:
-    """What a hub said, as short as it is counted by."""
+    """Return a short digest that identifies a hub's refusal."""
     return hashlib.blake2b(refusal.encode(), digest_size=10).hexdigest()
 
 
 def decide(known: Known) -> Decision:
-    """What follows from what is known."""
+    """Return the decision."""
     if known.mode != "auto" or not known.refusal:
         return _stay(known, Why.NOT_ASKED)
     if known.is_replaced:
         return ComeBack()
-    why = _against_copy(known) or against_try(known.tries, name_of(known.refusal), known.now)
+    why = _objection_to_copy(known) or against_try(known.tries, name_of(known.refusal), known.now)
     if why is None and known.is_held:
         why = Why.HELD
     if why is not None:
@@ -157,7 +157,7 @@ def decide(known: Known) -> Decision:
 
 
 def against_try(tries: Sequence[Try] | None, name: str, now: float) -> Why | None:
-    """Why the installer is not to be run again after those tries; None = it may be. A clock that was set back waits."""
+    """Return the reason against another run of the installer; None = it may run. After the clock was set back, wait."""
     if tries is None:
         return Why.NO_BOOK
     if any(one.name == name for one in tries):
@@ -165,8 +165,8 @@ def against_try(tries: Sequence[Try] | None, name: str, now: float) -> Why | Non
     return Why.TODAY if any(now - one.at < DAY_S for one in tries) else None
 
 
-def _against_copy(known: Known) -> Why | None:
-    """Why this copy never updates itself."""
+def _objection_to_copy(known: Known) -> Why | None:
+    """Return the reason why this copy never updates itself."""
     note = known.note
     if not known.is_by_installer:
         return Why.NOT_INSTALLED
@@ -177,7 +177,7 @@ def _against_copy(known: Known) -> Why | None:
     if note.origin is Origin.SOURCE:
         return Why.FROM_SOURCE
     if "://" in note.source:
-        return _against_address(note.source, known.hub_hosts)
+        return _objection_to_address(note.source, known.hub_hosts)
     if _HASH in note.source:
         return Why.PINNED
     if not note.is_there:
@@ -185,7 +185,7 @@ def _against_copy(known: Known) -> Why | None:
     return None if note.is_owners else Why.NOT_OWNERS
 
 
-def _against_address(source: str, hub_hosts: Collection[str]) -> Why | None:
+def _objection_to_address(source: str, hub_hosts: Collection[str]) -> Why | None:
     host = host_of(source)
     if not host:
         return Why.GONE
@@ -197,7 +197,7 @@ def _against_address(source: str, hub_hosts: Collection[str]) -> Why | None:
 
 
 def host_of(url: str) -> str:
-    """The host that an address names, as hosts are compared; empty = none that is understood."""
+    """Return the address's host in comparable form; empty = not understood."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

@@ -1,17 +1,16 @@
-"""A node's work loop: what to fetch, sample, spool, send and say, as a state machine without I/O.
+"""A node's work loop: a state machine without I/O that decides what to fetch, sample, spool and send.
 
-It joins what knows nothing of each other: the leases, with what is drawn of them (`leases`), the completions of others
-that it computes again (`checks`), the engine's life (`engine_life`) and when it makes way for the owner (`yielding`),
-the policy versions (`policies`), the base model (`base_model`), and the pace (`pace`). Each is asked or told by the
-loop alone, and returns what follows; the leases and the loop speak to the hub through one talk (`hub_talk`).
+It joins independent parts: the leases with their tokens (`leases`), the recomputed completions (`checks`), the engine's
+life (`engine_life`) and its pauses for the owner (`yielding`), the policy versions (`policies`), the base model
+(`base_model`), and the pace (`pace`). Only the loop calls these parts; their return values become effects. The leases
+and the loop send through one `hub_talk`.
 
 Invariants:
-- a finished rollout is sent only once it is spooled, and is sent again after every reconnect until the hub's receipt;
-- after every reconnect the hub is asked for the final receipts that it may have sent meanwhile, and told how all that
-  is on disk came here: it may have lost that;
-- a lease is sampled with exactly the version that it names, fetched first if need be; one that may be interrupted, with
-  the newest that is here, and goes on in mid-completion by each newer one, where `echo_shared.moving_on` finds that
-  worth it;
+- a finished rollout is spooled before sending, and resent after every reconnect until the hub's receipt arrives;
+- after every reconnect the node asks for missed final receipts, and reports the fetches of everything on disk, since
+  the hub may have lost both;
+- a lease is sampled with exactly its version, fetched first if needed. An interruptible lease uses the newest version
+  here, and continues in mid-completion with each newer one, if `echo_shared.moving_on` finds that worth it;
 - every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
 """
 
@@ -80,10 +79,10 @@ from echo_shared.messages import (
 from echo_shared.moving_on import MovingOn
 
 DRAIN_S: Final = 3.0
-"""How long a leaving node waits for the last receipts."""
+"""Time that a leaving node waits for the last receipts."""
 
 LAST_WORDS_S: Final = 2.0
-"""How long the return of a lease waits for what the engine has drawn of it."""
+"""Time that a lease's return waits for the engine's last tokens."""
 
 HoldBack = Literal[
     "the engine is not up",
@@ -95,7 +94,7 @@ HoldBack = Literal[
 
 
 class WorkLoop:
-    """Events in, effects out; the caller hands events over one at a time, with a clock that never goes back."""
+    """Events in, effects out. The caller passes events one at a time, with a monotonic clock."""
 
     def __init__(
         self,
@@ -106,7 +105,9 @@ class WorkLoop:
         on_disk: Mapping[int, OnDisk],
         jitter: Callable[[], float],
     ) -> None:
-        """From before a restart: `unfinished` (indices by lease) and `unacked` (rollout ids) in the spool; versions."""
+        """State from before a restart: `unfinished` (indices by lease), `unacked` (rollout ids), and versions
+        `on_disk`.
+        """
         self._capacity_factor = capacity_factor
         self._base = BaseModel(jitter)
         self._policies = Policies(on_disk=on_disk, jitter=jitter)
@@ -114,7 +115,7 @@ class WorkLoop:
         self._yielding = Yielding()
         self._pace = Pace()
         self._precision = ""
-        """Of the engine's weights, once it has been up."""
+        """Precision of the engine's weights, after its first start."""
         self._checks = Checks()
         self._moving_on = MovingOn()
         self._talk = HubTalk(
@@ -126,15 +127,15 @@ class WorkLoop:
         self._spooling: set[str] = set()
         self._spool_works = True
         self._finishing = ""
-        """Why the node stops once it holds nothing; empty = it does not."""
+        """Reason for stopping after the current leases; empty = not stopping."""
         self._drain_by: float | None = None
         self._stopped = False
         self.standby = ""
-        """Why the hub gives it no work, in a sentence; empty = nothing is known to keep it from that."""
+        """Reason why the hub gives no work, as a sentence; empty = no known reason."""
         self._effects: list[Effect] = []
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """What is to be done after `event`."""
+        """Handle an event. Return the effects to carry out."""
         self._effects = []
         HANDLERS[type(event)](self, event, now)
         self._effects += self._leases.leave(now)
@@ -148,7 +149,7 @@ class WorkLoop:
         return tuple(self._effects)
 
     def status(self, now: float) -> NodeStatus:
-        """What the hub is told."""
+        """Return the status for the hub."""
         most = min(MAX_BATCHED, self._capacity_factor * self._engine.width)
         return NodeStatus(
             activity=self._activity(),
@@ -161,12 +162,12 @@ class WorkLoop:
 
     @property
     def _has_told(self) -> bool:
-        """Whether the engine has told what it drew of all that it was to stop."""
+        """True if the engine has reported all tokens of the stopping leases."""
         return not (self._leases.any_leaving or (self._yielding.is_renewing and self._leases.any_running))
 
     @property
     def rests(self) -> bool:
-        """Whether the machine is its owner's, and nothing of the node is under way."""
+        """True if the owner uses the machine and no work of the node is in progress."""
         return self._yielding.rests and self._has_told and not self._is_leaving
 
     @property
@@ -178,7 +179,7 @@ class WorkLoop:
         return bool(self._finishing) or self._drain_by is not None
 
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
-        """Why the node asks for no work at this moment; empty when it wants some."""
+        """Return the reasons for asking for no work now; empty = the node wants work."""
         reasons: dict[HoldBack, bool] = {
             "the engine is not up": not self._engine.is_up or self._yielding.is_renewing,
             "the spool cannot be written": not self._spool_works,
@@ -190,22 +191,22 @@ class WorkLoop:
 
     @property
     def held_rollouts(self) -> int:
-        """Leased and unfinished."""
+        """Number of unfinished leased rollouts."""
         return self._leases.num_rollouts
 
     @property
     def owes_the_hub(self) -> bool:
-        """Whether it holds leases, or has rollouts that the hub has not acknowledged."""
+        """True if the node has leases or rollouts without a receipt."""
         return bool(self._leases.held or self._spooling or self._unacked)
 
     @property
     def engine_problem(self) -> Trouble | None:
-        """Why the engine is not up, or does not get on; None = nothing is wrong with it."""
+        """Problem of the engine; None = none."""
         return self._engine.problem
 
     @property
     def progress(self) -> Progress:
-        """How far it is, for its user."""
+        """Progress for the user."""
         newest = self._policies.newest_loaded
         return Progress(
             rollouts=self.held_rollouts,
@@ -219,10 +220,8 @@ class WorkLoop:
 
     @property
     def newest_published(self) -> int:
-        """The newest policy version that the hub has told of."""
+        """Newest policy version that the hub has announced."""
         return self._policies.newest_published
-
-    # --- what the hub says
 
     def _welcome(self, event: Welcome, now: float) -> None:
         self._effects += self._talk.welcomed(event.heartbeat_s)
@@ -237,13 +236,13 @@ class WorkLoop:
         self._effects += self._leases.connected()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        if event.policy_version < self._policies.newest_published:  # A keyframe that this node has asked for.
+        if event.policy_version < self._policies.newest_published:  # A keyframe that this node has requested.
             self._offered(self._policies.offered(event.policy_version, event.offer))
         else:
             self._offered(self._policies.published(event.policy_version, event.offer))
 
     def _offered(self, effects: Iterable[Effect]) -> None:
-        """Carries out what follows from an offer. What was drawn by a version of other content is given up first."""
+        """Apply an offer's effects. First return the leases with tokens of replaced content."""
         self._effects += self._leases.replaced(self._policies.take_replaced())
         self._effects += effects
 
@@ -266,7 +265,7 @@ class WorkLoop:
         self._effects += self._leases.take(event, pending, now)
 
     def _refusal(self, num_rollouts: int) -> str | None:
-        """Why so many more are not taken."""
+        """Return the reason for refusing this many rollouts, or None."""
         if self._is_leaving:
             return "the node is leaving"
         if self._yielding.holds:
@@ -291,9 +290,7 @@ class WorkLoop:
     def _disconnected(self, event: Disconnected, now: float) -> None:
         self._talk.disconnected()
         self._checks.give_up()
-        self.standby = ""  # The hub tells it anew.
-
-    # --- what the shells report
+        self.standby = ""  # The hub sends the reason again.
 
     def _artefact_ready(self, event: ArtefactReady, now: float) -> None:
         if event.policy_version is not None:
@@ -381,9 +378,9 @@ class WorkLoop:
             self._stop_work(reason, now, within_s=LAST_WORDS_S)
 
     def _stop_work(self, reason: str, now: float, *, within_s: float) -> None:
-        """Gives back all that it holds; `status` says already why it takes nothing."""
+        """Return all leases. The caller has set the state so that `status` shows no capacity."""
         self._effects += self._checks.give_up()
-        # Before the leases go back, or the hub would lease them to this node again.
+        # Report first, or the hub would lease the work to this node again.
         self._effects += self._talk.report(self.status(now), now)
         self._effects += self._leases.give_back_all(reason, by=now + within_s)
 
@@ -392,8 +389,6 @@ class WorkLoop:
         self._checks.overdue(now)
         self._effects += self._base.due(now)
         self._effects += self._leases.give_back_overdue(now, by=now + LAST_WORDS_S)
-
-    # --- what follows from the state
 
     def _reconcile(self, now: float) -> None:
         if self._base.fetched is None or self._drain_by is not None:
@@ -412,7 +407,7 @@ class WorkLoop:
         self._effects += self._checks.start(self._policies.loaded)
 
     def _move_on(self, now: float) -> None:
-        """Has the engine stop what it draws by an older version than it could; it begins anew behind what is drawn."""
+        """Stop the leases that a newer prepared version should continue. They restart behind their tokens."""
         newest = self._policies.newest_prepared
         behind = () if newest is None else self._leases.behind(newest)
         if not behind:
@@ -474,4 +469,4 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     DrainRequested: WorkLoop._drain,
     Tick: WorkLoop._tick,
 }
-"""The handler of every kind of `Event`."""
+"""Handlers of every kind of `Event`."""

@@ -1,14 +1,12 @@
-"""The sampling engine while its node is to hold still: told to stop, stopped, ended, and what brings it back.
+"""States of the sampling engine while the node pauses: stopping, stopped, ended, and resumed.
 
            hold            told all, or              keep_memory_s, or
     AT WORK ───► LEAVING ─────YIELD_S─────► STILL ───memory is wanted───► ENDING ──EngineLost──► GONE
        ▲                                      │                                                   │
        └─────────────── no hold ──────────────┴───────────────────── no hold ─────────────────────┘
 
-An engine that is being started is not waited for: it ends. One that is STILL has its memory, no thread of it runs, and
-it is told nothing.
-
-An engine that is `renewed` ends as well, once it has told all: another is started in its place, with other settings.
+A starting engine is ended without a wait. A STILL engine keeps its memory; none of its threads runs, and it gets no
+commands. A `renewed` engine also ends, once it has reported all tokens: another one with new settings takes its place.
 """
 
 from __future__ import annotations
@@ -20,54 +18,54 @@ from echo_node.core.effects import Effect, EndEngine, ResumeEngine, StartEngine,
 from echo_node.core.manners import Hold
 
 YIELD_S: Final = 0.15
-"""So long the engine has to tell what it has drawn, before it is stopped where it is."""
+"""Time that the engine has to report its tokens before its threads are stopped."""
 
 
 class Yielding:
-    """Asked by the work loop after every event: what is `due` then."""
+    """State of the engine's pauses. The work loop asks for `due` effects after every event."""
 
     def __init__(self) -> None:
         self.holds: tuple[Hold, ...] = ()
-        """Why the node is to hold still; empty = it is not."""
+        """Current holds; empty = no pause."""
         self._keep_memory_s = math.inf
         self._exists = False
-        """There is an engine, or one is being started."""
+        """True if an engine runs or is starting."""
         self._still_since: float | None = None
         self._is_ending = False
         self._renewed_by: float | None = None
-        """When the engine ends at the latest to be started anew; None = it does not."""
+        """Latest time for the engine's end before a restart; None = no restart."""
         self._waiting: StartEngine | None = None
-        """A start that is due once nothing holds the node."""
+        """Start that waits for the end of the holds."""
 
     @property
     def is_still(self) -> bool:
-        """Whether the engine is to be told nothing."""
+        """True if the engine must get no commands."""
         return self._still_since is not None or self._is_ending or self.is_renewing
 
     @property
     def rests(self) -> bool:
-        """Whether the node holds still already, and nothing more is due but by news, or within seconds."""
+        """True if the node pauses already, until an event or a timer of seconds."""
         return bool(self.holds) and not self._is_ending and (self._still_since is not None or not self._exists)
 
     @property
     def is_renewing(self) -> bool:
-        """Whether the engine ends because another is to be started in its place."""
+        """True if the engine ends for a replacement."""
         return self._renewed_by is not None
 
     def hold(self, holds: tuple[Hold, ...], *, keep_memory_s: float) -> bool:
-        """Whether the node is to hold still from here on, and was not before."""
+        """Store the holds. Return True if a pause begins."""
         begins = bool(holds) and not self.holds
         self.holds, self._keep_memory_s = holds, keep_memory_s
         return begins
 
     def renew(self, by: float) -> bool:
-        """The engine is to end, at `by` at the latest, and to start anew; whether there is one that is not ending."""
+        """Restart the engine, at `by` at the latest. Return False if there is none, or it is ending."""
         if self._exists and not self._is_ending:
             self._renewed_by = by
         return self.is_renewing
 
     def start(self, effect: StartEngine) -> list[Effect]:
-        """An engine is due: now, or once nothing holds the node."""
+        """Return the start, or keep it until the holds end."""
         if self.holds or self._is_ending:
             self._waiting = effect
             return []
@@ -75,12 +73,12 @@ class Yielding:
         return [effect]
 
     def lost(self) -> None:
-        """The engine is gone."""
+        """Record the engine's end."""
         self._exists = self._is_ending = False
         self._still_since = self._renewed_by = None
 
     def due(self, now: float, *, is_up: bool, is_told: bool) -> list[Effect]:
-        """`is_up`: the engine has its model; `is_told`: nothing more is waited for from it."""
+        """Return the effects that are due. `is_up`: the engine has its model; `is_told`: no more tokens are awaited."""
         if self._is_ending:
             return []
         if self._renewed_by is not None and (is_told or not is_up or now >= self._renewed_by):

@@ -1,4 +1,4 @@
-"""Which engine runs on which device, decided anew before each start: devices vanish, say over a sleep, and return."""
+"""Choose engine and device before each start: devices may disappear, for example during sleep, and return."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 PROBE_S: Final = 60.0
 
 Look = Callable[[], tuple[Hardware, BackendChoice]]
-"""Asks the machine, and chooses; blocks. Raises BackendError when there is nothing to choose."""
+"""Detect the hardware and choose; blocks. Raises BackendError if no engine is usable."""
 
 
 class EngineChooser:
-    """Which engine this node runs now: call `decide` first.
+    """The node's current engine choice. Call `decide` first, which sets `hardware` and `choice`.
 
-    `hardware` and `choice` are then what holds, and the first choice is the one to return to.
+    The first choice is preferred: the chooser returns to it after a fallback.
     """
 
     def __init__(self, look: Look, *, on_change: Callable[[], Awaitable[None]], probe_s: float = PROBE_S) -> None:
-        """`on_change` is awaited after each choice that differs from the one before it."""
+        """`on_change` is awaited after each changed choice."""
         self.hardware: Hardware
         self.choice: BackendChoice
         self._look = look
@@ -44,12 +44,12 @@ class EngineChooser:
         return self._first is not None and not _same(self.choice, self._first)
 
     def renew(self) -> None:
-        """The settings have changed: what is chosen next is the one to return to."""
+        """Make the next choice the preferred one, after a change of settings."""
         self._is_renewed = True
 
     @property
     def trouble(self) -> Trouble | None:
-        """That the device of the first choice is gone, or that a GPU is not used, while that is so."""
+        """Trouble while the preferred device is gone, or while a GPU is unused."""
         first = self._first
         if first is None:
             return None
@@ -58,17 +58,17 @@ class EngineChooser:
             return Trouble(TroubleCode.GPU_UNUSED, unused) if unused else None
         return Trouble(
             TroubleCode.DEVICE_GONE,
-            f"The device of {first.name} on {first.device} is gone: the node works by {self.choice.name} on"
-            f" {self.choice.device}, and looks for it every {in_words(self._probe_s)}. If it stays away, restart the"
-            " computer.",
+            f"The device of {first.name} on {first.device} is gone: the node uses {self.choice.name} on "
+            f"{self.choice.device}, and looks for the device every {in_words(self._probe_s)}. If it stays away, "
+            "restart the computer.",
         )
 
     def look_again(self) -> None:
-        """`until_another` looks at once: the machine has just woken up."""
+        """Make `until_another` look at once, after the machine has woken up."""
         self._again.set()
 
     async def decide(self) -> BackendChoice:
-        """Looks at the machine as it is now. Raises BackendError."""
+        """Choose for the current hardware. Raises BackendError."""
         before = None if self._first is None else self.choice
         self.hardware, self.choice = await asyncio.to_thread(self._look)
         if before is None or self._is_renewed:
@@ -87,7 +87,7 @@ class EngineChooser:
         return self.choice
 
     async def until_another(self) -> None:
-        """Looks now and then, until `decide` would choose otherwise."""
+        """Look at intervals, until `decide` would choose differently."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._probe_s):
@@ -96,7 +96,7 @@ class EngineChooser:
             try:
                 _, found = await asyncio.to_thread(self._look)
             except BackendError as error:
-                log.warning("No engine is to be had at this moment: %s", error)
+                log.warning("No engine is usable at this moment: %s", error)
                 continue
             if not _same(found, self.choice):
                 return

@@ -1,4 +1,4 @@
-"""Chooses a node's sampling engine and makes it, by the settings and the base model of that moment."""
+"""Choose and make a node's sampling engine, from the current settings and base model."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from echo_node.host.paths import Paths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMaker:
-    """Asks anew each time for what may change."""
+    """Maker of engines. It reads changeable values at each call."""
 
     paths: Paths
     config: Callable[[], NodeConfig]
-    """The settings in force."""
+    """Return the settings in force."""
     run_id: Callable[[], str | None]
-    """The run whose base model it is for; None = none is known."""
+    """Return the run whose base model is used; None = unknown."""
 
     def look(self) -> tuple[Hardware, BackendChoice]:
-        """This machine, and what suits it best. Blocks. Raises BackendError when there is nothing to choose."""
+        """Return the hardware and the best engine for it. Blocks. Raises BackendError if no engine is usable."""
         found, config, run_id = hardware.detect(), self.config(), self.run_id()
         content = None if run_id is None else content_here(self.paths.base(run_id))
         book = SpeedBook(self.paths.speeds)
         return found, chosen(book, found, content, settings_of(config), config.wanted_backend)
 
     def make(self, files: EngineFiles, chooser: EngineChooser, deliver: Deliver) -> EngineSupervisor:
-        """An engine that works as `chooser` says, and tells through `deliver`."""
+        """Make an engine of the chooser's choice that reports through `deliver`."""
         config = self.config()
         parts = EngineParts(
             chooser=chooser,

@@ -1,7 +1,6 @@
-"""How fast engines were measured to be, in a file of the data directory.
+"""Measured speeds of engines, in a file of the data directory.
 
-A figure counts for the very engine, hardware, base model and settings that it was measured with. What cannot be read is
-measured again.
+A figure applies only to its engine, hardware, base model and settings. An unreadable file means new measurements.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ log = logging.getLogger(__name__)
 
 MOST_ENTRIES: Final = 64
 FAILURE_KEPT_S: Final = 86_400.0
-"""An engine that failed is tried again after this time: the driver of its GPU may have been mended."""
+"""Time after which a failed engine is tried again: its GPU's driver may be repaired."""
 GOOD_ENOUGH: Final = 0.9
-"""Share of the best rate at which a narrower engine is preferred: it needs less memory, and answers sooner."""
+"""Share of the best rate at which a narrower width is preferred: it needs less memory, and responds sooner."""
 
 TELLING_WIDTH: Final = 32
-"""Figures for narrower ones alone do not say what more would give."""
+"""Smallest width that counts as wide. Figures for narrower widths do not predict the rate of wider ones."""
 
 
 class Row(BaseModel):
@@ -45,7 +44,7 @@ class Row(BaseModel):
 
 
 class Speeds(BaseModel):
-    """What was measured of one engine; empty when it could not be measured, which counts for `FAILURE_KEPT_S`."""
+    """Measurements of one engine. Without rows the engine could not be measured; this applies for `FAILURE_KEPT_S`."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -53,42 +52,42 @@ class Speeds(BaseModel):
     measured_at: float
     """Seconds since the epoch."""
     failure: str = ""
-    """What went wrong, if anything did."""
+    """Error of the measurement, if any."""
 
     @classmethod
     def now(cls, rows: Sequence[Mapping[str, Any]], failure: str = "") -> Speeds:
-        """The speeds in the rows that `measure` gave, as of now."""
+        """Make the speeds of the rows from `measure`, measured now."""
         return cls.model_validate({"rows": rows, "measured_at": time.time(), "failure": failure})
 
     def __str__(self) -> str:
         if not self.decode:
             return "The engine is too slow to be measured in that time."
         rates = ", ".join(f"{rate:.0f} at width {width}" for width, rate in self.decode.items())
-        return f"Tokens a second: {rates}; prompts {self.prefill:.0f}."
+        return f"Tokens per second: {rates}; prompts {self.prefill:.0f}."
 
     @property
     def prefill(self) -> float:
-        """Prompt tokens a second; 0 = unknown."""
+        """Prompt tokens per second; 0 = unknown."""
         return max((row.tokens_per_s for row in self.rows if row.kind == "prefill"), default=0.0)
 
     @property
     def decode(self) -> dict[int, float]:
-        """Drawn tokens a second by width."""
+        """Drawn tokens per second by width."""
         return {row.width: row.tokens_per_s for row in self.rows if row.kind == "decode"}
 
     @property
     def best(self) -> float:
-        """Drawn tokens a second at the fastest width; 0 = unknown."""
+        """Drawn tokens per second at the fastest width; 0 = unknown."""
         return max(self.decode.values(), default=0.0)
 
     @property
     def width(self) -> int:
-        """The least width that is nearly as fast as the best; 0 = unknown, as where there was no time for wide ones."""
+        """Smallest width that is nearly as fast as the best; 0 = unknown, also if only narrow widths were measured."""
         found = min((width for width, rate in self.decode.items() if rate >= GOOD_ENOUGH * self.best), default=0)
         return 0 if found == max(self.decode, default=0) < TELLING_WIDTH else found
 
     def rate(self, width: int) -> float:
-        """Drawn tokens a second at `width`, or at the next narrower one that was measured; 0 = unknown."""
+        """Return drawn tokens per second at `width` or the next smaller measured width; 0 = unknown."""
         return max(((measured, rate) for measured, rate in self.decode.items() if measured <= width), default=(0, 0.0))[
             1
         ]
@@ -98,13 +97,13 @@ _Entries = TypeAdapter(dict[str, Speeds])
 
 
 class SpeedBook:
-    """The speeds of one data directory. Calls block; a disk that cannot be written is told in the log."""
+    """The speeds of one data directory. Calls block. Write errors are logged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def find(self, place: Place, settings: EngineSettings) -> Speeds | None:
-        """What was measured in this place with these settings, whatever their width."""
+        """Return the measurements in this place with these settings, for any width."""
         found = self._entries().get(_key(place, settings))
         is_old = found is not None and found.failure and time.time() - found.measured_at >= FAILURE_KEPT_S
         return None if is_old else found
@@ -115,7 +114,7 @@ class SpeedBook:
         try:
             write_private(self._file, _Entries.dump_json(dict(newest), indent=1))
         except OSError as error:
-            log.warning("The engine's speed cannot be remembered: %s: %s", self._file, error.strerror)
+            log.warning("The engine's speed cannot be stored: %s: %s", self._file, error.strerror)
 
     def _entries(self) -> dict[str, Speeds]:
         try:
@@ -123,14 +122,15 @@ class SpeedBook:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            log.warning("What engines were measured at cannot be read: %s: %s", self._file, error.strerror)
+            log.warning("The engines' measured speeds cannot be read: %s: %s", self._file, error.strerror)
         except ValidationError:
-            log.warning("What engines were measured at is measured again: %s is damaged.", self._file)
+            log.warning("The engines' speeds are measured again: %s is damaged.", self._file)
         return {}
 
 
 def _key(place: Place, settings: EngineSettings) -> str:
     threads = settings.threads or hardware.sensible_threads()
     precision = f"{settings.precision}, {settings.kv_cache_bytes} bytes of KV cache"
-    helpers = " + ".join(helper.partition("#")[0] for helper in settings.helpers)  # Without their codes.
+    # Leave out the helpers' secret codes.
+    helpers = " + ".join(helper.partition("#")[0] for helper in settings.helpers)
     return " | ".join([*dataclasses.astuple(place), f"{threads} threads", precision, helpers])

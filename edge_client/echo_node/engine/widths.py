@@ -1,7 +1,7 @@
-"""How many rollouts at once an engine has memory for, learnt from running out of it, in a file of the data directory.
+"""Width limits of engines, learnt from running out of memory, in a file of the data directory.
 
-What was learnt of another version of the engine, on other hardware, under another limit, or longer than `KEPT_S` ago
-does not count: memory that somebody else held then may be free now.
+A limit of another engine version, hardware or memory limit does not apply. Neither does a limit older than `KEPT_S`:
+memory that other programs used then may be free now.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ KEPT_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """An engine at work: all that decides what it has memory for, besides its width."""
+    """An engine's circumstances: everything besides its width that decides its need of memory."""
 
     backend: str
     device: str
     software: str
-    """The engine's library and its version."""
+    """The engine's library with its version."""
     machine: str
     """The hardware, in words."""
     base: str
@@ -47,13 +47,13 @@ _ENTRIES: Final = TypeAdapter(dict[str, _Entry])
 
 
 class Widths:
-    """The limits of one data directory. Calls block; a disk that cannot be used is told in the log."""
+    """The limits of one data directory. Calls block. Disk errors are logged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def limit(self, place: Place, memory_bytes: int) -> int:
-        """The most rollouts at once where the engine may take this much memory; 0 = nothing is known."""
+        """Return the largest width under this memory limit; 0 = unknown."""
         entry = self._entries().get(_key(place, memory_bytes))
         return 0 if entry is None or time.time() - entry.learnt_at >= KEPT_S else entry.width
 
@@ -62,10 +62,10 @@ class Widths:
         try:
             write_private(self._file, _ENTRIES.dump_json(entries, indent=1))
         except OSError as error:
-            log.warning("The engine's width cannot be remembered: %s: %s", self._file, error.strerror)
+            log.warning("The engine's width cannot be stored: %s: %s", self._file, error.strerror)
 
     def forget(self) -> None:
-        """Forgets all limits: they will be learnt again if need be. Raises OSError."""
+        """Delete all limits. Raises OSError."""
         self._file.unlink(missing_ok=True)
 
     def _entries(self) -> dict[str, _Entry]:
@@ -74,7 +74,7 @@ class Widths:
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError) as error:
-            log.warning("The engine's widths are learnt anew, %s cannot be read: %s", self._file, error)
+            log.warning("The engines' widths are learnt again: %s cannot be read: %s", self._file, error)
             return {}
 
 

@@ -1,4 +1,4 @@
-"""A hub's address: what the user typed or pasted, and the URLs that follow from it."""
+"""A hub's address: parse the user's input, and build URLs from it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from echo_shared.sockets import is_loopback
 _PAGE: Final = re.compile(
     r"/+(leaderboard|about|receipts|teams|(nodes|teams)/[^/]*|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$"
 )
-"""The end of a path that a hub itself serves; what stands before it is the prefix that a proxy has put there."""
+"""End of a path that a hub itself serves. The part before it is a proxy's prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubAddress:
-    """`origin` is http(s)://host[:port][/prefix], without a slash at its end."""
+    """A hub's address. `origin` is http(s)://host[:port][/prefix], without a final slash."""
 
     origin: str
 
     @classmethod
     def parse(cls, url: str, *, insecure: bool) -> HubAddress:
-        """From the hub's address or that of one of its pages, with whatever is behind it.
+        """Parse a hub's address, or the address of a page on the hub.
 
-        Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any.
+        Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any host.
         """
         try:
             parts = urlsplit(url.strip())
@@ -50,16 +50,16 @@ class HubAddress:
 
     @property
     def websocket(self) -> str:
-        """Where nodes connect."""
+        """The URL of the nodes' websocket."""
         return "ws" + self.origin.removeprefix("http") + "/node"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the hub is this machine."""
+        """True if the hub is this machine."""
         return is_loopback(urlsplit(self.origin).hostname or "")
 
     def url(self, path: str) -> str:
-        """The URL of a `path` that the hub named."""
+        """Return the URL of a `path` on the hub."""
         return self.origin + path
 
 

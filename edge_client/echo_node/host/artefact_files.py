@@ -1,12 +1,11 @@
-"""Artefacts as they lie on this disk: which are verified, what room there is, and their removal.
+"""Artefacts on this disk: verification markers, disk space, and removal.
 
 An artefact counts only when its marker, `<name>.verified` next to its directory, names its content and every file still
 has the size and time that it had when it was hashed. The marker is written last and deleted first. A file outside the
 directory may stand in for some of an artefact's own (`echo_node.host.base_forms`).
 
-A power cut may leave a marker whose files never reached the disk. A base, too large to be hashed at each start, is
-synced before its marker is written. A policy version is not, so that it need not wait for the disk: it is hashed again
-after a restart.
+A power cut may leave a marker without its files. A base is too large to be hashed at each start, so it is synced before
+its marker is written. A policy version must not wait for the disk: it is hashed again after a restart.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class _Marker(BaseModel):
     files: dict[str, tuple[int, int]]
     """(size in bytes, time of change in nanoseconds) of each, by its path from the artefact's directory."""
     fetched_hex: str
-    """The message that told the hub how it came."""
+    """Encoded Fetched message, as sent to the hub."""
 
 
 def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
-    """What is known of an artefact that lies here verified and unchanged; None where there is none. Blocks.
+    """Return a verified, unchanged artefact, or None. Blocks.
 
-    `hash_again`: reads all of its files, too.
+    `hash_again`: also hash all its files.
     """
     marker = _read(directory)
     if marker is None:
@@ -108,20 +107,20 @@ def unmark(directory: Path) -> None:
 
 
 def content_here(directory: Path) -> str | None:
-    """Names what lies here verified and unchanged by what is in it; None where nothing does."""
+    """Return an id of the verified, unchanged content, or None."""
     verified = read_marker(directory)
     return None if verified is None else verified.content[:CONTENT_DIGITS]
 
 
 def delete_changed(directory: Path) -> None:
-    """Deletes what was verified here and has changed; without a marker it is a partial fetch. Raises StorageError."""
+    """Delete a verified artefact that has changed; keep a partial fetch, which has no marker. Raises StorageError."""
     if _marker(directory).exists():
         log.warning("%s has changed since it was verified: it is fetched again.", directory.name)
         delete_artefact(directory)
 
 
 def delete_artefact(directory: Path) -> None:
-    """Deletes an artefact, its marker first. Raises StorageError."""
+    """Delete an artefact, its marker first. Raises StorageError."""
     with on_disk(directory):
         _marker(directory).unlink(missing_ok=True)
         if directory.exists():
@@ -129,11 +128,11 @@ def delete_artefact(directory: Path) -> None:
 
 
 def try_to_delete(directory: Path) -> None:
-    """Deletes an artefact as far as the disk allows: say a virus scanner reads a file."""
+    """Delete an artefact, and log a failure: a virus scanner may hold a file open."""
     try:
         delete_artefact(directory)
     except StorageError as error:
-        log.warning("%s is not deleted yet: %s", directory.name, error)
+        log.warning("%s could not be deleted: %s", directory.name, error)
 
 
 def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]], *, more_bytes: int = 0) -> None:
@@ -155,7 +154,7 @@ def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]], *, m
 
 
 def headroom_bytes(disk_bytes: int) -> int:
-    """What stays free of a disk of that size."""
+    """Return the bytes to leave free on a disk of this size."""
     return min(MOST_HEADROOM_BYTES, int(HEADROOM_SHARE * disk_bytes))
 
 
@@ -184,10 +183,10 @@ def _stats(directory: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 
 def _allocated_bytes(path: Path) -> int:
-    """What the file takes of the disk: a fetch under way may have its full size, and holes."""
+    """Return the file's allocated bytes: a partial fetch may have its full size and holes."""
     try:
         found = path.stat()
     except FileNotFoundError:
         return 0
-    blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not say.
+    blocks: int | None = getattr(found, "st_blocks", None)  # Windows has no block count.
     return found.st_size if blocks is None else min(found.st_size, 512 * blocks)

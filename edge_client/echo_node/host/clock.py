@@ -1,4 +1,4 @@
-"""The clock by which the node measures time."""
+"""The node's clock for intervals."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from echo_node.core.clocks import ClockReading
 
 
 def running_s() -> float:
-    """Seconds by a clock that never goes back and counts the time that the machine sleeps, too; its zero means nothing.
+    """Return seconds of a monotonic clock that counts sleep; its zero has no meaning.
 
-    Windows' `time.monotonic` does; Linux's does not, nor macOS's.
+    `time.monotonic` counts sleep on Windows, but not on Linux and macOS.
     """
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -21,5 +21,5 @@ def running_s() -> float:
 
 
 def read_clocks() -> ClockReading:
-    """Now."""
+    """Read both clocks now."""
     return ClockReading(running_s(), time.time())

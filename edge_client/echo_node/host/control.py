@@ -1,8 +1,9 @@
-"""How `echo-node status` and `echo-node leave` talk to the running daemon: a websocket on loopback, JSON both ways.
+"""The control socket between `echo-node status` or `echo-node leave` and the running daemon: a websocket on loopback,
+JSON both ways.
 
-The port is any free one. It stands, with a secret, in a file that only the owner of the data directory can read; a
-request without the secret, or from a web page (which sends an Origin), is refused. The status page, where there is one,
-is served on the same port, and guards itself.
+The port is any free one. A file that only the owner of the data directory can read holds port and secret. A request
+without the secret, or from a web page (which sends an Origin), is refused. The status page uses the same port, and
+checks its own requests.
 """
 
 from __future__ import annotations
@@ -34,39 +35,40 @@ LOOPBACK: Final = "127.0.0.1"
 PATIENCE_S: Final = 5.0
 MAX_REQUEST_BYTES: Final = 4_096
 MOST_OPEN: Final = 16
-"""Connections at once; for one more, the oldest is closed. A request takes milliseconds."""
+"""Maximum of open connections; one more closes the oldest. A request takes milliseconds."""
 
 Verbs = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
-"""What each verb does with its arguments, and answers; called on the event loop, so it must not block. An EchoError is
-an answer, too: whoever asked raises it."""
+"""Handler of each verb: arguments in, answer out. Handlers run on the event loop and must not block. An EchoError is
+sent back and raised by `ask`.
+"""
 
 
 class Page(Protocol):
-    """What web pages are served: `echo_node.status_page.page`."""
+    """The web page on the control port: `echo_node.status_page.page`."""
 
     def listens(self, host: str, port: int) -> None:
-        """It is served there from now on."""
+        """Record the page's own address."""
 
     def owns(self, request: Request) -> bool:
-        """Whether a request is the page's to answer."""
+        """Return True if the request is for the page."""
 
     def respond(self, request: Request) -> Response | None:
-        """The answer to one of its requests; None: it becomes a websocket."""
+        """Answer the page's request; None lets it become a websocket."""
 
     async def converse(self, connection: ServerConnection) -> None:
-        """Until that websocket is closed."""
+        """Serve the page's websocket until it is closed."""
 
 
 @asynccontextmanager
 async def control_server(file: Path, verbs: Verbs, page: Page | None = None) -> AsyncIterator[None]:
-    """Serves `verbs`, and the page, while the context is open; `file` then says where."""
+    """Serve `verbs` and the page while the context is open; `file` holds the address."""
     token = secrets.token_urlsafe(32)
 
     def look(connection: ServerConnection, request: Request) -> Response | None:
         if page is not None and page.owns(request):
             return page.respond(request)
         if request.headers.get_all("Origin"):
-            return connection.respond(HTTPStatus.FORBIDDEN, "Web pages have no business here.\n")
+            return connection.respond(HTTPStatus.FORBIDDEN, "Web pages are not allowed here.\n")
         return None
 
     async def answer(connection: ServerConnection) -> None:
@@ -78,7 +80,7 @@ async def control_server(file: Path, verbs: Verbs, page: Page | None = None) -> 
             async with asyncio.timeout(PATIENCE_S):
                 await connection.send(json.dumps(_reply(await connection.recv(), token=token, verbs=verbs)))
         except (TimeoutError, WebSocketException) as error:
-            log.info("a control request broke off: %s", error)
+            log.info("a control request was interrupted: %s", error)
 
     incoming = cast("type[ServerConnection]", partial(_Incoming, {}))
     async with serve(
@@ -102,7 +104,9 @@ async def control_server(file: Path, verbs: Verbs, page: Page | None = None) -> 
 
 
 class _Incoming(ServerConnection):
-    """One of few: any program on this machine can reach the port, and the daemon's files are the node's to open."""
+    """A connection under a limit: any program on this machine can reach the port, and each connection uses a file
+    descriptor.
+    """
 
     def __init__(self, others: dict[ServerConnection, None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -122,7 +126,9 @@ class _Incoming(ServerConnection):
 
 
 async def ask(file: Path, verb: str, arguments: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """The daemon's answer. Raises ConnectError when no daemon runs on this data directory, and what it refuses."""
+    """Return the daemon's answer. Raises ConnectError without a running daemon on this data directory, and ConfigError
+    for a refusal.
+    """
     try:
         url, token = _where(file)
         async with asyncio.timeout(PATIENCE_S), connect(url, compression=None, proxy=None) as connection:
@@ -141,7 +147,7 @@ async def ask(file: Path, verb: str, arguments: Mapping[str, Any] = {}) -> dict[
 
 
 async def is_running(file: Path) -> bool:
-    """Whether a daemon runs on this data directory."""
+    """Return True if a daemon runs on this data directory."""
     try:
         await ask(file, "status")
     except ConnectError:

@@ -34,4 +34,4 @@ def make_nodes() -> None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", "") or ""
-        log.warning("%s is missing, and %s does not make it: %s %s", _NODE, _PROGRAM, error, said.strip())
+        log.warning("%s is missing, and %s cannot create it: %s %s", _NODE, _PROGRAM, error, said.strip())

@@ -1,4 +1,4 @@
-"""What this machine has, asked of the machine itself; no table of models. What cannot be found out is empty or zero."""
+"""This machine's hardware, as the system reports it, without a table of models. Unknown values are empty or zero."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_NUMBER: Final = ("[N/A]", "[Not Supported]", "N/A")
 _MOST_DIGITS: Final = 9
 _UNLIMITED: Final = 2**31
 _UNSAID: Final = (OSError, ValueError, RuntimeError, psutil.Error)
-"""What psutil raises on systems that do not say."""
+"""Exceptions of psutil on systems without the information."""
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CGROUPS_OF_THIS_PROCESS: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -45,12 +45,12 @@ class Hardware:
     cpu_name: str
     physical_cores: int
     usable_cores: int
-    """Logical cores that this process may run on; in a container no more than its share of time, rounded up."""
+    """Logical cores that this process may use; in a container at most its CPU quota, rounded up."""
     memory_bytes: int
     cuda_gpus: tuple[Gpu, ...]
     apple_silicon: bool
     silent_gpu: bool = False
-    """True if an NVIDIA GPU is plugged in, and its driver does not answer."""
+    """True if an NVIDIA GPU is present, but its driver does not answer."""
 
     @property
     def summary(self) -> str:
@@ -62,7 +62,7 @@ class Hardware:
 
 
 def detect() -> Hardware:
-    """Asks the system; never raises. Takes up to seconds where an NVIDIA driver has to wake up."""
+    """Detect the hardware; never raises. Takes seconds if an NVIDIA driver has to start."""
     gpus = _cuda_gpus()
     return Hardware(
         cpu_name=_cpu_name(),
@@ -76,7 +76,7 @@ def detect() -> Hardware:
 
 
 def sensible_threads() -> int:
-    """Threads for work that fills a core's arithmetic units, where a core's second thread gains nothing."""
+    """Return the number of threads for arithmetic work, which gains nothing from a core's second thread."""
     return min(_physical_cores(), _usable_cores())
 
 
@@ -101,7 +101,9 @@ def _usable_cores() -> int:
 
 
 def _cgroup_cores() -> int:
-    """The least quota among this process's control groups and those above them; a great number where there is none."""
+    """Return the smallest CPU quota of this process's control groups and their parents; a large number without a
+    quota.
+    """
     try:
         groups = _CGROUPS_OF_THIS_PROCESS.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -111,7 +113,9 @@ def _cgroup_cores() -> int:
 
 
 def _cgroup_directories(groups: str) -> list[Path]:
-    """Where the quotas may stand. A container often sees its own group as the root: that is asked in any case."""
+    """Return the directories that may hold quotas, including the root, which a container often sees as its own
+    group.
+    """
     found = []
     for line in groups.splitlines():
         _, _, rest = line.partition(":")
@@ -134,7 +138,7 @@ def _quota(directory: Path) -> float:
 
 
 def parse_cpu_max(text: str) -> float:
-    """Cores from "quota period", both in microseconds; "max" and whatever else is no such pair is no limit."""
+    """Parse "quota period" in microseconds to a number of cores. "max" and any other text mean no limit."""
     found = re.fullmatch(r"\s*([0-9]{1,18})\s+([0-9]{1,18})\s*", text)
     quota, period = (int(found[1]), int(found[2])) if found else (0, 0)
     return quota / period if quota and period else _UNLIMITED
@@ -154,12 +158,12 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
             _NVIDIA_SMI, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return ()  # No driver, or one that does not answer: no CUDA.
+        return ()  # No driver, or a silent one: no CUDA.
     return parse_nvidia_smi(result.stdout)
 
 
 def _has_nvidia_card() -> bool:
-    """Return True if the PCI bus has an NVIDIA GPU. Only Linux tells."""
+    """Return True if the PCI bus has an NVIDIA GPU. Works only on Linux."""
     for device in _PCI.glob("*"):
         with suppress(OSError):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
@@ -169,9 +173,9 @@ def _has_nvidia_card() -> bool:
 
 
 def parse_nvidia_smi(output: str) -> tuple[Gpu, ...]:
-    """GPUs from lines of "name, MiB"; a GPU that shares the machine's memory has no number, and then 0 bytes.
+    """Parse lines of "name, MiB". A GPU that shares the machine's memory has no number, and 0 bytes.
 
-    Anything else, as an error text with a comma in it, is no GPU.
+    Other lines, such as error texts with a comma, are ignored.
     """
     gpus = []
     for line in output.splitlines():

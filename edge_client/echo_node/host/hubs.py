@@ -1,4 +1,4 @@
-"""The hubs that a node knows: address, pinned key, and how it joined."""
+"""The hubs that a node knows: address, pinned key, and flags of joining."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Flag = str | int | float | bool | list[str]
 
 
 class HubRecord(BaseModel):
-    """hub.json: one hub, as pinned at first use."""
+    """hub.json: one hub, pinned at first use."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     url: str
     hub_key_hex: str
     joined_at: float
-    """Seconds since the epoch; the greatest is the hub that `run` rejoins."""
+    """Seconds since the epoch; `run` rejoins the hub with the latest time."""
     invite_token: str | None = None
     run_id: str = ""
     run_name: str = ""
     flags: dict[str, Flag] = {}
-    """What `join` was told on its command line, by setting; `run` and the service do the same."""
+    """Flags of `join` by setting; `run` and the service use them too."""
 
     @property
     def hub_key(self) -> bytes:
@@ -42,20 +42,20 @@ class HubRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joining:
-    """What one run of the daemon is about."""
+    """Parameters of one run of the daemon."""
 
     address: HubAddress
     pinned: HubRecord | None
-    """None at first use: whatever key the hub shows is then pinned."""
+    """None at first use: the hub's key is then pinned."""
     invite_token: str | None
     flags: Mapping[str, Flag] = field(default_factory=dict)
-    """To be remembered with the hub."""
+    """Flags to store with the hub."""
     given: Mapping[str, Flag] = field(default_factory=dict)
-    """What else the command line says, which counts for this time and wins over them."""
+    """Other flags of the command line, which apply to this run only and override `flags`."""
     patient: bool
-    """Keep trying even when the very first connection fails."""
+    """Keep trying even if the first connection fails."""
     share: float | None = None
-    """Of the node's time beside its other hubs, from now on; 0 = it has all of it, None = as before."""
+    """New share of the node's time among its hubs; 0 = all of it, None = unchanged."""
 
 
 class Hubs:
@@ -65,20 +65,20 @@ class Hubs:
         self._paths = paths
 
     def all(self) -> list[HubRecord]:
-        """The records, newest join first. Raises StorageError when a record cannot be read."""
+        """Return the records, newest join first. Raises StorageError if one is unreadable."""
         records = [_read(path) for path in self._paths.hubs.glob("*/hub.json")]
         return sorted(records, key=lambda record: record.joined_at, reverse=True)
 
     def at(self, url: str) -> HubRecord | None:
-        """The hub that was pinned at this address."""
+        """Return the hub pinned at this address, or None."""
         return next((record for record in self.all() if record.url == url), None)
 
     def last(self) -> HubRecord | None:
-        """The hub that was joined last."""
+        """Return the hub joined last, or None."""
         return next(iter(self.all()), None)
 
     def save(self, record: HubRecord) -> None:
-        """Pins the record. Another hub's claim on the same address ends; the files of this hub's last run go."""
+        """Store the record. Remove another hub's record of the same address, and the files of this hub's last run."""
         for other in self.all():
             if other.hub_key_hex == record.hub_key_hex:
                 if other.run_id != record.run_id:
@@ -91,13 +91,13 @@ class Hubs:
         return self._paths.hub(record.hub_key)
 
     def forget(self, record: HubRecord) -> None:
-        """Deletes all that came from this hub: record, spool, its run's files, and its share."""
+        """Delete everything from this hub: record, spool, its run's files, and its share."""
         SharesFile(self._paths.shares_file).forget(record.url)
         shutil.rmtree(self.directory(record))
         self.delete_run(record.run_id)
 
     def delete_run(self, run_id: str) -> None:
-        """Deletes the run's artefacts, their markers and carriers, and what the engine made of them."""
+        """Delete the run's artefacts, their markers and carriers, and the engine's conversions."""
         base, policy = artefact_name("base", run_id, 0), artefact_name("policy", run_id, 0).rstrip("0")
         of_this_run = re.compile(rf"({re.escape(base)}|{re.escape(policy)}\d+)(\.[a-z]+\d*)?")
         for directory in (self._paths.artefacts, self._paths.carriers, self._paths.derived):
@@ -112,7 +112,7 @@ def _read(path: Path) -> HubRecord:
         assert len(record.hub_key) == 32
     except (OSError, ValueError, ValidationError, AssertionError) as error:
         raise StorageError(
-            "What this node knows of a hub cannot be read.",
+            "A hub's record on this node cannot be read.",
             got=f"{path}: {error}",
             do="Delete that file and join the hub again.",
         ) from error

@@ -1,8 +1,7 @@
-"""The copy of Echo that runs, where an installer made it: what it noted of its source, and what has replaced it.
+"""The running copy of Echo, if made by an installer: its note of the source, and its successor.
 
-<home>/versions/<name>/          an installation, with a copy of `installers`
-<home>/versions/<name>/source.json   what the installer was given
-<home>/current                   leads to the one that holds
+<home>/versions/<name>/          an installation, with a copy of `installers` <home>/versions/<name>/source.json
+arguments of the installer <home>/current                   link to the version in use
 """
 
 from __future__ import annotations
@@ -23,30 +22,30 @@ from echo_shared.installation import NAME
 _NOTE: Final = "source.json"
 _VERSIONS: Final = "versions"
 _MANIFEST: Final = "manifest.json"
-"""Of a wheelhouse that is a directory: by it everything else there is checked."""
+"""Manifest of a wheelhouse directory, which verifies all its other files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What an installer was given, to be given again."""
+    """Arguments of an installer, for another run."""
 
     origin: Origin
     source: str
     options: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables that say where it installs."""
+    """Variables that select the place of the installation."""
 
 
 class InstalledCopy:
-    """The environment of this process as it was when it started: later, `current` may lead elsewhere."""
+    """The environment of this process at its start: `current` may change later."""
 
     def __init__(self, prefix: Path | None = None) -> None:
-        """`prefix`: this interpreter's, unless given."""
+        """`prefix`: this interpreter's by default."""
         self.environment = (prefix or Path(sys.prefix)).resolve()
 
     @property
     def home(self) -> Path:
-        """Where the installer puts all that it makes."""
+        """The installer's directory."""
         return self.environment.parent.parent
 
     @property
@@ -59,17 +58,17 @@ class InstalledCopy:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another version holds now."""
+        """True if another version is in use now."""
         return self.is_by_installer and self.newest != self.environment
 
     @property
     def newest(self) -> Path:
-        """The environment that holds."""
+        """The environment in use now."""
         return self._current.resolve()
 
     @property
     def newest_release(self) -> str:
-        """Of the environment that holds; empty = nothing says so."""
+        """Release of the environment in use; empty = unknown."""
         places = [str(path) for path in self.newest.glob("lib/python*/site-packages")]
         return next((one.version for one in metadata.distributions(name=NAME, path=places)), "")
 
@@ -79,12 +78,12 @@ class InstalledCopy:
 
     @property
     def installer(self) -> Path:
-        """The script that this copy came with."""
+        """The installer script of this copy."""
         system = "macos" if sys.platform == "darwin" else "linux"
         return self.environment / "installers" / system / "install.sh"
 
     def given(self) -> Given | None:
-        """None where nothing is noted that can be understood."""
+        """Return the installer's arguments; None without a readable note."""
         try:
             fields: Mapping[str, Any] = json.loads((self.environment / _NOTE).read_text(encoding="utf-8"))
             return Given(
@@ -97,7 +96,7 @@ class InstalledCopy:
             return None
 
     def note(self) -> Note | None:
-        """What is noted, and how things stand there now."""
+        """Return the note with the current state of the source."""
         given = self.given()
         if given is None:
             return None
@@ -109,10 +108,10 @@ class InstalledCopy:
 
 
 def is_owners(path: Path) -> bool:
-    """Whether this user and the system alone can put something else at `path`, or change what it holds.
+    """Return True if only this user and the system can replace `path` or change its content.
 
-    The user's own group counts as the user, as it does for the usual umask of 002. Raises no error: what cannot be
-    looked at is somebody else's.
+    The user's own group counts as the user, as for the usual umask of 002. An unreadable path returns False. Raises
+    nothing.
     """
     try:
         real = path.resolve()
@@ -128,9 +127,9 @@ def is_owners(path: Path) -> bool:
 
 def _keeps_others_out(found: os.stat_result, *, is_above: bool = False) -> bool:
     if sys.platform == "win32":
-        return False  # Its rights are not in a mode.
+        return False  # File modes do not show Windows' rights.
     if is_above and found.st_mode & stat.S_ISVTX:
-        return True  # As in /tmp: nobody removes or renames there what is another's.
-    is_link = stat.S_ISLNK(found.st_mode)  # Whose mode means nothing.
+        return True  # As in /tmp: users cannot remove or rename files of others there.
+    is_link = stat.S_ISLNK(found.st_mode)  # A link's own mode has no meaning.
     by_group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getgid())
     return found.st_uid in (0, os.getuid()) and (is_link or not (found.st_mode & stat.S_IWOTH or by_group))

@@ -1,7 +1,8 @@
-"""Runs the installer that this copy came with, with the source that it was given, and starts what it has installed.
+"""Run this copy's installer with its original source, and start the installed version.
 
-The installer outlives the node: where the node is a service, it stops that and starts the new version in its place, or
-the old one again. systemd ends all that a service has started along with it, so there it runs as a unit of its own.
+The installer outlives the node. If the node is a service, the installer stops the service and starts the new version,
+or the old version again. systemd ends all processes of a service together, so the installer runs as a separate unit
+there.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ log = logging.getLogger(__name__)
 
 UNIT: Final = "echo-node-update"
 LONGEST_S: Final = 3_600.0
-"""After which an installer is ended."""
+"""Time limit of an installer, in seconds."""
 _LOOK_S: Final = 0.2
 _MOST_SAID: Final = 300
-"""Characters."""
+"""Maximum characters of the result."""
 _CGROUPS: Final = Path("/proc/self/cgroup")
 
 
 def command(copy: InstalledCopy, given: Given) -> list[str]:
-    """What runs the installer again; `--running` keeps the files of the version that runs."""
+    """Return the command for the installer; `--running` keeps the files of the running version."""
     return [str(copy.installer), "--from", given.source, *given.options, "--running"]
 
 
 def as_unit(installer: Sequence[str], environment: Mapping[str, str], log_file: Path) -> list[str]:
-    """The same as a unit of the user's systemd, waited for."""
+    """Return the command as a unit of the user's systemd, with a wait for its end."""
     output = f"append:{log_file}"
     return [
         *("systemd-run", "--user", "--collect", "--quiet", "--wait", f"--unit={UNIT}"),
@@ -49,15 +50,15 @@ def as_unit(installer: Sequence[str], environment: Mapping[str, str], log_file: 
 
 
 def is_in_service(cgroups: str) -> bool:
-    """Whether a process with these lines of /proc/PID/cgroup ends when systemd stops the node's unit."""
+    """Return True if a process with these lines of /proc/PID/cgroup belongs to the node's unit."""
     return any(line.endswith(f"/{SERVICE_UNIT}") for line in cgroups.splitlines())
 
 
 async def install(copy: InstalledCopy, given: Given, log_file: Path) -> str:
-    """Empty: the installer has done its work; else what it said at its end, in a line. All that it says is in the log.
+    """Run the installer. Return "" on success, else its last message. The log file gets its output.
 
-    Cancelled, it leaves the installer to end by itself, which leaves a whole version behind in any case. Raises OSError
-    where it cannot be started.
+    After a cancel, the installer continues by itself and leaves a complete version in any case. Raises OSError if it
+    cannot be started.
     """
     process, began = _start(copy, given, log_file)
     status = await _end_of(process)
@@ -65,7 +66,7 @@ async def install(copy: InstalledCopy, given: Given, log_file: Path) -> str:
 
 
 def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """The installer, and where in the log its words begin."""
+    """Start the installer. Return the process, and the start of the installer's output in the log."""
     kept = {key: os.environ[key] for key in (HOME_VARIABLE, "PATH") if key in os.environ}
     environment = {**kept, **given.environment}
     line = command(copy, given)
@@ -73,7 +74,7 @@ def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subproces
         line = as_unit(line, environment, log_file)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
-        began = output.tell()  # Which moves with what the installer writes.
+        began = output.tell()  # The position moves with the installer's output.
         process = subprocess.Popen(
             line,
             cwd=copy.home,
@@ -81,30 +82,30 @@ def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subproces
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C, and the end of a LaunchAgent, are the node's alone.
+            start_new_session=True,  # Ctrl-C and the end of a LaunchAgent must reach only the node.
         )
         return process, began
 
 
 def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what steers this interpreter, and would lead another one astray."""
+    """Return the environment without this interpreter's variables, which would mislead another interpreter."""
     return {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Not waited for in a thread, which a node that ends would have to wait for in its turn."""
+    """Poll instead of blocking a thread: a stopping node would have to join the thread."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + LONGEST_S
     while (status := process.poll()) is None:
         if loop.time() > ends_at:
-            log.error("The installer has not ended within %.0f s: it is ended.", LONGEST_S)
+            log.error("The installer has not ended within %.0f s and is killed.", LONGEST_S)
             os.killpg(process.pid, signal.SIGKILL)
         await asyncio.sleep(_LOOK_S)
     return status
 
 
 def _last_words(log_file: Path, began: int) -> str:
-    """Of what the installer wrote: its own error, or else its last line."""
+    """Return the installer's own error, or else its last line."""
     with log_file.open("rb") as file:
         file.seek(began)
         lines = file.read().decode(errors="replace").split("\n")
@@ -114,7 +115,7 @@ def _last_words(log_file: Path, began: int) -> str:
 
 
 def come_back(copy: InstalledCopy, arguments: Sequence[str]) -> NoReturn:
-    """Becomes the version that holds now, with these arguments of `echo-node`. Raises OSError where that cannot be."""
+    """Replace this process with the version in use, with these arguments of `echo-node`. Raises OSError on failure."""
     python = str(copy.newest / "bin" / "python")
     logging.shutdown()
     if sys.stdout is not None:

@@ -1,4 +1,4 @@
-"""Why the last daemon ended, where a hub has ended it: for who looks later, and finds no node running."""
+"""The reason why a hub ended the last daemon, stored for later commands that find no running node."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 
 class LastWord:
-    """last_word.json; no file = a daemon runs, or its owner has ended it."""
+    """last_word.json; no file = a daemon runs, or its owner ended it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def load(self) -> Notice | None:
-        """None also where the file cannot be understood."""
+        """Return the notice; None without a readable file."""
         try:
             fields = json.loads(self._file.read_text(encoding="utf-8"))
             return Notice(str(fields["title"]), str(fields["text"]))
@@ -27,11 +27,11 @@ class LastWord:
             return None
 
     def save(self, notice: Notice | None) -> None:
-        """None: there is nothing to say. What cannot be written is in the log."""
+        """Store the notice; None deletes it. A failure is logged."""
         try:
             if notice is None:
                 self._file.unlink(missing_ok=True)
             else:
                 write_private(self._file, json.dumps({"title": notice.title, "text": notice.text}).encode())
         except OSError as error:
-            log.warning("Why the node ended cannot be kept: %s: %s", self._file, error.strerror)
+            log.warning("The reason of the node's end cannot be stored: %s: %s", self._file, error.strerror)

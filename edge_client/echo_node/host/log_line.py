@@ -1,4 +1,4 @@
-"""The lines of the node's own log: what `echo-node` writes before each entry, taken apart again."""
+"""Parse the lines of the node's own log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Line:
     """One line of a log."""
 
     at: str | None
-    """Local time, as the log has it; None = it belongs to the entry that began before it, as those of a traceback."""
+    """Local time of the entry; None = continuation of an earlier entry, such as a traceback."""
     text: str
 
 
 def line_of(text: str) -> Line:
-    """What the log has as `text`."""
+    """Parse one line of the log."""
     entry = _ENTRY.fullmatch(text)
     return Line(None, text) if entry is None else Line(entry[1], entry[2])

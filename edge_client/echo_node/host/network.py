@@ -1,4 +1,4 @@
-"""Which addresses this machine has on its networks."""
+"""This machine's network addresses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def own_addresses() -> frozenset[str]:
-    """Of all interfaces, loopback's too; blocks for a fraction of a millisecond."""
+    """Return the addresses of all interfaces, with loopback. Blocks for a fraction of a millisecond."""
     return frozenset(
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()

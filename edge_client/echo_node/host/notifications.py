@@ -1,4 +1,4 @@
-"""Notifications on the owner's desktop, where the session's D-Bus has somebody who shows them.
+"""Notifications on the owner's desktop, if the session's D-Bus has a notification service.
 
 https://specifications.freedesktop.org/notification-spec/1.2/
 """
@@ -15,13 +15,13 @@ from echo_node.host.sensors.bus import Bus
 SERVICE: Final = "org.freedesktop.Notifications"
 PATH: Final = "/org/freedesktop/Notifications"
 URGENT: Final = ("y", 2)
-"""It stays until somebody has seen it."""
+"""An urgent notification stays until the user closes it."""
 MOST_SHOWN: Final = 500
-"""Characters."""
+"""Maximum characters of the text."""
 
 
 def notify(notice: Notice) -> bool:
-    """Whether somebody shows it. Blocks, for a second or two at most."""
+    """Show a notification. Return False if no service shows it. Blocks for at most two seconds."""
     if sys.platform != "linux":
         return False
     bus = Bus("SESSION")
@@ -31,7 +31,7 @@ def notify(notice: Notice) -> bool:
         if can is None:
             return False
         if "body-markup" in can[0]:
-            text = html.escape(text, quote=False)  # Some of it is the hub's words.
+            text = html.escape(text, quote=False)  # The text may contain the hub's words.
         body: tuple[Any, ...] = ("echo-node", 0, "", notice.title, text, [], {"urgency": URGENT}, -1)
         return bus.call(SERVICE, PATH, SERVICE, "Notify", "susssasa{sv}i", body) is not None
     finally:

@@ -1,12 +1,12 @@
-"""Where a node keeps its files.
+"""Locations of a node's files.
 
 data_dir/
-    identity.key              who this node is
+    identity.key              the node's private key
     node.lock                 held while a daemon runs on this directory
-    control.json              how to talk to that daemon
-    pause.json                the pause that its owner asked for
-    shares.json               which part of its time each of several hubs has
-    hubs/<hub>/hub.json       what is known of a hub; <hub> is a hash of its key
+    control.json              address and secret of the daemon's control socket
+    pause.json                the owner's pause
+    shares.json               shares of the node's time by hub
+    hubs/<hub>/hub.json       record of a hub; <hub> is a hash of its key
     hubs/<hub>/spool.db       finished rollouts and their receipts
     artefacts/<name>/         fetched and verified base models and policy versions
     carriers/<name>.<kind>/   the sealed files that policy versions came in, for other nodes, and that a base comes in
@@ -39,16 +39,16 @@ HOME_VARIABLE: str = "ECHO_NODE_HOME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """All paths follow from the data directory; the settings file has a place of its own."""
+    """All paths of a node. They lie in the data directory, except the settings file."""
 
     data_dir: Path
     config_file: Path
 
     @classmethod
     def find(cls, data_dir: Path | None) -> Paths:
-        """The paths below `data_dir` if given, else ECHO_NODE_HOME, else the platform's own place.
+        """Return the paths below `data_dir`, else ECHO_NODE_HOME, else the platform's own place.
 
-        Raises ConfigError where that would be the home of a user who has none.
+        Raises ConfigError if that needs the home of a user without one.
         """
         home = os.environ.get(HOME_VARIABLE)
         try:
@@ -102,7 +102,7 @@ class Paths:
         return self.data_dir / "carriers"
 
     def base(self, run_id: str) -> Path:
-        """The directory of a run's base model."""
+        """Return the directory of a run's base model."""
         return self.artefacts / artefact_name("base", run_id, 0)
 
     @property
@@ -130,7 +130,7 @@ class Paths:
 
     @contextmanager
     def lock(self, *, wait_s: float = 0.0) -> Iterator[None]:
-        """Holds the data directory. Raises StorageError when another process still holds it after `wait_s`."""
+        """Lock the data directory. Raises StorageError if another process holds it after `wait_s`."""
         lock = self._acquire(wait_s)
         try:
             yield
@@ -144,7 +144,7 @@ class Paths:
             lock.acquire(timeout=wait_s)
         except Timeout as error:
             raise StorageError(
-                "A node runs on this data directory already.",
+                "A node already runs on this data directory.",
                 got=str(self.data_dir),
                 do="See it with: echo-node status. A second node needs a directory of its own: --data-dir DIR",
                 code="in_use",
@@ -159,7 +159,7 @@ class Paths:
 
 
 def home() -> Path:
-    """The user's home directory. Raises ConfigError where there is none."""
+    """Return the user's home directory. Raises ConfigError without one."""
     try:
         return Path.home()
     except RuntimeError as error:
@@ -168,4 +168,4 @@ def home() -> Path:
 
 def _homeless(do: str) -> ConfigError:
     got = "neither HOME nor an entry in the system's list of users"
-    return ConfigError("This user has no home directory to keep the node's files in.", got=got, do=do)
+    return ConfigError("This user has no home directory for the node's files.", got=got, do=do)

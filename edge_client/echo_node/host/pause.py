@@ -1,4 +1,4 @@
-"""The pause that the owner asked for, on disk: a node that is started again is still paused."""
+"""The owner's pause on disk: a restarted node is still paused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PauseFile:
         self._file = file
 
     def load(self) -> Pause | None:
-        """A file that cannot be understood is a pause without an end: whoever wrote it wanted the node to be still."""
+        """Return the pause. An unreadable file is a pause without end, because its writer wanted the node to pause."""
         try:
             until = json.loads(self._file.read_text(encoding="utf-8"))["until"]
             return Pause(None if until is None else datetime.fromtimestamp(until).timestamp())
@@ -35,30 +35,30 @@ class PauseFile:
             return Pause()
 
     def save(self, pause: Pause | None) -> None:
-        """Raises StorageError; the pause then lasts as long as the process."""
+        """Store the pause. Raises StorageError; the pause then lasts as long as the process."""
         try:
             if pause is None:
                 self._file.unlink(missing_ok=True)
             else:
                 write_private(self._file, f"{json.dumps({'until': pause.until})}\n".encode())
         except OSError as error:
-            what = "The pause cannot be kept on the disk; a node that runs keeps to it all the same."
+            what = "The pause cannot be stored on disk; a running node still keeps it."
             failed = disk_error(what, self._file.parent, got=f"{self._file}: {error.strerror}", code=error.errno)
             raise StorageError(what, got=failed.got, do=failed.do, code=failed.code) from error
 
 
 def pause_for(length: str | None) -> Pause:
-    """From now on for a length such as "90m" or "1h30m"; None = until the owner says otherwise. Raises ConfigError."""
+    """Return a pause of a length such as "90m" or "1h30m" from now; None = until resumed. Raises ConfigError."""
     return Pause() if length is None else Pause(time.time() + seconds_of(length))
 
 
 def seconds_of(length: str) -> float:
-    """The seconds in "90m" or "1h30m". Raises ConfigError for what is no length, or longer than a year."""
+    """Return the seconds in "90m" or "1h30m". Raises ConfigError for any other text, or more than a year."""
     text = length.strip().lower().replace(" ", "")
     parts = re.findall(_PART, text) if re.fullmatch(f"(?:{_PART})+", text) else []
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= _LONGEST_S:
         raise ConfigError(
-            "This is no length of time.", got=repr(length), do='Write it like "30m", "2h", "1h30m" or "3d".'
+            "This is not a length of time.", got=repr(length), do='Write it like "30m", "2h", "1h30m" or "3d".'
         )
     return seconds

@@ -1,4 +1,4 @@
-"""How this process stands among the programs of the machine, and to its parent. Its later threads stand as it does."""
+"""Priority of this process, and its tie to its parent. Later threads inherit both."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PR_SET_PDEATHSIG: Final = 1
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _TRIES: Final = 20
 _AGAIN_S: Final = 0.1
-"""The kernel takes one such change in a tenth of a second, of whoever is not root."""
+"""Interval between attempts: the kernel allows other users than root one such change per 0.1 s."""
 
 
 def give_way(priority: Priority) -> None:
-    """Lowers this process's claim on processor and disk. What the system refuses is logged and does without."""
+    """Lower this process's priority for processor and disk. Refusals of the system are logged."""
     if priority == "normal":
         return
     try:
@@ -40,30 +40,30 @@ def give_way(priority: Priority) -> None:
         else:
             _on_linux(priority)
     except (OSError, psutil.Error, AttributeError) as error:
-        log.warning("The system does not let the engine have the priority %r: %s", priority, error)
+        log.warning("The system refuses the engine's priority %r: %s", priority, error)
 
 
 def die_with_parent() -> None:
-    """On Linux. One that is suspended would outlive a parent that was killed: it does not see its input end."""
+    """End this process with its parent, on Linux. A suspended process would not see the end of its input."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _on_linux(priority: Literal["lowest", "low"]) -> None:
-    """SCHED_IDLE runs when nobody else wants the core; Linux counts as `nice` what has a niceness, so it has both."""
+    """Set SCHED_IDLE, which uses only idle cores, and a niceness, because Linux accounts niced time separately."""
     os.setpriority(os.PRIO_PROCESS, 0, _NICE[priority])
     if priority == "lowest":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     else:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
-    _lower_session(_NICE[priority])  # The last: a container may refuse it, and the rest holds all the same.
+    _lower_session(_NICE[priority])  # Last, because a container may refuse this.
 
 
 def _lower_session(niceness: int) -> None:
-    """Where the kernel shares cores out among sessions first, each gets as much as any other, whatever the priorities
-    within it are, unless the session has a niceness itself: sched(7), "The autogroup feature". One that this process
-    shares with others is left as it is."""
+    """Set the niceness of the session. With autogroups the kernel first shares cores equally among sessions, whatever
+    their inner priorities: sched(7), "The autogroup feature". A session shared with other processes is left alone.
+    """
     if os.getsid(0) != os.getpid():
         return
     for _ in range(_TRIES):
@@ -75,7 +75,7 @@ def _lower_session(niceness: int) -> None:
 
 
 def _on_macos(priority: Literal["lowest", "low"]) -> None:
-    """The class "background" would keep it from the fast cores even where nobody wants them."""
+    """Use the class "utility": "background" would keep the process off the fast cores even when they are idle."""
     os.setpriority(os.PRIO_PROCESS, 0, _NICE[priority])
     if priority == "lowest":
         ctypes.CDLL(None).pthread_set_qos_class_self_np(_QOS_CLASS_UTILITY, 0)
@@ -88,7 +88,7 @@ def _on_windows(priority: Literal["lowest", "low"]) -> None:
     process.nice(getattr(constants, "IDLE_PRIORITY_CLASS" if lowest else "BELOW_NORMAL_PRIORITY_CLASS"))
     process.ionice(getattr(constants, "IOPRIO_VERYLOW" if lowest else "IOPRIO_LOW"))
     if lowest:
-        throttling = (ctypes.c_uint32 * 3)(1, 1, 1)  # Version, what is set, and that it is on: EcoQoS.
+        throttling = (ctypes.c_uint32 * 3)(1, 1, 1)  # Version, mask and value: EcoQoS on.
         kernel: Any = ctypes.windll.kernel32  # type: ignore[attr-defined,unused-ignore]
         kernel.SetProcessInformation(
             kernel.GetCurrentProcess(), _PROCESS_POWER_THROTTLING, ctypes.byref(throttling), ctypes.sizeof(throttling)

@@ -11,7 +11,7 @@ from typing import Final
 from echo_shared.messages.fields import printable_line
 
 PROBE_S: Final = 120.0
-"""The first import of PyTorch from a slow disk takes most of a minute."""
+"""Importing PyTorch from a slow disk takes most of a minute."""
 _MOST_SAID: Final = 200
 
 

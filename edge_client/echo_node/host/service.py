@@ -1,6 +1,6 @@
-"""The node as a service of its user's own session: a systemd user unit, a LaunchAgent, or a Windows logon task.
+"""The node as a service of its user's session: a systemd user unit, a LaunchAgent, or a Windows logon task.
 
-Rendering is pure and the same everywhere; `install`, `uninstall` and `status` run the platform's own command.
+Rendering is pure and works everywhere; `install`, `uninstall` and `status` run the platform's own command.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One platform's way: a file, and the commands that make the platform read it."""
+    """A platform's service file, and the commands that load it."""
 
     path: Path
     content: bytes
     probe: Command
-    """Succeeds only where this kind of service exists."""
+    """Command that succeeds only if this kind of service exists."""
     install: tuple[Command, ...]
     uninstall: tuple[Command, ...]
-    """May fail: what they stop may have stopped already."""
+    """Commands that may fail: the service may be stopped already."""
     status: Command
 
 
 def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_home: Path) -> Service:
-    """A systemd *user* unit: it needs no root, and sees the user's session, also its files in /tmp and its D-Bus."""
+    """Render a systemd *user* unit. It needs no root, and can use the user's session, its files in /tmp and its
+    D-Bus.
+    """
     settings = "".join(f"Environment={_systemd_quoted(f'{key}={value}')}\n" for key, value in environment.items())
     content = (
         "[Unit]\n"
         "Description=Echo node: lends this computer to train language models\n"
         "StartLimitIntervalSec=0\n"
-        # The session's bus tells what the owner does; its socket sets its address in the manager's environment.
+        # The session bus reports the owner's activity; its socket puts the bus address into the manager's environment.
         "Wants=dbus.socket\n"
         "After=dbus.socket\n"
         "\n"
@@ -58,10 +60,10 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         f"{settings}"
         "Restart=on-failure\n"
         "RestartSec=30\n"
-        "OOMPolicy=continue\n"  # The kernel takes the engine's process, which the node starts again.
+        "OOMPolicy=continue\n"  # The kernel kills only the engine's process, which the node restarts.
         "TimeoutStopSec=30\n"
         "Nice=10\n"
-        # Where groups of processes share a core, a niceness counts only within each: of 100 for any other.
+        # Niceness counts only within a control group; this is the group's weight, of 100 for others.
         "CPUWeight=5\n"
         "\n"
         "[Install]\n"
@@ -79,7 +81,7 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
 
 
 def launch_agent(command: Sequence[str], environment: Mapping[str, str], home: Path, *, log: Path, uid: int) -> Service:
-    """A LaunchAgent: it runs while the user is logged in, at background priority."""
+    """Render a LaunchAgent: it runs while the user is logged in, at background priority."""
     content = plistlib.dumps(
         {
             "Label": LABEL,
@@ -106,7 +108,7 @@ def launch_agent(command: Sequence[str], environment: Mapping[str, str], home: P
 
 
 def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
-    """A task that starts at logon: a Windows *service* would see no GPU and no user."""
+    """Render a logon task: a Windows *service* would see no GPU and no user."""
     arguments = escape(subprocess.list2cmdline(command[1:]))
     content = (
         '<?xml version="1.0" encoding="UTF-16"?>\n'
@@ -133,14 +135,14 @@ def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
         content=content.encode("utf-16"),
         probe=("schtasks", "/Query", "/FO", "LIST"),
         install=(("schtasks", "/Create", "/TN", TASK, "/XML", str(path), "/F"), ("schtasks", "/Run", "/TN", TASK)),
-        # A task that is deleted while it runs runs on.
+        # Deleting a running task does not stop it.
         uninstall=(("schtasks", "/End", "/TN", TASK), ("schtasks", "/Delete", "/TN", TASK, "/F")),
         status=("schtasks", "/Query", "/TN", TASK, "/V", "/FO", "LIST"),
     )
 
 
 def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service:
-    """`echo-node run` on `data_dir`, as this platform's kind of service."""
+    """Return `echo-node run` on `data_dir` as this platform's kind of service."""
     arguments = ["run", "--data-dir", str(data_dir)]
     python = lasting(Path(sys.executable), Path(sys.prefix))
     command = [str(python), "-m", MODULE, *arguments]
@@ -157,8 +159,9 @@ def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service
 
 
 def lasting(python: Path, environment: Path) -> Path:
-    """The interpreter by the name that the next upgrade leaves valid: through the installers' link `current`, where
-    that leads to its environment; else as it is."""
+    """Return the interpreter's path through the installers' link `current`, which an upgrade keeps valid; without such
+    a link, the path itself.
+    """
     current = environment.parent.parent / "current"
     if current.resolve() != environment.resolve() or not python.is_relative_to(environment):
         return python
@@ -166,7 +169,7 @@ def lasting(python: Path, environment: Path) -> Path:
 
 
 def in_environment(environment: Mapping[str, str]) -> list[str]:
-    """Python's arguments that run the node with `environment` set: a Windows task has no place for variables."""
+    """Return Python's arguments that run the node with `environment`: a Windows task has no variables."""
     if not environment:
         return ["-m", MODULE]
     run = f"runpy.run_module({MODULE!r}, run_name='__main__', alter_sys=True)"
@@ -174,7 +177,7 @@ def in_environment(environment: Mapping[str, str]) -> list[str]:
 
 
 def install(service: Service) -> None:
-    """Writes the file and starts the service, in place of an earlier one. ConfigError where the platform cannot."""
+    """Write the file and start the service, in place of an earlier one. Raises ConfigError if the platform cannot."""
     uninstall(service)
     _check(service)
     try:
@@ -187,7 +190,7 @@ def install(service: Service) -> None:
 
 
 def uninstall(service: Service) -> bool:
-    """Stops the service and deletes its file; False when it was not installed."""
+    """Stop the service and delete its file. Return False if it is not installed."""
     if not service.path.exists():
         return False
     _check(service)
@@ -198,7 +201,7 @@ def uninstall(service: Service) -> bool:
 
 
 def status(service: Service) -> str:
-    """What the platform says of the service."""
+    """Return the platform's report on the service."""
     if not service.path.exists():
         return "not installed"
     _check(service)
@@ -207,14 +210,14 @@ def status(service: Service) -> str:
 
 
 def _check(service: Service) -> None:
-    reason = "there is no such command"
+    reason = "this command does not exist"
     if shutil.which(service.probe[0]) is not None:
         result = _run(service.probe)
         if result.returncode == 0:
             return
         reason = (result.stderr or result.stdout).strip() or f"exit status {result.returncode}"
     raise ConfigError(
-        "This system has no service manager for its users that the node could use.",
+        "This system has no service manager for users that the node could use.",
         got=f"{' '.join(service.probe)}: {reason}",
         do="Log in to a full session and try again, or start the node yourself: echo-node run",
         code="no_service_manager",
@@ -231,7 +234,7 @@ def _run_or_raise(command: Command) -> None:
         raise ConfigError(
             "The service could not be installed.",
             got=f"{' '.join(command)}: {(result.stderr or result.stdout).strip() or result.returncode}",
-            do="Mend what it says, then: echo-node service install",
+            do="Fix the problem above, then: echo-node service install",
         )
 
 

@@ -1,4 +1,4 @@
-"""The shares of a node's hubs, on disk: read anew for each turn, so that a running node heeds what is changed."""
+"""The shares of a node's hubs on disk. They are read for each turn, so that a running node uses changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     hubs: dict[str, HubShare] = {}
-    """By address."""
+    """Shares by hub address."""
 
 
 class SharesFile:
@@ -26,7 +26,7 @@ class SharesFile:
         self._file = file
 
     def load(self) -> dict[str, HubShare]:
-        """Raises StorageError."""
+        """Return the shares by hub address. Raises StorageError."""
         try:
             return dict(_Document.model_validate_json(self._file.read_bytes()).hubs)
         except FileNotFoundError:
@@ -39,9 +39,9 @@ class SharesFile:
             ) from error
 
     def joined(self, hub: str, share: float, *, before: str | None) -> None:
-        """`hub` is worked for from now on: beside the others, or alone where it has no share (0).
+        """Add a hub with its share, or give it all time (share 0).
 
-        `before`: whom the node worked for until now; it has a share of 1 beside the new one, unless it has another.
+        `before`: the previous hub. It gets a share of 1 next to the new hub, unless shares exist already.
         """
         hubs = self.load()
         if share == 0:
@@ -54,7 +54,7 @@ class SharesFile:
         self.save(hubs)
 
     def worked(self, hub: str, seconds: float, now: float) -> None:
-        """Adds what a hub has had. `now`: seconds since the epoch."""
+        """Add a hub's working time. `now`: seconds since the epoch."""
         hubs = self.load()
         self.save({**hubs, hub: hubs.get(hub, HubShare()).worked(seconds, now)})
 
@@ -64,9 +64,9 @@ class SharesFile:
             self.save(hubs)
 
     def save(self, hubs: Mapping[str, HubShare]) -> None:
-        """Raises StorageError."""
+        """Store the shares. Raises StorageError."""
         text = _Document(hubs=dict(hubs)).model_dump_json(indent=2)
         try:
             write_private(self._file, f"{text}\n".encode())
         except OSError as error:
-            raise StorageError("The shares cannot be kept.", got=f"{self._file}: {error.strerror}") from error
+            raise StorageError("The shares cannot be stored.", got=f"{self._file}: {error.strerror}") from error

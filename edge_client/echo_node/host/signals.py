@@ -1,8 +1,8 @@
-"""Ctrl-C, and the service manager's request to stop: told to whoever can end in good order, never raised.
+"""Deliver Ctrl-C and the service manager's stop request to a handler that ends in good order; never raise them.
 
-A KeyboardInterrupt may come between any two instructions: Python wraps it into other errors, or prints it and goes on.
-So a command that has nothing to put in order leaves SIGINT to the system (`__main__`), and one that has runs its main
-coroutine by `run_until_stopped`, within which `stop_signals` may hand the signals on to somebody else for a while.
+A KeyboardInterrupt may come between any two instructions: Python may wrap it into other errors, or print and ignore it.
+A command without cleanup therefore leaves SIGINT to the system (`__main__`). Other commands run their main coroutine
+with `run_until_stopped`, and `stop_signals` can pass the signals to another handler for a while.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ else:
     STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
 _told: ContextVar[Mapping[int, Stop]] = ContextVar("told", default=MappingProxyType({}))
-"""Who is told of which signal."""
+"""Current handler of each signal."""
 
 
 def run_until_stopped(main: Coroutine[Any, Any, _T]) -> _T:
-    """Runs `main` as `asyncio.run` does. Each Ctrl-C cancels it where it waits; CancelledError then comes from here."""
+    """Run `main` like `asyncio.run`. Each Ctrl-C cancels it; the call then raises CancelledError."""
 
     async def stoppable() -> _T:
         task = asyncio.current_task()
@@ -44,9 +44,9 @@ def run_until_stopped(main: Coroutine[Any, Any, _T]) -> _T:
 
 @contextmanager
 def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None]:
-    """Calls `stop` in the running loop, with the signal's name, each time that one comes.
+    """Call `stop` with the signal's name in the running loop, for each signal.
 
-    Afterwards whoever was told before is told again, or what the process did on the signal holds again.
+    Afterwards restore the previous handler or signal action.
     """
     loop, before = asyncio.get_running_loop(), _told.get()
     token = _told.set({**before, **dict.fromkeys(numbers, stop)})
@@ -62,17 +62,17 @@ def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None
 
 
 def watch_stdin(stop: Stop) -> None:
-    """Calls `stop` in the running loop, with the reason, when standard input ends.
+    """Call `stop` with a reason in the running loop when standard input ends.
 
-    By a daemon thread, because a read of standard input can be neither awaited nor cancelled everywhere.
+    Use a daemon thread, because reads of standard input cannot be awaited or cancelled on all platforms.
     """
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
-        # Not through sys.stdin: its lock, held by this thread, would abort the interpreter at its end.
+        # Avoid sys.stdin: its lock, held by this thread, would abort the interpreter at exit.
         while os.read(0, 4_096):
             pass
-        with suppress(RuntimeError):  # The loop has ended before its standard input did.
+        with suppress(RuntimeError):  # The loop may end before standard input.
             loop.call_soon_threadsafe(stop, "standard input ended")
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()
@@ -88,5 +88,5 @@ def _tell(loop: asyncio.AbstractEventLoop, number: int, stop: Stop) -> None:
 
 def _leave(loop: asyncio.AbstractEventLoop, number: int, before: Any) -> None:
     if sys.platform != "win32":
-        loop.remove_signal_handler(number)  # Which sets a default of asyncio's own.
+        loop.remove_signal_handler(number)  # This call restores asyncio's default, not the previous handler.
     signal.signal(number, before)

@@ -1,11 +1,11 @@
-"""The spool: every leased rollout until its final receipt, in one SQLite file that survives crashes.
+"""The spool: every leased rollout until its final receipt, in one crash-safe SQLite file.
 
-States of a row: `leased` (the node holds it, unfinished) → `sent` (finished and on disk; sent, and sent again until the
-hub has it) → `received` → `scored` → `trained` | `dropped`. The last four come from the hub's receipts alone. The
-payload is kept from `sent` until the first receipt. A state never goes back. Whether the hub has checked it stands
-beside the state.
+States of a row: `leased` (held, unfinished) → `sent` (finished and on disk; sent again until the hub has it) →
+`received` → `scored` → `trained` | `evaluated` | `dropped`. The states after `sent` come only from the hub's receipts.
+The payload is kept from `sent` until the first receipt. A state never goes back. The result of the hub's check is
+stored next to the state.
 
-One transaction a call, durable when the call returns. Calls are serialised by a lock and may come from any thread.
+Each call is one transaction, durable at its return. A lock serialises calls from any thread.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from echo_shared.messages import (
 
 SENT: Final = "sent"
 STATES: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
-"""A state is stored as its place here; from `trained` on they are final."""
+"""States, stored as their index here. States from `trained` on are final."""
 _FINAL: Final = STATES.index("trained")
-_CANNOT: Final = "The spool, where finished work waits for the hub, cannot be written."
+_CANNOT: Final = "The spool, which stores finished rollouts for the hub, cannot be written."
 _LEAST_FREE_BYTES: Final = 64 * 1024
-"""With less, what SQLite calls an input or output error is a full disk: of its own log it does not say so."""
+"""Free space below which an SQLite input or output error counts as a full disk: for its own log, SQLite does not report
+one.
+"""
 
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
-"""Rollouts whose receipts are asked for on one connection; older ones come up once these are final."""
+"""Maximum of rollouts in the receipt requests of one connection. Older ones follow once these are final."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS rollouts (
@@ -70,18 +72,18 @@ _ENTRY: Final = "rollout_id, state, drop_reason, checked, changed_at"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolEntry:
-    """What this node knows of one rollout."""
+    """This node's record of one rollout."""
 
     rollout_id: str
     state: str
     drop_reason: str | None
     checked: str
     changed_at: float
-    """When it came into its state, in seconds since the epoch; 0 = before nodes kept that."""
+    """Time of the last state change, in seconds since the epoch; 0 = from an older release."""
 
 
 class Spool:
-    """One hub's spool."""
+    """The spool of one hub."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -89,7 +91,7 @@ class Spool:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Open the file, or make it. Raises StorageError if it cannot be opened or is no spool; it is closed then."""
+        """Open or create the file. Raises StorageError, and closes the file, if it cannot be opened or is no spool."""
         with self._guarded():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
@@ -107,7 +109,9 @@ class Spool:
                 self._connection = None
 
     def begin_run(self, run_id: str) -> int:
-        """Deletes another run's rows: rollout ids are unique within a run only. Returns how many were not final."""
+        """Delete another run's rows, because rollout ids are unique only within a run. Return the number of rows
+        without a final state.
+        """
         with self._transaction() as connection:
             row = connection.execute("SELECT run_id FROM run").fetchone()
             if row is not None and row[0] == run_id:
@@ -119,7 +123,9 @@ class Spool:
             return int(lost)
 
     def write(self, effects: Iterable[SpoolEffect]) -> None:
-        """Writes all effects in one transaction; done again, they change nothing. Raises StorageError: none was."""
+        """Write all effects in one transaction. Repeating them changes nothing. Raises StorageError and writes nothing
+        on failure.
+        """
         now = time.time()
         with self._transaction() as connection:
             for effect in effects:
@@ -152,7 +158,7 @@ class Spool:
                         assert_never(effect)
 
     def unfinished(self) -> dict[int, tuple[int, ...]]:
-        """Indices by lease that were leased, and neither finished nor returned."""
+        """Return the indices by lease that are neither finished nor returned."""
         leases: dict[int, list[int]] = {}
         with self._reading() as connection:
             for lease_id, index in connection.execute(
@@ -162,12 +168,12 @@ class Spool:
         return {lease_id: tuple(indices) for lease_id, indices in leases.items()}
 
     def unacked_ids(self) -> list[str]:
-        """Ids of the finished rollouts that have no receipt."""
+        """Return the ids of finished rollouts without a receipt."""
         with self._reading() as connection:
             return [row[0] for row in connection.execute("SELECT rollout_id FROM rollouts WHERE state = 1")]
 
     def unacked(self, after: str = "") -> list[Rollout]:
-        """The next `RESEND_BATCH` finished rollouts without a receipt, in id order after id `after`."""
+        """Return the next `RESEND_BATCH` finished rollouts without a receipt, in id order after `after`."""
         query = "SELECT payload FROM rollouts WHERE state = 1 AND rollout_id > ? ORDER BY rollout_id LIMIT ?"
         with self._reading() as connection:
             rows = connection.execute(query, (after, RESEND_BATCH)).fetchall()
@@ -175,15 +181,16 @@ class Spool:
         return [rollout for rollout in rollouts if isinstance(rollout, Rollout)]
 
     def without_final_receipt(self) -> list[str]:
-        """Ids of the rollouts that the hub has and whose end is not known here: at most `MAX_ASKED`, newest first."""
+        """Return the ids of rollouts on the hub without a final state here: at most `MAX_ASKED`, newest first."""
         states = (STATES.index("received"), STATES.index("scored"))
         query = "SELECT rollout_id FROM rollouts WHERE state IN (?, ?) ORDER BY lease_id DESC, idx DESC LIMIT ?"
         with self._reading() as connection:
             return [row[0] for row in connection.execute(query, (*states, MAX_ASKED))]
 
     def counts(self) -> dict[str, int]:
-        """Rollouts by state, those dropped also by reason, as `dropped:reason`, and those that the hub has checked by
-        what it found, as `checked:passed` and `checked:failed`."""
+        """Count rollouts by state; dropped ones also as `dropped:reason`, checked ones as `checked:passed` and
+        `checked:failed`.
+        """
         counts = dict.fromkeys(STATES, 0)
         with self._reading() as connection:
             query = "SELECT state, drop_reason, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 1, 2"
@@ -197,7 +204,7 @@ class Spool:
         return counts
 
     def entries(self, *, state: str | None = None, since: float = 0.0, limit: int) -> list[SpoolEntry]:
-        """The newest leases first: those in one state, and changed at `since` or later."""
+        """Return the rollouts in one state, changed at `since` or later, newest leases first."""
         wanted = range(len(STATES)) if state is None else [STATES.index(state)]
         query = (
             f"SELECT {_ENTRY} FROM rollouts WHERE state IN ({', '.join(map(str, wanted))}) AND changed_at >= ?"
@@ -207,7 +214,9 @@ class Spool:
             return [_entry(row) for row in connection.execute(query, (since, limit))]
 
     def entry(self, wanted_id: str) -> SpoolEntry | None:
-        """None for a rollout that was never leased to this node in this run, or that it gave back unfinished."""
+        """Return a rollout; None if this run never leased the rollout to this node, or if the node returned it
+        unfinished.
+        """
         with self._reading() as connection:
             query = f"SELECT {_ENTRY} FROM rollouts WHERE rollout_id = ?"
             row = connection.execute(query, (wanted_id,)).fetchone()
@@ -244,9 +253,9 @@ class Spool:
                 raise StorageError(
                     _CANNOT,
                     got=f"{self._path}: {error}",
-                    do="Free some disk space or make the directory writable; the node tries again by itself."
+                    do="Free some disk space or make the directory writable; the node retries by itself."
                     if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.OperationalError)
-                    else "If the disk is healthy, move this file away and start the node again.",
+                    else "If the disk is healthy, move this file away and restart the node.",
                 ) from error
 
 
@@ -256,7 +265,7 @@ def _entry(row: tuple[str, int, str | None, str, float]) -> SpoolEntry:
 
 
 def _is_full(error: Exception, directory: Path) -> bool:
-    """Whether it was room that lacked."""
+    """Return True if the disk is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
@@ -269,7 +278,7 @@ def _is_full(error: Exception, directory: Path) -> bool:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables, and the columns that a file of an older release lacks."""
+    """Create the tables, and add columns that files of older releases lack."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.executescript(_SCHEMA)

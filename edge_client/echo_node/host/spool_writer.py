@@ -1,4 +1,4 @@
-"""Writes to the spool off the event loop, many effects a transaction, and again until the disk takes them."""
+"""Write to the spool off the event loop, many effects per transaction, and retry until the disk accepts them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _COUNTS: Final = "the spool's counts"
 
 
 class SpoolWriter:
-    """Takes what is to be spooled at once, and writes it in batches.
+    """Accept spool effects at once, and write them in batches.
 
-    `put` never waits; what is put is bounded by the work that the node holds, and none comes while writing fails.
+    `put` never waits. The queue is bounded by the node's leases, and no new leases come while writes fail.
     """
 
     def __init__(
@@ -38,19 +38,21 @@ class SpoolWriter:
         self._retry = asyncio.Event()
         self._dirty = True
         self.counts: dict[str, int] = {}
-        """Rollouts by state, as of the last `refresh`."""
+        """Rollouts by state at the last `refresh`."""
 
     def put(self, effect: SpoolEffect) -> None:
-        """Queues an effect, to be written after all that was put before."""
+        """Queue an effect. Effects are written in order."""
         self._pending.append(effect)
         self._news.set()
 
     def retry_now(self) -> None:
-        """Ends the wait after a failure."""
+        """End the wait after a failure."""
         self._retry.set()
 
     async def run(self) -> None:
-        """Writes until cancelled. Delivers Spooled once rollouts are durable, SpoolFailed after each failed attempt."""
+        """Write until cancelled. Deliver Spooled once rollouts are durable, and SpoolFailed after each failed
+        attempt.
+        """
         while True:
             await self._news.wait()
             self._news.clear()
@@ -73,7 +75,7 @@ class SpoolWriter:
                 await self._deliver(Spooled(rollouts=rollouts))
 
     async def refresh(self) -> None:
-        """Counts again if anything was written since."""
+        """Count again if anything was written since the last count."""
         if self._dirty:
             try:
                 self.counts = await asyncio.to_thread(self._spool.counts)
@@ -84,7 +86,7 @@ class SpoolWriter:
             self._dirty = False
 
     def finish(self) -> None:
-        """Writes once more, after `run` was cancelled. What still cannot be written is returned at the next start."""
+        """Write once more, after `run` was cancelled. Rollouts that fail again are returned at the next start."""
         try:
             self._spool.write(self._pending)
         except StorageError as error:

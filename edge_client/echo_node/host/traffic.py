@@ -1,4 +1,4 @@
-"""The meter of what a node sends and receives: traffic.json, by day, written every few seconds."""
+"""The meter of a node's traffic: traffic.json, by day, written every few seconds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from echo_shared.files import disk_error, write_private
 log = logging.getLogger(__name__)
 
 SAVE_S: Final = 5.0
-"""What a power cut can take of the count."""
+"""Interval between writes; a power cut loses at most this much of the count."""
 _PART: Final = "the count of traffic"
 
 
 class TrafficMeter:
-    """Used on the event loop. `count` at every message; `run` adds what the swarm has moved, and saves."""
+    """The meter of sent and received bytes, for the event loop. Call `count` for each message; `run` adds the swarm's
+    bytes, and saves.
+    """
 
     def __init__(self, file: Path, troubles: TroubleLog, *, today: Callable[[], date] = date.today) -> None:
         self._file = file
@@ -33,17 +35,17 @@ class TrafficMeter:
         self._is_saved = True
 
     def count(self, *, sent: int = 0, received: int = 0) -> None:
-        """So many bytes, just now."""
+        """Add bytes sent and received now."""
         if sent or received:
             self._ledger.add(Amount(sent, received), self._today())
             self._is_saved = False
 
     def now(self) -> Traffic:
-        """By this machine's calendar."""
+        """Return the traffic by this machine's calendar."""
         return self._ledger.now(self._today())
 
     async def run(self, of_swarm: Callable[[], Awaitable[tuple[int, int]]]) -> None:
-        """Until cancelled. `of_swarm`: bytes that the swarm has sent and received since it was opened."""
+        """Count and save until cancelled. `of_swarm`: bytes that the swarm has sent and received since its start."""
         try:
             while True:
                 await asyncio.sleep(SAVE_S)
@@ -55,14 +57,14 @@ class TrafficMeter:
             self.save()
 
     def save(self) -> None:
-        """Writes the count if it has changed; a disk that does not take it is told, and tried again."""
+        """Write the count if it has changed. A failure is reported, and retried later."""
         if self._is_saved:
             return
         days = {day.isoformat(): [amount.sent, amount.received] for day, amount in self._ledger.days.items()}
         try:
             write_private(self._file, f"{json.dumps(days, indent=1)}\n".encode())
         except OSError as error:
-            what = "What is sent and received cannot be written down; it is counted all the same."
+            what = "The count of traffic cannot be written; counting continues."
             self._troubles.met(_PART, disk_error(what, self._file.parent, got=str(error), code=error.errno))
             return
         self._is_saved = True
@@ -70,12 +72,12 @@ class TrafficMeter:
 
 
 def _load(file: Path) -> dict[date, Amount]:
-    """What was counted before; a file that is damaged is begun anew."""
+    """Return the stored count. A damaged file counts as empty."""
     try:
         days = json.loads(file.read_text(encoding="utf-8"))
         return {date.fromisoformat(day): Amount(int(sent), int(received)) for day, (sent, received) in days.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("What was sent and received is counted anew: %s: %s", file, error)
+        log.warning("The count of traffic restarts at zero: %s: %s", file, error)
         return {}

@@ -1,4 +1,4 @@
-"""A node's troubles, each told in the log when it begins and when it is over."""
+"""A node's troubles, each logged at its begin and end."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ log = logging.getLogger(__name__)
 
 
 class TroubleLog:
-    """Used from the event loop's thread alone."""
+    """Log of troubles, for the event loop's thread only."""
 
     def __init__(self) -> None:
         self._troubles = Troubles()
 
     @property
     def now(self) -> tuple[Trouble, ...]:
-        """One of each code."""
+        """One trouble of each code."""
         return self._troubles.now
 
     def begin(self, part: str, trouble: Trouble) -> None:
-        """`part` of the node has met it, or meets it still."""
+        """Record that `part` has met the trouble, or still has it."""
         if (news := self._troubles.begin(part, trouble)) is not None:
             log.warning("%s", news)
 
     def met(self, part: str, error: EchoError, *, otherwise: TroubleCode = TroubleCode.STORAGE) -> None:
-        """As `begin`, from what was raised."""
+        """Record the trouble of a raised error."""
         self.begin(part, trouble_of(error, otherwise=otherwise))
 
     def end(self, part: str) -> None:
-        """`part` has got through; harmless where it had met nothing."""
+        """Record that `part` has recovered. Safe to call without a trouble."""
         if (news := self._troubles.end(part)) is not None:
             log.info("%s", news)

@@ -1,4 +1,6 @@
-"""What updates were tried: beside the installation, so that all nodes of it count together, and until it is removed."""
+"""The record of update attempts. It lies next to the installation, shared by all its nodes, until the installation is
+removed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class UpdateBook:
         self._file = home / _FILE
 
     def tries(self) -> tuple[Try, ...] | None:
-        """The newest last; None where the file cannot be understood."""
+        """Return the attempts, the newest last; None if the file is unreadable."""
         try:
             fields = json.loads(self._file.read_text(encoding="utf-8"))
             return tuple(
@@ -34,8 +36,8 @@ class UpdateBook:
             return None
 
     def begin(self, name: str, now: float) -> bool:
-        """Writes down that a try begins; False where it may not, by what others have written. Raises StorageError."""
-        with disk_errors("An update cannot be written down, so none is made.", self._file.parent):
+        """Record the start of an attempt. Return False if earlier attempts forbid it. Raises StorageError."""
+        with disk_errors("An update cannot be recorded, so none is made.", self._file.parent):
             try:
                 with FileLock(self._file.with_suffix(".lock"), timeout=_WAIT_S):
                     tries = self.tries()
@@ -47,9 +49,9 @@ class UpdateBook:
                 return False
 
     def end(self, name: str, outcome: str) -> None:
-        """Writes down how that try ended. Raises StorageError."""
+        """Record the end of the attempt. Raises StorageError."""
         tries = self.tries() or ()
-        with disk_errors("How the update ended cannot be written down.", self._file.parent):
+        with disk_errors("The result of the update cannot be recorded.", self._file.parent):
             self._save(tuple(Try(name=name, at=one.at, outcome=outcome) if one.name == name else one for one in tries))
 
     def _save(self, tries: tuple[Try, ...]) -> None:

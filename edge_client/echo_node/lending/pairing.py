@@ -1,6 +1,7 @@
-"""How a node and its helper know each other: a certificate that the node pins, and a secret that the helper asks for.
+"""Pairing of a node and its helper: a certificate that the node pins, and a secret that the helper asks for.
 
-The code that a helper prints holds both. The secret follows from the certificate's key, so one file is all there is.
+The helper's printed code holds the certificate's fingerprint and the secret. The secret is derived from the
+certificate's key, so one file stores both.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ _SECRET_BYTES: Final = 16
 _NAME: Final = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "echo-node lend")])
 _BEGIN: Final = datetime.datetime(2000, 1, 1)
 _NO_END: Final = datetime.datetime(9999, 12, 31, 23, 59, 59)
-"""RFC 5280, 4.1.2.5: a certificate without an end."""
+"""Date for a certificate without an end: RFC 5280, 4.1.2.5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """What a node must have to be let in."""
+    """Credentials of a node for its helper."""
 
     fingerprint: bytes
     secret: bytes
 
     @classmethod
     def parse(cls, text: str) -> Code:
-        """Raises ValueError."""
+        """Parse the code. Raises ValueError."""
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         if len(raw) != _FINGERPRINT_BYTES + _SECRET_BYTES:
             raise ValueError(f"{len(raw)} bytes")
@@ -51,7 +52,7 @@ class Code:
         return base64.urlsafe_b64encode(self.fingerprint + self.secret).decode().rstrip("=")
 
     def is_of(self, certificate: bytes) -> bool:
-        """Whether this is the DER certificate that the code was made with."""
+        """Return True if the code was made with this DER certificate."""
         return hmac.compare_digest(_fingerprint(certificate), self.fingerprint)
 
 
@@ -65,7 +66,7 @@ class HelperAddress:
 
     @classmethod
     def parse(cls, text: str) -> HelperAddress:
-        """Raises ConfigError."""
+        """Parse the address. Raises ConfigError."""
         where, mark, code = text.strip().partition("#")
         try:
             parts = urlsplit(f"//{where}")
@@ -76,36 +77,36 @@ class HelperAddress:
             raise ConfigError(
                 "This is not the address of a helper.",
                 got=f"{where!r}{' with a code' if mark else ''}: {error}",
-                do="Copy HOST:PORT#CODE from what `echo-node lend` printed on the helper.",
+                do="Copy HOST:PORT#CODE from the output of `echo-node lend` on the helper.",
             ) from error
         if address.code is None and not is_loopback(address.host):
             raise ConfigError(
                 "The helper is another machine, and its code is missing.",
                 got=text,
-                do="Copy HOST:PORT#CODE from what `echo-node lend` printed on the helper.",
+                do="Copy HOST:PORT#CODE from the output of `echo-node lend` on the helper.",
             )
         return address
 
     @property
     def with_code(self) -> str:
-        """As `parse` takes it."""
+        """The address with its code, as `parse` reads it."""
         return str(self) if self.code is None else f"{self}#{self.code}"
 
     def __str__(self) -> str:
-        """Without the code, which is a secret."""
+        """Return the address without its secret code."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """A helper's certificate and secret, and the code that tells a node of both."""
+    """A helper's certificate and secret, and the code that holds both."""
 
     code: Code
     file: Path
 
     @classmethod
     def load_or_create(cls, file: Path) -> Pairing:
-        """The certificate and key in `file`, made where there are none. Raises ConfigError when it cannot be read."""
+        """Load the certificate and key from `file`, or make them. Raises ConfigError if the file is unreadable."""
         if not file.exists():
             write_private(file, _make())
         try:
@@ -113,7 +114,7 @@ class Pairing:
             key = load_pem_private_key(text, password=None)
             certificate = x509.load_pem_x509_certificate(text)
             if not isinstance(key, Ed25519PrivateKey):
-                raise ValueError("a key of another kind")
+                raise ValueError("the key is not Ed25519")
         except (OSError, ValueError) as error:
             raise ConfigError(
                 "The helper's certificate cannot be read.",
@@ -132,7 +133,7 @@ class Pairing:
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS for a certificate that the caller checks itself, against its code."""
+    """Return a TLS context without verification: the caller compares the certificate with the code."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -1,8 +1,8 @@
-"""Joins a node to a helper's device server, which itself listens on loopback only and knows no strangers.
+"""Connect a node to a helper's device server, which listens only on loopback and checks no clients.
 
-The helper's relay takes TLS connections, asks each for the secret, and passes one node at a time on. The node's tunnel
-is a local port for the native library; behind it the helper's certificate is checked before the secret is told. After
-one line of JSON each way, bytes travel as they are. A node on the helper's own machine needs no secret.
+The helper's relay accepts TLS connections, asks each for the secret, and serves one node at a time. The node's tunnel
+is a local port for the native library. The tunnel checks the helper's certificate before it sends the secret. After one
+line of JSON each way, bytes pass unchanged. A node on the helper's own machine needs no secret.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 HANDSHAKE_S: Final = 10.0
 START_S: Final = 120.0
-"""Until a helper's device server must be up."""
+"""Time limit for the start of a helper's device server."""
 LEAVING_S: Final = 5.0
-"""A node that comes back waits so long for what is left of it to end."""
+"""Time that a returning node waits for the end of its earlier connection."""
 REPORT_S: Final = 60.0
 _LINE_BYTES: Final = 4_096
 _TEXT: Final = 512
@@ -51,14 +51,14 @@ class _Line(BaseModel):
 
 
 class Request(_Line):
-    """The line in which a node asks for the device."""
+    """A node's request for the device."""
 
     secret: Annotated[str, Field(max_length=64)]
     """Hexadecimal; empty from the helper's own machine."""
 
 
 class Answer(_Line):
-    """The line in which the helper answers; `what` and `do` say why it is not lent."""
+    """The helper's answer; `what` and `do` explain a failure."""
 
     status: Literal["lent", "busy", "wrong_code", "broken"]
     what: Annotated[str, Field(max_length=_TEXT)] = ""
@@ -69,26 +69,28 @@ class Answer(_Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """A device server that listens on loopback."""
+    """A device server on loopback."""
 
     port: int
     release: str
-    """Version of the native library that serves; the node's must be the same."""
+    """Version of the native library; the node needs the same."""
     free_bytes: tuple[int, ...]
-    """By device."""
+    """Free memory by device."""
 
 
 _L = TypeVar("_L", bound=_Line)
 
 
 class _Leg(asyncio.Protocol):
-    """One of two joined connections: what comes in here goes out there, and when one ends, so does the other."""
+    """One of two joined connections: received bytes go to the other connection, and its end closes the other
+    connection.
+    """
 
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
         self.received = 0
         self.ended = asyncio.Event()
         self._other = other
-        # Reading stops while the other's buffer is full: memory stays bounded.
+        # Reading stops while the other's buffer is full, so memory stays bounded.
         own.set_write_buffer_limits(high=_BUFFER_BYTES)
         own.set_protocol(self)
         if own.is_closing():
@@ -110,14 +112,14 @@ class _Leg(asyncio.Protocol):
 
 
 class Relay:
-    """Lets one node at a time through to a device server: the helper's end.
+    """The helper's end: let one node at a time through to a device server.
 
     `lend` starts a device server for one node, and ends it.
     """
 
     def __init__(self, pairing: Pairing, lend: Callable[[], AbstractAsyncContextManager[Lent]]) -> None:
         self.refused = 0
-        """Connections that were turned away."""
+        """Number of refused connections."""
         self._pairing = pairing
         self._lend = lend
         self._device = asyncio.Lock()
@@ -126,7 +128,7 @@ class Relay:
 
     @asynccontextmanager
     async def listening(self, host: str | None, port: int) -> AsyncIterator[int]:
-        """Takes connections on `host`, None being all interfaces; gives the port. Raises ConfigError."""
+        """Accept connections on `host` (None: all interfaces), and yield the port. Raises ConfigError."""
         try:
             server = await asyncio.start_server(
                 self._connected,
@@ -139,7 +141,7 @@ class Relay:
             )
         except OSError as error:
             raise ConfigError(
-                "The helper cannot listen there.",
+                "The helper cannot listen at this address.",
                 got=f"{host or 'all interfaces'}, port {port}: {error.strerror or error}",
                 do="Choose another port with --port, or another address with --host.",
             ) from error
@@ -160,15 +162,15 @@ class Relay:
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: str = writer.get_extra_info("peername")[0]
         try:
-            await self._judge(peer, reader, writer)
+            await self._admit_or_refuse(peer, reader, writer)
         except _BROKEN_OFF:
-            self._count_refusal(peer, "it does not speak as a node does")
+            self._count_refusal(peer, "it does not speak the node's protocol")
         except Exception:
             log.exception("The connection from %s failed.", peer)
         finally:
             writer.transport.abort()
 
-    async def _judge(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit_or_refuse(self, peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HANDSHAKE_S):
             request = await _receive(reader, Request)
         if not self.is_known(request.secret, peer):
@@ -192,17 +194,17 @@ class Relay:
             self._device.release()
 
     def is_known(self, secret: str, peer: str) -> bool:
-        """Whether the node at the address `peer` is let in: by the code's secret in hexadecimal, or on this machine."""
+        """Return True if the node at address `peer` is admitted: by the secret in hexadecimal, or on this machine."""
         if not secret and is_loopback(peer):
             return True
         return hmac.compare_digest(secret.encode(), self._pairing.code.secret.hex().encode())
 
     def _count_refusal(self, peer: str, why: str) -> None:
         self.refused += 1
-        log.warning("Turned away %s: %s (%d so far).", peer, why, self.refused)
+        log.warning("Refused %s: %s (%d so far).", peer, why, self.refused)
 
     async def _serve(self, peer: str, writer: asyncio.StreamWriter) -> None:
-        """Raises EchoError when there is nothing to lend."""
+        """Serve one node. Raises EchoError if the device server does not start."""
         began = time.monotonic()
         async with self._lend() as lent:
             local = await _connect_locally(lent.port)
@@ -227,9 +229,9 @@ async def _connect_locally(port: int) -> asyncio.Transport:
 
 @asynccontextmanager
 async def tunnel(address: HelperAddress, door: socket.socket | None = None) -> AsyncIterator[Lent]:
-    """Opens a local port for one connection to the helper's device server: the node's end. Raises BackendError.
+    """Open a local port for one connection to the helper's device server. Raises BackendError.
 
-    `door`: a socket that listens on loopback already; this closes it.
+    `door`: a listening loopback socket to use; it is closed here.
     """
     door = door or socket.create_server((LOOPBACK, 0))
     with door:
@@ -249,7 +251,7 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
         def enter(transport: asyncio.Transport) -> None:
             joined.extend(_join(transport, remote))
 
-        passing = asyncio.create_task(_let_one_in(door, enter))
+        passing = asyncio.create_task(_accept_one(door, enter))
         port: int = door.getsockname()[1]
         yield Lent(port=port, release=answer.release, free_bytes=tuple(answer.free_bytes))
     finally:
@@ -261,16 +263,16 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
             await leg.ended.wait()
 
 
-async def _let_one_in(door: socket.socket, enter: Callable[[asyncio.Transport], None]) -> None:
-    """There is none but the native library's."""
+async def _accept_one(door: socket.socket, enter: Callable[[asyncio.Transport], None]) -> None:
+    """Accept one connection, which the native library makes."""
     loop = asyncio.get_running_loop()
     door.setblocking(False)
     connection, _ = await loop.sock_accept(door)
-    await loop.connect_accepted_socket(lambda: _Door(enter), connection)
+    await loop.connect_accepted_socket(lambda: _Acceptor(enter), connection)
 
 
-class _Door(asyncio.Protocol):
-    """Hands the connection on."""
+class _Acceptor(asyncio.Protocol):
+    """Pass the transport on."""
 
     def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
         self._enter = enter
@@ -294,7 +296,7 @@ async def _connect(address: HelperAddress) -> tuple[asyncio.StreamReader, asynci
         raise BackendError(
             "A helper cannot be reached.",
             got=f"{address}: {error or 'no answer'}",
-            do="Start it on the helper with: echo-node lend. Or join without it: leave its --with out.",
+            do="Start it on the helper with: echo-node lend. Or join without it: omit its --with.",
             code="helper_away",
         ) from error
 
@@ -309,9 +311,9 @@ async def _introduce(address: HelperAddress, reader: asyncio.StreamReader, write
             answer = await _receive(reader, Answer)
     except _BROKEN_OFF as error:
         raise BackendError(
-            "What answers at a helper's address is no helper.",
+            "The server at a helper's address is not a helper.",
             got=f"{address}: {type(error).__name__}",
-            do="Compare host and port with what `echo-node lend` printed.",
+            do="Compare host and port with the output of `echo-node lend`.",
             code="helper_unknown",
         ) from error
     if answer.status == "wrong_code":
@@ -320,14 +322,14 @@ async def _introduce(address: HelperAddress, reader: asyncio.StreamReader, write
         raise BackendError(
             "A helper is lent to another node.",
             got=str(address),
-            do="Stop the other node, or join without this helper. It is tried again.",
+            do="Stop the other node, or join without this helper. The node retries by itself.",
             code="helper_busy",
         )
     if answer.status == "broken":
         raise BackendError(
             f"A helper cannot lend its device: {answer.what}",
             got=str(address),
-            do=f"On the helper: {answer.do}" if answer.do else "See what `echo-node lend` says there.",
+            do=f"On the helper: {answer.do}" if answer.do else "See the output of `echo-node lend` there.",
             code="helper_broken",
         )
     return answer
@@ -337,7 +339,7 @@ def _wrong_code(address: HelperAddress, got: str) -> BackendError:
     return BackendError(
         "A helper does not accept this code.",
         got=f"{address}: {got}",
-        do="Copy HOST:PORT#CODE anew from what `echo-node lend` printed on the helper.",
+        do="Copy HOST:PORT#CODE again from the output of `echo-node lend` on the helper.",
         code="helper_wrong_code",
     )
 
@@ -353,7 +355,7 @@ def _send(writer: asyncio.StreamWriter, line: _Line) -> None:
 async def _refuse(writer: asyncio.StreamWriter, answer: Answer) -> None:
     _send(writer, answer)
     writer.close()
-    with suppress(OSError):  # It is gone either way.
+    with suppress(OSError):  # The connection is gone either way.
         async with asyncio.timeout(HANDSHAKE_S):
             await writer.wait_closed()
 
@@ -363,7 +365,7 @@ def _join(one: asyncio.Transport, other: asyncio.Transport) -> tuple[_Leg, _Leg]
 
 
 async def _follow(peer: str, inward: _Leg, outward: _Leg) -> None:
-    """Waits until both legs have ended; says from time to time what was moved."""
+    """Wait until both connections have ended, and log the traffic at intervals."""
     said = ""
     while True:
         try:
@@ -382,7 +384,7 @@ def _volume(inward: _Leg, outward: _Leg) -> str:
 
 
 def _transport(writer: asyncio.StreamWriter) -> asyncio.Transport:
-    """The connection below, which the system shall end half a minute after its other end vanished without a word."""
+    """Return the transport, with keepalive: the system ends it half a minute after its peer has vanished."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

@@ -1,6 +1,6 @@
-"""Asks a hub what its books say of this node's own work, by HTTP: whether the node is connected or not.
+"""Ask a hub by HTTP for its records of this node's work, even while the node is not connected.
 
-The node proves who it is as before a websocket (`echo_shared.credentials`), and the hub its pinned key. Blocks.
+The node proves its identity as for a websocket (`echo_shared.credentials`), and the hub proves its pinned key. Blocks.
 """
 
 from __future__ import annotations
@@ -40,51 +40,54 @@ MOST_BYTES: Final = 2**20
 
 
 class HubBooks:
-    """One hub's. Every call raises ConnectError when it cannot be asked, and RefusedError when it says no."""
+    """Queries to one hub. Every call raises ConnectError if the hub cannot be reached, and RefusedError if it
+    refuses.
+    """
 
     def __init__(self, address: HubAddress, *, me: Identity, hub_key: bytes, invite_token: str | None) -> None:
-        """`hub_key` is the pinned one: nobody else's answer is taken."""
+        """`hub_key` is the pinned key; answers under another key are rejected."""
         self._address = address
         self._me = me
         self._hub_key = hub_key
         self._invite_token = invite_token
-        # What a hub's answer sends on to another place is not followed: the credentials are for this hub alone.
-        proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: as the environment says.
+        # Follow no redirects: the credentials are for this hub only.
+        proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: use the environment's proxies.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _Unmoved)
 
     def receipts(self, rollout_ids: Sequence[str]) -> dict[str, Receipt]:
-        """What the hub says of these rollouts of this node, by id: at most `MOST_RECEIPTS`. One that is not this
-        node's, or was never leased, is dropped as invalid."""
-        assert len(rollout_ids) <= MOST_RECEIPTS, "the hub would refuse it"
+        """Return the hub's receipts of this node's rollouts by id, for at most `MOST_RECEIPTS` ids. A foreign or
+        unknown id is reported as dropped.
+        """
+        assert len(rollout_ids) <= MOST_RECEIPTS, "the hub refuses more ids"
         if not rollout_ids:
             return {}
         body = self._ask(BOOKS_RECEIPTS, encode(ReceiptsWanted(rollout_ids=tuple(rollout_ids))))
         answer = decode_from_hub(body)
         if not isinstance(answer, Receipts):
-            raise RemoteProtocolError("The hub answered with something else than receipts.", got=answer.type)
+            raise RemoteProtocolError("The hub's answer is not a list of receipts.", got=answer.type)
         found = {receipt.rollout_id: receipt for receipt in answer.receipts}
         if missing := set(rollout_ids) - found.keys():
-            raise RemoteProtocolError("The hub says nothing of some rollouts.", got=", ".join(sorted(missing)[:8]))
+            raise RemoteProtocolError("The hub's answer lacks some rollouts.", got=", ".join(sorted(missing)[:8]))
         return found
 
     def team(self, action: Literal["create", "join", "leave", "show"], name: str = "") -> Team:
-        """Does that with the node's team; how the one that it is in stands then."""
+        """Change or show the node's team. Return the team afterwards."""
         answer = decode_from_hub(self._ask(BOOKS_TEAM, encode(TeamWanted(action=action, name=name))))
         if not isinstance(answer, Team):
-            raise RemoteProtocolError("The hub answered with something else than a team.", got=answer.type)
+            raise RemoteProtocolError("The hub's answer is not a team.", got=answer.type)
         return answer
 
     def certificate(self) -> tuple[bytes, Contribution]:
-        """The signed document, and what it says: of this node, and signed by the pinned key."""
+        """Return the signed document and its content, checked for this node and the pinned key."""
         document = self._ask(BOOKS_CERTIFICATE, None)
         said = contribution.verified(document)
         if (said.hub_key, said.node_id) != (self._hub_key.hex(), self._me.node_id):
             got = f"node {said.node_id}, hub key {said.hub_key}"
-            raise RemoteProtocolError("The hub sent a certificate that is another's.", got=got)
+            raise RemoteProtocolError("The hub sent a certificate of another node or hub.", got=got)
         return document, said
 
     def _ask(self, path: str, body: bytes | None) -> bytes:
-        """What the hub answers to a request that carries the node's proof."""
+        """Send a request with the node's proof. Return the answer's body."""
         session = NodeSession(
             me=self._me,
             pinned_hub_key=self._hub_key,
@@ -95,7 +98,7 @@ class HubBooks:
         challenge = self._challenge(
             self._request(path, Credentials(hello=hello), None if body is None else b""), session
         )
-        # Names of what is no connection: the hub keeps none of them.
+        # Placeholders: the hub stores none of these values.
         proof = session.proof(
             name="books", invite_token=self._invite_token, backend="none", device="none", swarm_port=0
         )
@@ -117,7 +120,7 @@ class HubBooks:
             message = session.receive(answer.body)
             if isinstance(message, Refused):
                 return RefusedError(f"The hub says: {message.what}", do=message.do or None, code=message.code)
-        what = "The hub cannot be asked for its books."
+        what = "The hub does not answer queries about this node's work."
         got = f"{self._address.origin} answered with HTTP status {answer.status}"
         if answer.status in (404, 405):
             return ConnectError(what, got=got, do="It may be older than this node: ask its operator to upgrade it.")
@@ -162,7 +165,7 @@ def _answer(status: int, headers: Any, body: bytes) -> _Answer:
 
 
 class _Unmoved(urllib.request.HTTPRedirectHandler):
-    """An answer that names another address is the answer."""
+    """Follow no redirects."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Carriers on this node's disk: the sealed files that artefacts come in, and that are served to other nodes.
+"""Carriers on this node's disk: the sealed files of artefacts, which are served to other nodes.
 
 What is served is bounded whatever the hub says: the carriers of the newest `SERVED` policy versions. The carrier of a
 base model is served while it comes, and no longer.
@@ -29,25 +29,25 @@ class Carriers:
         self._swarm = swarm
         self._trackers = tuple(tracker_urls)
         self._info_hashes: dict[str, bytes] = {}
-        """Of those that are coming, and of those that are served."""
+        """Info-hashes of arriving and served carriers."""
         self._served: dict[str, int] = {}
         """Policy version of those that are settled."""
         self._unwanted: frozenset[bytes] = frozenset()
-        """By info-hash: as said last, but for those that have begun to come since."""
+        """Info-hashes that no other node needs, from the hub's last message, without those fetched since."""
 
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
 
     async def begin(self, layout: Layout) -> None:
-        """Expects this carrier now; another torrent's carrier of the same name makes way."""
+        """Expect this carrier. A carrier of the same name from another torrent is deleted."""
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
-        self._served.pop(layout.name, None)  # Until it is settled again.
+        self._served.pop(layout.name, None)  # The carrier is served again after `settle`.
         self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: Layout) -> None:
-        """Goes on serving a complete carrier, or begins to; does nothing when it is no longer there."""
+        """Serve a complete carrier. Do nothing if its files are gone."""
         with on_disk(self.path(manifest)):
             is_here = await asyncio.to_thread(layout.fits, self.path(manifest))
         if is_here:
@@ -67,20 +67,20 @@ class Carriers:
             await self.discard(name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Nobody else fetches these any more. What is on its way for this node itself stays until it is settled."""
+        """Stop serving carriers that no other node fetches. Carriers in use by this node stay until `settle`."""
         self._unwanted = frozenset(info_hashes)
         for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)
 
     async def stop_serving(self) -> None:
-        """Stops serving all carriers, and leaves them where they are."""
+        """Stop serving all carriers, and leave their files in place."""
         for info_hash in self._info_hashes.values():
             await self._swarm.remove(info_hash)
         self._info_hashes.clear()
         self._served.clear()
 
     async def discard(self, name: str) -> None:
-        """Stops fetching or serving it, and deletes what is there of it, now or at the next start."""
+        """Stop fetching or serving a carrier, and delete its files, now or at the next start."""
         self._served.pop(name, None)
         info_hash = self._info_hashes.pop(name, None)
         if info_hash is not None:
@@ -88,12 +88,12 @@ class Carriers:
         await asyncio.to_thread(try_to_delete, self.directory / name)
 
     async def discard_of(self, artefact: str) -> None:
-        """Discards all carriers of one artefact."""
+        """Discard all carriers of one artefact."""
         for name in [name for name in self._info_hashes if _artefact_of(name) == artefact]:
             await self.discard(name)
 
     def delete_leftovers(self, of_run: re.Pattern[str], keep: Iterable[str]) -> None:
-        """Deletes what an earlier process left of the run, other than carriers of the artefacts to `keep`. Blocks."""
+        """Delete an earlier process's carriers of the run, except those of the artefacts to `keep`. Blocks."""
         kept = set(keep)
         for path in self.directory.glob("*"):
             artefact = _artefact_of(path.name)
@@ -102,5 +102,5 @@ class Carriers:
 
 
 def _artefact_of(name: str) -> str:
-    """A carrier's name is its artefact's, and a suffix."""
+    """Return a carrier's artefact: its name without the suffix."""
     return name.rpartition(".")[0]

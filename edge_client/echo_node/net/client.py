@@ -1,10 +1,10 @@
-"""The node's one connection to its hub: handshake, messages both ways, and connecting again after a loss.
+"""The node's connection to its hub: handshake, messages both ways, and reconnects.
 
-The handshake is two requests (`echo_shared.credentials`): the hub's answer to the first is its challenge, the second
-becomes the websocket. Between them the hub has proven its key, so no other server is shown the invite token.
+The handshake is two requests (`echo_shared.credentials`). The hub answers the first with its challenge; the second
+becomes the websocket. The hub has proven its key before the second, so no other server sees the invite token.
 
-Every wait on the hub has a deadline: each request `CONNECT_S`, the Welcome `WELCOME_S`, a send `SEND_S`, and while
-nothing is said the websocket's own ping, answered within `PING_S`. A hub that misses one is disconnected.
+Every wait for the hub has a deadline: `CONNECT_S` per request, `WELCOME_S` for the Welcome, `SEND_S` per send, and
+`PING_S` for the websocket's ping. A hub that misses a deadline is disconnected.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ SEND_S: Final = 30.0
 PING_S: Final = 20.0
 CLOSE_S: Final = 2.0
 STEADY_S: Final = 30.0
-"""A connection that held this long was a good one: the next retry is again a quick one."""
+"""Duration after which a connection counts as good, and the next retry is quick again."""
 
 MOST_SHOWN: Final = 300
-"""Characters of what is not a message."""
+"""Maximum characters shown of invalid input."""
 
 _PART: Final = "the connection"
 _READ_AHEAD_BYTES: Final = 2**23
-"""That may have arrived without having been read: 16 frames, and the sockets' buffers."""
+"""Bytes that may arrive before they are read: 16 frames, and the sockets' buffers."""
 HUB_KEY_CHANGED: Final = "hub_key_changed"
 FATAL: Final = frozenset(
     {
@@ -71,11 +71,11 @@ FATAL: Final = frozenset(
         RefusalCode.NAME_TAKEN,
     }
 )
-"""Refusals that trying again does not change."""
+"""Refusals that a retry does not change."""
 UPGRADE_S: Final = 3_600.0
-"""Between two attempts of a node whose software, or whose hub's, is too old: neither changes by itself."""
+"""Interval between attempts while the node's or the hub's software is too old: an upgrade takes a person."""
 
-BANNED_DO: Final = "Ask the hub's operator why, and to let this node in again. It will not try again by itself."
+BANNED_DO: Final = "Ask the hub's operator to admit this node again. The node does not retry by itself."
 
 Deliver = Callable[[FromHub | Disconnected], Awaitable[None]]
 Take = Callable[[Piece], None]
@@ -83,7 +83,7 @@ Take = Callable[[Piece], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """What the node says of itself."""
+    """The node's introduction to the hub."""
 
     name: str
     invite_token: str | None
@@ -96,7 +96,7 @@ class Introduction:
 
 
 class HubClient:
-    """Runs one connection at a time. `run` receives; `send` may be called from any task."""
+    """The client of one hub, with one connection at a time. `run` receives; `send` may be called from any task."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class HubClient:
         flow: Flow | None = None,
         stays: bool = False,
     ) -> None:
-        """`stays`: a hub that stops because its run is finished is tried again, for the run may be extended."""
+        """`stays`: retry a hub that stopped after its run has finished, because the run may be extended."""
         self._address = address
         self._me = me
         self._introduction = introduction
@@ -123,24 +123,23 @@ class HubClient:
         self._flow = flow or Flow()
         self._stays = stays
         self.line = Online()
-        """Whether there is to be a connection; turned off, `close` ends the one there is."""
+        """Switch: True if a connection is wanted. `close` ends the current one."""
         self._why: Trouble | None = None
-        """Why the connection was given up here."""
+        """Reason why this node gave up the connection."""
         self._hurry = asyncio.Event()
         self.hub_clock = HubClock()
         self.hub_version = ""
-        """The release that the hub runs, once it has said so."""
+        """The hub's release, once known."""
         self.too_old = ""
-        """What the hub said when it refused this node as too old; empty = it did not, or has let it in since."""
+        """The hub's refusal of this node as too old; empty = none, or admitted since."""
         self.hub_key = pinned_hub_key
-        """Pinned: from before, or at the first handshake."""
+        """The pinned key, from earlier or from the first handshake."""
 
     async def run(self, deliver: Deliver, *, take: Take, patient: bool) -> None:
-        """Delivers what the hub says, in order, and Disconnected after each loss; connects again, for ever.
+        """Deliver the hub's messages in order, and Disconnected after each loss; reconnect forever.
 
-        `deliver` may wait: the hub then waits too. `take` gets the pieces of artefacts, which never wait. Raises
-        RefusedError on a refusal that will not change, and, unless `patient`, whatever stopped the very first
-        connection.
+        `deliver` may wait, and the hub then waits too. `take` gets the pieces of artefacts and must not wait. Raises
+        RefusedError on a permanent refusal, and any error of the first connection unless `patient`.
         """
         attempt, loop = 0, asyncio.get_running_loop()
         while True:
@@ -155,7 +154,7 @@ class HubClient:
                 if (error.code in FATAL and not may_be_extended) or (is_of_another_release and not patient):
                     raise _with_command(error) from error
                 patient |= may_be_extended
-                patient |= error.code == RefusalCode.TOO_SOON  # The hub is there, and is to be asked again.
+                patient |= error.code == RefusalCode.TOO_SOON  # The hub exists and can be asked again.
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error
             if self._welcomed_at is not None:
@@ -174,23 +173,23 @@ class HubClient:
             attempt = await self._wait(attempt)
 
     async def _wait_for_upgrade(self, refusal: EchoError) -> int:
-        """As `_wait`; what is asked for is said once."""
+        """Report the remedy once, and wait for an upgrade. Return the number of the next attempt."""
         said = f"{refusal.brief} The node asks again every hour. {refusal.do or ''}"
         self._troubles.begin(_PART, Trouble(TroubleCode.TOO_OLD, said.rstrip()))
         await self._pause(UPGRADE_S * (1.0 - self._jitter() / 2))
         return 0
 
     async def _wait(self, attempt: int) -> int:
-        """Until it is time for another attempt; its number."""
+        """Wait for the next attempt. Return its number."""
         if self._hurry.is_set():
-            attempt = 0  # What failed before was another network, or hours ago.
+            attempt = 0  # Earlier failures were on another network, or hours ago.
         self._hurry.clear()
         wait_s = backoff_s(attempt, self._jitter(), first_s=self._retry_first_s)
-        log.info("Trying again in %.1f s.", wait_s)
+        log.info("Retrying in %.1f s.", wait_s)
         return 0 if await self._pause(wait_s) else attempt + 1
 
     async def _pause(self, wait_s: float) -> bool:
-        """Whether somebody was in a hurry."""
+        """Wait. Return True if `reconnect` has cut the wait short."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._hurry.wait()
@@ -201,21 +200,21 @@ class HubClient:
 
     @property
     def own_address(self) -> str | None:
-        """This machine's end of the open connection; None = there is none."""
+        """This machine's address on the open connection; None without one."""
         if self._open is None:
             return None
         address: str = self._open[0].local_address[0]
         return address.partition("%")[0]
 
     def reconnect(self, why: Trouble) -> None:
-        """Gives up the open connection, if there is one, without a word to the hub; the next attempt comes soon."""
+        """Abort the open connection without a message to the hub. The next attempt follows soon."""
         self._hurry.set()
         if self._open is not None:
             self._why = why
             self._open[0].transport.abort()
 
     async def send(self, message: FromNode) -> None:
-        """Sends, or drops the message when there is no open connection."""
+        """Send the message; drop it without an open connection."""
         if self._open is None:
             return
         socket, session = self._open
@@ -227,21 +226,21 @@ class HubClient:
         except ConnectionClosed:
             log.debug("a %s was not sent: the connection is closed", message.type)
         except TimeoutError:
-            log.warning("The hub has taken nothing for %.0f s: disconnecting.", SEND_S)
+            log.warning("The hub has read nothing for %.0f s: disconnecting.", SEND_S)
             socket.transport.abort()
 
     async def close(self) -> None:
-        """Ends the open connection in good order; `run` then connects again, unless it is cancelled."""
+        """Close the open connection in good order. `run` then reconnects unless cancelled."""
         if self._open is not None:
             await self._open[0].close()
 
     async def introduce(self, introduction: Introduction) -> None:
-        """What the node says of itself from now on; the hub learns it by a new connection."""
+        """Set a new introduction, and reconnect to send it."""
         self._introduction = introduction
         await self.close()
 
     async def _converse(self, deliver: Deliver, take: Take) -> None:
-        """One connection from beginning to end, which is always an exception."""
+        """Run one connection until its end, which is always an exception."""
         session = NodeSession(
             me=self._me,
             pinned_hub_key=self.hub_key,
@@ -257,7 +256,7 @@ class HubClient:
             except TimeoutError as error:
                 raise ConnectError("The hub did not finish the handshake in time.", got=self._address.origin) from error
             self._open = (socket, session)
-            if introduction is not self._introduction:  # It has changed since the handshake began.
+            if introduction is not self._introduction:  # The introduction has changed during the handshake.
                 await socket.close()
             self._welcomed_at = asyncio.get_running_loop().time()
             self._troubles.end(_PART)
@@ -274,13 +273,13 @@ class HubClient:
             await socket.close()
 
     async def _prove(self, session: NodeSession, introduction: Introduction) -> ClientConnection:
-        """An open websocket, once both ends have proven who they are."""
+        """Open a websocket, after both ends have proven their identity."""
         hello = session.hello()
         answer = await self._ask(Credentials(hello=hello))
         if isinstance(answer, ClientConnection):
             answer.transport.abort()
             raise RefusedError(
-                "The hub did not ask who this node is: it is older than this node.",
+                "The hub did not ask for this node's identity: it is older than this node.",
                 got=self._address.origin,
                 do="Ask the hub's operator to upgrade it.",
                 code=RefusalCode.PROTOCOL_VERSION,
@@ -303,7 +302,7 @@ class HubClient:
         return answer
 
     async def _ask(self, credentials: Credentials) -> ClientConnection | Response:
-        """What the hub answers to a request with these credentials: a websocket, or something else."""
+        """Send a request with these credentials. Return the websocket, or the hub's other answer."""
         try:
             return await connect(
                 self._address.websocket,
@@ -314,7 +313,7 @@ class HubClient:
                 close_timeout=CLOSE_S,
                 max_size=MAX_FRAME_BYTES,
                 compression=None,
-                proxy=None if self._address.is_loopback else True,  # True: as the environment says.
+                proxy=None if self._address.is_loopback else True,  # True: use the environment's proxy.
             )
         except InvalidStatus as error:
             return error.response
@@ -330,12 +329,12 @@ class HubClient:
 
     @property
     def _ping_timeout_s(self) -> float:
-        """A hub's answer to a ping comes behind what it has sent before, and that waits for the cap."""
+        """Extend the ping's timeout under a download cap: the answer queues behind earlier data."""
         rate = self._flow.download_bytes_s
         return PING_S + (_READ_AHEAD_BYTES / rate if rate else 0.0)
 
     def _challenge(self, answer: Response, session: NodeSession) -> Challenge:
-        """Raises what `_not_let_in` says when the answer is none."""
+        """Return the hub's challenge. Raises the error from `_not_let_in` for any other answer."""
         self._note_time(answer)
         for header in answer.headers.get_all("WWW-Authenticate"):
             if (frame := challenge_of(header)) is not None:
@@ -347,7 +346,7 @@ class HubClient:
         raise self._not_let_in(answer, session)
 
     def _note_time(self, answer: Response) -> None:
-        """Web servers say what time it is."""
+        """Learn the hub's time of day from the HTTP header."""
         try:
             told = parsedate_to_datetime(answer.headers.get("Date", ""))
         except (ValueError, MultipleValuesError):
@@ -356,7 +355,7 @@ class HubClient:
             self.hub_clock.tell(told.timestamp(), running=running_s())
 
     def _not_let_in(self, answer: Response, session: NodeSession) -> EchoError:
-        """What an answer means that is neither a challenge nor a websocket."""
+        """Return the error for an HTTP answer without a challenge or a websocket."""
         if answer.headers.get("Content-Type") == REFUSED_TYPE:
             message = session.receive(bytes(answer.body or b""))
             if isinstance(message, Refused):
@@ -375,14 +374,14 @@ class HubClient:
         return message
 
     async def _receive(self, socket: ClientConnection, session: NodeSession) -> FromHub:
-        """The next message. Raises RefusedError when it is one, ConnectError when the connection is gone."""
+        """Return the next message. Raises RefusedError for a refusal, and ConnectError if the connection is lost."""
         try:
             frame = await socket.recv()
         except ConnectionClosed as error:
             raise self._lost(error) from error
         await self._flow.received(len(frame))
         if isinstance(frame, str):
-            raise RemoteProtocolError("The hub sent text where a message should be.", got=_shown(frame[:80]))
+            raise RemoteProtocolError("The hub sent text instead of a message.", got=_shown(frame[:80]))
         message = session.receive(frame)
         if isinstance(message, Refused):
             raise _refusal(message)
@@ -392,17 +391,17 @@ class HubClient:
         return ConnectError(
             "The connection to the hub is lost.",
             got=f"{self._address.origin}: {_shown(error)}",
-            do="The node connects again by itself.",
+            do="The node reconnects by itself.",
         )
 
 
 def _is_node_too_old(error: EchoError) -> bool:
-    """Whether it is the node that must be upgraded, and not the hub."""
+    """Return True if the node needs an upgrade, and not the hub."""
     return error.code == RefusalCode.PROTOCOL_VERSION and error.do in (None, "", UPGRADE_NODE)
 
 
 def _with_command(error: EchoError) -> EchoError:
-    """The refusal of a node that is too old names the command that renews this copy."""
+    """Add this copy's upgrade command to a refusal that calls the node too old."""
     if _is_node_too_old(error):
         return RefusedError(error.what, got=error.got, do=how_to_upgrade(), code=error.code)
     return error
@@ -414,7 +413,7 @@ def _refusal(message: Refused) -> RefusedError:
 
 
 def _check_run_id(run_id: str, hub_key: bytes) -> None:
-    """Run ids name files on this disk: a hub may not name those of another hub's run."""
+    """Check the run id, which names files on disk: a hub must not name files of another hub's run."""
     own = node_id(hub_key)
     if run_id != own and not run_id.startswith(f"{own}-"):
         raise RemoteProtocolError(
@@ -425,5 +424,5 @@ def _check_run_id(run_id: str, hub_key: bytes) -> None:
 
 
 def _shown(said: object) -> str:
-    """What a hub, or whoever answered in its place, said: safe to print, and not long."""
+    """Make a peer's text printable and short."""
     return printable_line(str(said))[:MOST_SHOWN]

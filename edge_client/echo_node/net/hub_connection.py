@@ -1,7 +1,7 @@
 """A websocket to the hub that shows the node's credentials to the hub alone.
 
 The websockets library follows redirects, to other servers too. Its `connect` is therefore never given the credentials.
-The connection adds them itself, after it has compared the server that it goes to with the hub's address.
+The connection first compares its server with the hub's address, and then adds the credentials.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def connection_to(address: HubAddress, credentials: Credentials) -> type[ClientC
         async def handshake(
             self, additional_headers: HeadersLike | None = None, user_agent_header: str | None = USER_AGENT
         ) -> None:
-            assert additional_headers is None, "connect() is given no headers, because it would send them on"
+            assert additional_headers is None, "connect() gets no headers, because it would send them to other servers"
             if _origin(self.protocol.uri) != _origin(hub):
                 raise ConnectError(
                     "The hub's address leads to another server.",

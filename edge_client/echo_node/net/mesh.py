@@ -1,9 +1,8 @@
-"""Connections between the nodes of a run, kept open from version to version, over which they hand pieces on.
+"""Connections between the nodes of a run, kept open across versions, on which nodes forward pieces.
 
-Either node of a pair may have connected to the other; where both have, the connection of the node with the smaller id
-stays. A node must be one that the hub has named, and prove that it holds the run's current key (`mesh_proof`); when
-that key changes, all links are made anew. A node that sends what is wrong is dropped and not linked with for a while.
-What goes missing in here comes from elsewhere, as the hub sees to.
+Either node of a pair may connect. If both connect, the node with the smaller id keeps its connection. A peer must be
+named by the hub, and must prove that it holds the run's current key (`mesh_proof`). A new key restarts all links. A
+node that sends invalid data is dropped and barred for a while. The hub makes up for pieces lost here.
 """
 
 from __future__ import annotations
@@ -42,32 +41,34 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 FIRST_BAR_S: Final = 10.0
-"""How long a node that has sent what is wrong is not linked with: anybody on the way can put a wrong frame in."""
+"""First bar on a node that sent invalid data: on an unencrypted connection, anyone on the path can insert a wrong
+frame.
+"""
 LONGEST_BAR_S: Final = 600.0
-"""It doubles each time up to this, and is the first again once a node has behaved for so long."""
+"""Limit of the bar, which doubles each time. A node without faults for this long restarts at the first value."""
 MOST_HALF_OPEN: Final = 32
-"""Connections from strangers that have proven nothing yet; for one more, the oldest is closed."""
+"""Maximum of unproven connections; one more closes the oldest."""
 MOST_HALF_OPEN_OF_HOST: Final = 8
-"""Of them, from one address; not on loopback, where all of a machine's connections come from the same."""
+"""Maximum of unproven connections from one address, except loopback, where all connections share an address."""
 _PING_S: Final = 15.0
 _PONG_S: Final = 60.0
-"""A ping waits behind pieces: on a slow uplink with many links that takes a while."""
+"""A ping waits behind pieces, which takes a while on a slow uplink with many links."""
 _RETRY_FIRST_S: Final = 0.3
-"""Short: the other node hears of a newcomer from the hub up to a second later than the newcomer hears of it."""
+"""First wait before a retry. The other node may learn of a newcomer up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
 _SILENT: Final = logging.Logger("mesh", logging.CRITICAL + 1)
-"""The library would log what strangers send."""
+"""A silent logger: the library would log strangers' input."""
 
 OnPiece = Callable[[Piece, str], None]
-"""Called with each piece, and the id of the node that sent it."""
+"""Called with each piece, and the id of its sender."""
 OnLinks = Callable[[tuple[str, ...]], None]
-"""Called with the ids of all nodes that are linked, whenever these change."""
+"""Called with the ids of all linked nodes after each change."""
 
 
 class Mesh:
-    """This node's links. Call `open` first; nobody is let in before `set_keys`."""
+    """This node's links. Call `open` first; no peer is admitted before `set_keys`."""
 
     def __init__(
         self,
@@ -77,29 +78,29 @@ class Mesh:
         flow: Flow | None = None,
     ) -> None:
         self.port = 0
-        """Where other nodes can connect; 0 = nowhere."""
+        """Listening port; 0 = none."""
         self._me = me
         self._flow = flow or Flow()
         self._uplink = Uplink(upload_limit_bytes_s, self._flow.sent)
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}
-        """The peers, by number."""
+        """Ids of the peers by number."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
-        """Until when, and for how long."""
+        """End time and length of each node's bar."""
         self._half_open: dict[Connection, str] = {}
-        """With the address that each comes from, oldest first."""
+        """Unproven connections with their addresses, oldest first."""
         self._server: Server | None = None
 
     @property
     def links(self) -> tuple[str, ...]:
-        """The nodes that this one is linked with."""
+        """Ids of the linked nodes."""
         return tuple(sorted(self._links))
 
     async def open(self, host: str, port: int, *, on_piece: OnPiece, on_links: OnLinks) -> None:
-        """Listens on `host`; port 0 = any free one. Raises SwarmError."""
+        """Listen on `host`; port 0 = any free port. Raises SwarmError."""
         self._on_piece, self._on_links = on_piece, on_links
         try:
             incoming = cast("type[ServerConnection]", partial(Incoming, self._admit))
@@ -113,10 +114,10 @@ class Mesh:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def close(self) -> None:
-        """Ends all links and stops listening."""
+        """End all links and stop listening."""
         connectors = tuple(self._connectors.values())
         self._stop_connecting(tuple(self._connectors))
-        self._hang_up()
+        self._abort_all()
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -125,16 +126,16 @@ class Mesh:
             await asyncio.wait(connectors)
 
     def set_keys(self, keys: Iterable[RunKey]) -> None:
-        """The run's keys; the newest is what nodes must hold. If it has changed, all links are made anew."""
+        """Set the run's keys. Peers must hold the newest one; a new key restarts all links."""
         newest = max(keys, key=lambda key: key.key_id, default=None)
         if newest != self._run_key:
             self._run_key = newest
             self._stop_connecting(tuple(self._connectors))
-            self._hang_up()
+            self._abort_all()
             self._connect_to_all()
 
     def set_peers(self, peers: Iterable[MeshPeer]) -> None:
-        """All nodes to be linked with; those with a port are connected to. Links with others are ended."""
+        """Set the peers. Connect to those with a port, and end links with others."""
         wanted = {peer.node_id: peer for peer in peers if peer.node_id != self._me.node_id}
         self._stop_connecting([name for name, peer in self._peers.items() if wanted.get(name) != peer])
         self._peers = wanted
@@ -145,8 +146,9 @@ class Mesh:
         self._connect_to_all()
 
     def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
-        """Sends the piece to the nodes of these numbers, each with its way from there. Those that are not linked, or
-        whose queue is full, are left out."""
+        """Send the piece to the nodes of these numbers, each with its further route. Skip unlinked nodes and full
+        queues.
+        """
         frames: dict[bytes, bytes] = {}
         for number, below in branches:
             link = self._links.get(self._named.get(number, ""))
@@ -158,11 +160,11 @@ class Mesh:
                 log.debug("The queue to %s is full.", link.node_id)
 
     def is_linked_with(self, number: int) -> bool:
-        """Whether there is a link with the node that the hub has given this number."""
+        """Return True if a link exists to the node with this number from the hub."""
         return self._named.get(number, "") in self._links
 
     def drop(self, node_id: str, why: str) -> None:
-        """Ends the link with this node, and has none with it for a while."""
+        """End the node's link, and bar new links with it for a while."""
         now = asyncio.get_running_loop().time()
         self._bars = {name: bar for name, bar in self._bars.items() if now < bar[0] + LONGEST_BAR_S}
         last_s = self._bars[node_id][1] if node_id in self._bars else FIRST_BAR_S / 2
@@ -172,7 +174,7 @@ class Mesh:
         if (link := self._links.get(node_id)) is not None:
             link.abort()
 
-    def _hang_up(self) -> None:
+    def _abort_all(self) -> None:
         for link in self._links.values():
             link.abort()
         for connection in self._half_open:
@@ -191,7 +193,7 @@ class Mesh:
                     self._connectors[node_id] = asyncio.create_task(self._keep_linked(peer), name=f"mesh-{node_id}")
 
     async def _keep_linked(self, peer: MeshPeer) -> None:
-        """Connects whenever there is no link, for ever. Of two nodes the one with the smaller id is first to try."""
+        """Reconnect forever while there is no link. The node with the smaller id tries first."""
         first = 0 if self._me.node_id < peer.node_id else 2
         attempt = first
         while True:
@@ -211,12 +213,13 @@ class Mesh:
                     **_options(),
                 )
                 linked = await self._run(socket, expected=peer.node_id)
-            except (OSError, ValueError, EOFError, WebSocketException) as error:  # ValueError: no name, or a redirect.
+            # ValueError: an unknown name, or a redirect.
+            except (OSError, ValueError, EOFError, WebSocketException) as error:
                 log.debug("No connection to the node %s: %s", peer.node_id, printable_line(str(error)))
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Waits while there is a link, and while there may be none."""
+        """Wait until there is no link and no bar."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:
@@ -227,21 +230,21 @@ class Mesh:
                 return
 
     def _barred_for(self, node_id: str) -> float:
-        """Seconds from now; not above zero when it may be linked with."""
+        """Return the remaining seconds of the bar; zero or less = none."""
         return self._bars[node_id][0] - asyncio.get_running_loop().time() if node_id in self._bars else 0.0
 
     def _admit(self, connection: Connection) -> None:
-        """A connection from somebody: counted until it has proven itself or is gone."""
+        """Count a new connection until it is proven or closed."""
         host = str((connection.remote_address or ("",))[0])
         of_host = [] if is_loopback(host) else [other for other, its in self._half_open.items() if its == host]
         if len(of_host) >= MOST_HALF_OPEN_OF_HOST:
-            self._turn_away(of_host[0])
+            self._close_unproven(of_host[0])
         elif len(self._half_open) >= MOST_HALF_OPEN:
-            self._turn_away(next(iter(self._half_open)))
+            self._close_unproven(next(iter(self._half_open)))
         self._half_open[connection] = host
         connection.connection_lost_waiter.add_done_callback(lambda _: self._half_open.pop(connection, None))
 
-    def _turn_away(self, connection: Connection) -> None:
+    def _close_unproven(self, connection: Connection) -> None:
         del self._half_open[connection]
         connection.transport.abort()
 
@@ -249,7 +252,9 @@ class Mesh:
         await self._run(socket, expected=None)
 
     async def _run(self, socket: Connection, *, expected: str | None) -> bool:
-        """A connection from its opening to its end, and whether it became a link. `expected` = whom it was made to."""
+        """Run a connection from start to end. Return True if it became a link. `expected`: the node that was
+        dialled.
+        """
         link = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -269,9 +274,11 @@ class Mesh:
         return link is not None
 
     async def _prove(self, socket: Connection, expected: str | None) -> str:
-        """The node at the other end, when it may be linked with. Raises RemoteProtocolError, ConnectionClosed."""
+        """Run the handshake. Return the peer's id if a link is allowed. Raises RemoteProtocolError,
+        ConnectionClosed.
+        """
         if self._run_key is None:
-            raise RemoteProtocolError("No node is let in before the hub's welcome.")
+            raise RemoteProtocolError("No node is admitted before the hub's Welcome.")
         own = Handshake(me=self._me, run_key=self._run_key.key, role=b"listens" if expected is None else b"connects")
         if expected is None:
             theirs = await _receive(socket)
@@ -285,31 +292,31 @@ class Mesh:
             theirs = await _receive(socket)
             node_id = node_of(theirs)
             if node_id != expected:
-                raise RemoteProtocolError("Another node is there than the hub said.", got=node_id)
+                raise RemoteProtocolError("The hub named another node at this address.", got=node_id)
             await socket.send(own.proof(theirs))
             own.check(theirs, await _receive(socket))
             await self._check_wanted(node_id, opened_here=True)
         return node_id
 
     async def _check_wanted(self, node_id: str, *, opened_here: bool) -> None:
-        """Raises RemoteProtocolError when there is to be no new link with this node."""
+        """Raise RemoteProtocolError if no new link with this node is allowed."""
         existing = self._links.get(node_id)
-        if node_id not in self._peers:  # Who has the run key could invent any number of them.
+        if node_id not in self._peers:  # A holder of the run key could invent any number of node ids.
             raise RemoteProtocolError("The hub has not named this node.", got=node_id)
         if self._barred_for(node_id) > 0:
-            raise RemoteProtocolError("A node that has sent what is wrong is not taken back yet.", got=node_id)
+            raise RemoteProtocolError("A node that sent invalid data is still barred.", got=node_id)
         if existing is not None and not self._replaces(existing, opened_here=opened_here):
-            await existing.socket.ping()  # If it is dead, and the other node knows, this finds out.
-            raise RemoteProtocolError("There is a link already.", got=node_id)
+            await existing.socket.ping()  # If the existing link is dead, this ping shows it.
+            raise RemoteProtocolError("A link exists already.", got=node_id)
 
     def _replaces(self, existing: Link, *, opened_here: bool) -> bool:
-        """Of two connections, the one opened by the smaller id; of two by the same node, the newer."""
+        """Prefer the connection opened by the smaller id; of two by the same node, the newer."""
         if existing.opened_here == opened_here:
             return True
         return opened_here == (self._me.node_id < existing.node_id)
 
     async def _keep(self, link: Link) -> None:
-        """Takes the link in, and reads it to its end, which is always an exception or the peer's farewell."""
+        """Register the link, and read it until its end: an exception or the peer's close."""
         existing = self._links.get(link.node_id)
         self._links[link.node_id] = link
         if existing is None:
@@ -323,7 +330,7 @@ class Mesh:
                 await self._flow.received(len(frame))
                 piece = decode_from_hub(frame) if isinstance(frame, bytes) else None
                 if not isinstance(piece, Piece):
-                    raise RemoteProtocolError("A node may send pieces only.", got=type(piece).__name__)
+                    raise RemoteProtocolError("A node may send only pieces.", got=type(piece).__name__)
                 self._on_piece(piece, link.node_id)
         finally:
             writer.cancel()
@@ -335,9 +342,9 @@ class Mesh:
 
 
 def _options() -> dict[str, Any]:
-    """Of both ends of a connection."""
+    """Options for both ends of a connection."""
     return {
-        "compression": None,  # Pieces are sealed.
+        "compression": None,  # Pieces are sealed and do not compress.
         "max_size": _FRAME_BYTES,
         "max_queue": _FRAMES_READ_AHEAD,
         "open_timeout": HANDSHAKE_S,
@@ -349,8 +356,8 @@ def _options() -> dict[str, Any]:
 
 
 async def _receive(socket: Connection) -> bytes:
-    """A message of the handshake. Raises RemoteProtocolError, ConnectionClosed."""
+    """Receive a handshake message. Raises RemoteProtocolError, ConnectionClosed."""
     frame = await socket.recv()
     if isinstance(frame, str):
-        raise RemoteProtocolError("A node sent text where a proof should be.", got=f"{len(frame)} characters")
+        raise RemoteProtocolError("A node sent text instead of a proof.", got=f"{len(frame)} characters")
     return frame

@@ -1,4 +1,4 @@
-"""One proven connection to another node, and in which order and how fast this node sends to all of them."""
+"""A proven connection to another node, and the order and rate of sending to all nodes."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ from echo_shared.sockets import keep_unsent_short
 log = logging.getLogger(__name__)
 
 MOST_QUEUED_BYTES: Final = 4 * 2**20
-"""For one link. The hub bounds what is under way; what does not fit all the same is not sent, and the hub sends it."""
+"""Queue limit of a link. The hub bounds the data in transit; excess pieces are dropped, and the hub sends them
+itself.
+"""
 UNSENT_BYTES: Final = 64 * 1024
-"""That the system has taken for one link."""
+"""Limit of unsent bytes in the system's buffer of a link."""
 
 
 SENDING_AT_ONCE: Final = 4
-"""Links: one alone does not fill a line with a delay, and with many all that waits for a piece waits for longer."""
+"""Links that send at the same time: one alone cannot fill a line with delay, and with many, each piece takes longer."""
 TURN_S: Final = 0.15
-"""A link that takes its frame more slowly no longer keeps others from sending."""
+"""Length of a turn. A link that takes longer for its frame no longer blocks others."""
 
 
 Rank = tuple[int, int]
-"""The lowest goes first; the second number is that of the frame, in the order in which frames were queued."""
+"""Sending order: lowest rank first, then the frame's number in queueing order."""
 _queued = count()
 
 
 class Uplink:
-    """Caps what is sent over all links, in bytes a second, and counts it; 0 = no cap but what the node's own line was
-    seen to carry (`core.own_line`). Few links send at once, the lowest rank first, and of the same rank what was queued
-    first on any link."""
+    """The cap on all links' sending, in bytes per second, with a count; 0 = only the measured rate of the node's own
+    line (`core.own_line`). Few links send at once: lowest rank first, then in queueing order over all links.
+    """
 
     def __init__(self, bytes_per_s: int, counted: Callable[[int], None] = lambda count_bytes: None) -> None:
         self._most_bytes_per_s = bytes_per_s
@@ -51,14 +53,14 @@ class Uplink:
         self._line = OwnLine()
         self._look_at = 0.0
         self.links: set[Link] = set()
-        """Those that send."""
+        """Links that send."""
         self._counted = counted
         self._free = SENDING_AT_ONCE
         self._waiting: list[tuple[Rank, asyncio.Future[None]]] = []
 
     @asynccontextmanager
     async def turn(self, rank: Rank) -> AsyncIterator[None]:
-        """Waits for a turn to send, which lasts as long as the context, but no longer than TURN_S. Cancel-safe."""
+        """Wait for a turn to send. The turn ends with the context, or after TURN_S. Cancel-safe."""
         await self._take_turn(rank)
         loop = asyncio.get_running_loop()
         ends = loop.call_later(TURN_S, self._give_back)
@@ -92,11 +94,11 @@ class Uplink:
 
     @property
     def bytes_per_s(self) -> int:
-        """What may be sent; 0 = no cap."""
+        """Current cap in bytes per second; 0 = none."""
         return self._cap.bytes_per_s
 
     def look(self) -> None:
-        """Learns every now and then how fast the node's own line is, and has no more sent than that. Raises nothing."""
+        """Measure the own line at intervals, and lower the cap to its rate. Raises nothing."""
         now = asyncio.get_running_loop().time()
         if now < self._look_at:
             return
@@ -109,7 +111,7 @@ class Uplink:
                 link.pace(learnt)
 
     async def take(self, count_bytes: int) -> None:
-        """Waits until so many bytes may go; first come, first served."""
+        """Wait until this many bytes may be sent, in order of calls."""
         delay_s = self._cap.delay_s(count_bytes, asyncio.get_running_loop().time())
         if delay_s:
             await asyncio.sleep(delay_s)
@@ -118,22 +120,22 @@ class Uplink:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Link:
-    """A connection to a node that has proven who it is.
+    """A connection to a proven node.
 
-    `write` sends what `put` has queued. Whoever reads `socket` ends the link.
+    `write` sends the frames queued by `put`. The reader of `socket` ends the link.
     """
 
     node_id: str
     socket: Connection
     opened_here: bool
-    """This node has connected to the other; else the other way round."""
+    """True if this node opened the connection."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: list[tuple[Rank, bytes]] = field(default_factory=list)
     _queued_bytes: int = 0
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, frame: bytes, rank: int = 0) -> bool:
-        """Queues a frame, before those of a higher rank; False when the queue is full."""
+        """Queue a frame in front of higher ranks. Return False if the queue is full."""
         if self._queued_bytes + len(frame) > MOST_QUEUED_BYTES:
             return False
         heappush(self._queue, ((rank, next(_queued)), frame))
@@ -142,9 +144,9 @@ class Link:
         return True
 
     async def write(self, uplink: Uplink) -> None:
-        """Sends what is queued until the connection is closed.
+        """Send queued frames until the connection is closed.
 
-        A peer that takes nothing answers no ping either, and that closes it.
+        A peer that reads nothing answers no ping, which closes the connection.
         """
         try:
             keep_unsent_short(self.socket.transport, UNSENT_BYTES)
@@ -161,21 +163,21 @@ class Link:
                     self._queued_bytes -= len(frame)
                 self._more.clear()
         except ConnectionClosed:
-            return  # The reader hears of it too.
+            return  # The reader gets the same error.
         except Exception:
-            log.exception("Nothing more can be sent to the node %s.", self.node_id)
+            log.exception("Sending to the node %s failed.", self.node_id)
             self.abort()
         finally:
             uplink.links.discard(self)
 
     def look(self) -> Sent | None:
-        """What it has sent; None where the system does not count it, or it has ended."""
+        """Return the link's counters; None if the system has none, or the link has ended."""
         with contextlib.suppress(OSError):
             return sent_by(self.socket.transport.get_extra_info("socket")) if CAN_LOOK else None
         return None
 
     def pace(self, bytes_per_s: int) -> None:
-        """Sends no faster, packet by packet, unless it has ended."""
+        """Limit the packet rate of the connection, unless it has ended."""
         with contextlib.suppress(OSError):
             pace(self.socket.transport.get_extra_info("socket"), bytes_per_s)
 

@@ -1,10 +1,10 @@
-"""How two nodes prove to each other who they are, and that both hold the run's current key. No I/O.
+"""Mutual proof of two nodes' identities and of the run's current key. No I/O.
 
-The one that connects says hello, the other answers with its own hello; then each sends a proof, the one that connects
-first. A hello is a nonce and a public key. A proof is an HMAC-SHA256 under a key derived from the run key, and the
-node's Ed25519 signature, both over the role, both nonces and both public keys: it cannot be replayed, reflected, or
-made in another node's name. Nothing is negotiated afterwards: what then travels are pieces that are sealed already and
-that count only if they match their hash.
+The connecting node sends a hello, the other answers with its own; then each sends a proof, the connecting node first. A
+hello is a nonce and a public key. A proof is an HMAC-SHA256 under a key derived from the run key, and the node's
+Ed25519 signature. Both cover the role, both nonces and both public keys, so a proof cannot be replayed, reflected, or
+made in another node's name. The connection then needs no encryption: it carries sealed pieces that must match their
+hashes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Role = Literal[b"connects", b"listens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshake:
-    """One side of one connection. `me` must be the same node that the other end gets to see in `hello`."""
+    """One side of a connection. `me` is the node whose key is in `hello`."""
 
     me: Identity
     run_key: bytes = field(repr=False)
@@ -41,18 +41,18 @@ class Handshake:
         return self.nonce + self.me.public_key
 
     def proof(self, theirs: bytes) -> bytes:
-        """This side's proof for the node that said the hello `theirs`."""
+        """Return this side's proof for the peer with the hello `theirs`."""
         said = self._transcript(self.role, theirs)
         return self._mac(said) + self.me.sign(said)
 
     def check(self, theirs: bytes, proof: bytes) -> None:
-        """Raises RemoteProtocolError unless `proof` is by the node of the hello `theirs`, and it holds the run key."""
+        """Check that `proof` is by the node of `theirs`, which must hold the run key. Raises RemoteProtocolError."""
         said = self._transcript(b"listens" if self.role == b"connects" else b"connects", theirs)
         mac, signature = proof[:_MAC_BYTES], proof[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(said)):
             raise RemoteProtocolError("A node does not hold the run's current key.", got=node_of(theirs))
         if not verify(theirs[_NONCE_BYTES:], signature, said):
-            raise RemoteProtocolError("A node is not who it says.", got=node_of(theirs))
+            raise RemoteProtocolError("A node's signature does not match its key.", got=node_of(theirs))
 
     def _transcript(self, prover: Role, theirs: bytes) -> bytes:
         connecting, listening = (self.hello, theirs) if self.role == b"connects" else (theirs, self.hello)
@@ -64,7 +64,7 @@ class Handshake:
 
 
 def node_of(hello: bytes) -> str:
-    """The node that a hello is of. Raises RemoteProtocolError when it is none."""
+    """Return the node id in a hello. Raises RemoteProtocolError if it is malformed."""
     if len(hello) != _NONCE_BYTES + _KEY_BYTES:
-        raise RemoteProtocolError("This is no node's hello.", got=f"{len(hello)} bytes")
+        raise RemoteProtocolError("This is not a node's hello.", got=f"{len(hello)} bytes")
     return node_id(hello[_NONCE_BYTES:])

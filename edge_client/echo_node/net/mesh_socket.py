@@ -1,5 +1,6 @@
-"""Both ends of a connection between nodes, as the websockets library makes them, with their small frames counted: it
-answers pings and keeps fragments before anybody has proven anything."""
+"""Both ends of a connection between nodes, with a limit on small frames. The websockets library answers pings and keeps
+fragments before any proof.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Counted(Connection):
-    """Ends by itself once its other end has sent too many small frames."""
+    """A connection that ends itself after too many small frames."""
 
     gate: FrameGate
     is_flooded = False
@@ -39,11 +40,11 @@ class Counted(Connection):
 
 
 class Outgoing(Counted, ClientConnection):
-    """Made to another node."""
+    """A connection to another node."""
 
 
 class Incoming(Counted, ServerConnection):
-    """Tells `admit` of itself as soon as it can be aborted."""
+    """A connection from another node. It calls `admit` as soon as it can be aborted."""
 
     def __init__(self, admit: Callable[[Connection], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

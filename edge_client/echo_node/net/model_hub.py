@@ -1,7 +1,7 @@
-"""A base model from a model hub (huggingface.co, or where HF_ENDPOINT points), by id and revision.
+"""Download a base model from a model hub (huggingface.co, or HF_ENDPOINT), by id and revision.
 
-Another way to the very files of the signed manifest, nothing more: each is checked against its hash. The library comes
-with the engines that are built on transformers; a node without it takes the swarm. The owner's token is not sent.
+The signed manifest lists the files; each file's hash is checked. The engines built on transformers bring the library; a
+node without it uses the swarm. The owner's token is not sent.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from echo_shared.hashed_files import verify_files
 
 
 def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None]) -> None:
-    """Brings the manifest's files into `directory`; whole files that an earlier call has left there stay. Blocks.
+    """Download the manifest's files into `directory`. Complete files of an earlier call stay. Blocks.
 
-    `on_bytes` is told how many more bytes are there; what it raises ends the download. Raises SwarmError when not all
-    of it can be had, or when it is not what the hub signed; that is deleted then.
+    `on_bytes` gets the number of new bytes; an exception from it ends the download. Raises SwarmError if a file is
+    unavailable, or if the files differ from the hub's signature; the files are then deleted.
     """
     source, _, revision = (manifest.source or "").partition("@")
     try:
@@ -31,7 +31,7 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
         raise SwarmError(f"{source} cannot be fetched from its model hub.", got=str(error)) from error
 
     class Bar(tqdm):
-        """Hands on what arrives instead of drawing it."""
+        """Report received bytes instead of drawing a bar."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]

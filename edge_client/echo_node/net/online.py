@@ -1,4 +1,4 @@
-"""When a node may use its network: what runs under it is stopped where it may not, and begun again later."""
+"""Switch for network use: jobs are cancelled while the network may not be used, and restarted later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Online:
-    """On until `turn` says otherwise."""
+    """A switch, on at first."""
 
     def __init__(self) -> None:
         self._on, self._off = asyncio.Event(), asyncio.Event()
@@ -21,16 +21,16 @@ class Online:
         return self._on.is_set()
 
     def turn(self, *, on: bool) -> None:
-        """Harmless where it is so already."""
+        """Set the switch. Repeating has no effect."""
         (self._on if on else self._off).set()
         (self._off if on else self._on).clear()
 
     async def wait(self) -> None:
-        """Until it is on."""
+        """Wait until the switch is on."""
         await self._on.wait()
 
     async def run(self, job: Callable[[], Awaitable[T]]) -> T:
-        """What `job` returns or raises, which is cancelled when the network goes, and called again when it is back."""
+        """Return the result of `job`. Switching off cancels `job`; switching on calls `job` again."""
         while True:
             await self.wait()
             task, gone = asyncio.ensure_future(job()), asyncio.ensure_future(self._off.wait())

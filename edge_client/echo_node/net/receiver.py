@@ -1,7 +1,7 @@
-"""Pieces on their way in: from the hub and from other nodes, into files, and back to the hub as `Have`.
+"""Receive pieces from the hub and from other nodes, write them to files, and report them to the hub as `Have`.
 
-Everything happens on the event loop: a piece of 64 KiB takes about 50 us, most of it for its hash. Only the look at
-what an earlier process left runs in a thread.
+Everything runs on the event loop: a piece of 64 KiB takes about 50 us, mostly for its hash. Only the search for an
+earlier process's pieces runs in a thread.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from echo_shared.threads import in_thread
 log = logging.getLogger(__name__)
 
 MOST_EARLY_BYTES: Final = 8 * 2**20
-"""Of pieces that nobody expects yet: what is announced may still wait in a queue. The oldest go first."""
+"""Limit of early pieces, whose announcement may still wait in a queue. The oldest are dropped first."""
 MOST_USELESS_BYTES: Final = 256 * 2**20
-"""From one node that has sent less of what was new and right: it is then dropped. What came twice is useless, and what
-comes of an artefact that is complete. An honest node sends some: the hub helps out where it is slow."""
+"""Limit of useless bytes from a node that has sent fewer useful ones; beyond it the node is dropped. Useless are
+duplicates, and pieces of complete artefacts. Honest nodes send some, because the hub helps out where they are slow.
+"""
 MOST_SENDERS: Final = 4 * MAX_MESH
-"""Whose bytes are counted; of more, those who came first are forgotten."""
+"""Maximum of nodes with counted bytes; the oldest counts are dropped."""
 _OVERHEAD_BYTES: Final = 1_024
-"""What a piece weighs beside its data."""
+"""Weight of a piece besides its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
-"""Artefacts that are expected no more; what is there of them is handed on when the hub says so."""
+"""Maximum of ended artefacts whose pieces are still forwarded at the hub's request."""
 
 Send = Callable[[FromNode], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """How one artefact came, or its beginning; bytes of new pieces."""
+    """Result of one artefact's reception, complete or partial; bytes of new pieces."""
 
     complete: bool
-    """Else nobody has sent anything for a while."""
+    """False: nothing new has come for a while."""
     pushed_bytes: int
-    """By the hub itself."""
+    """Bytes sent by the hub itself."""
     mesh_bytes: int
-    """By other nodes."""
+    """Bytes sent by other nodes."""
     seconds: float
 
 
@@ -59,7 +60,7 @@ NOTHING: Final = Received(complete=False, pushed_bytes=0, mesh_bytes=0, seconds=
 
 @dataclass(slots=True)
 class _Sender:
-    """What has come from one node."""
+    """Bytes received from one node."""
 
     useful_bytes: int = 0
     useless_bytes: int = 0
@@ -70,21 +71,23 @@ class _Expected:
     file: PieceFile
     began_at: float
     last_at: float
-    """When the last new piece came."""
+    """Time of the last new piece."""
     on_progress: OnProgress | None = None
     pushed_bytes: int = 0
     mesh_bytes: int = 0
     error: StorageError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Complete, or failed."""
+    """Set when complete or failed."""
     unsaid: list[int] = field(default_factory=list)
     """Pieces that the hub does not know of."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)
-    """Pieces, and the numbers of nodes that they were sent to because a node said so."""
+    """(piece, node number) of pieces forwarded at a node's request."""
 
 
 class Receiver:
-    """`run` tells the hub what has come; `take` gets every piece, from the hub's connection and from the mesh."""
+    """Receiver of pieces. `run` reports them to the hub; `take` gets every piece from the hub's connection and the
+    mesh.
+    """
 
     def __init__(self, send: Send, mesh: Mesh) -> None:
         self._send = send
@@ -93,13 +96,13 @@ class Receiver:
         self._early: deque[tuple[Piece, str | None]] = deque()
         self._early_bytes = 0
         self._forgotten: dict[bytes, _Expected] = {}
-        """What was expected, oldest first."""
+        """Ended expectations, oldest first."""
         self._senders: dict[str, _Sender] = {}
         self._farewells: list[Have] = []
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Tells the hub what is here, in batches, for ever. Its end is that of all expectations."""
+        """Report received pieces to the hub in batches, until cancelled. The end of `run` ends all expectations."""
         try:
             while True:
                 await self._news.wait()
@@ -112,7 +115,7 @@ class Receiver:
                 self.forget(info_hash)
 
     async def expect(self, torrent: bytes, parent: Path) -> PieceFile:
-        """From now on this torrent's pieces are kept, below `parent`; what is there of it already is told to the hub.
+        """Expect this torrent's pieces below `parent`, and report the existing ones to the hub.
 
         Raises CodecError, StorageError. Cancel-safe.
         """
@@ -132,7 +135,9 @@ class Receiver:
         return file
 
     def take(self, piece: Piece, sender: str | None) -> None:
-        """A piece from the node `sender`, or from the hub itself; it may have a way to go on. Does not wait."""
+        """Store a piece from the node `sender`, or from the hub (None), and forward it along its route. Does not
+        wait.
+        """
         expected = self._expected.get(piece.info_hash)
         if not piece.data:
             self._take_over(expected or self._forgotten.get(piece.info_hash), piece, sender)
@@ -140,7 +145,7 @@ class Receiver:
         if expected is None:
             self._put_aside(piece, sender)
             return
-        if sender is not None and expected.file.has(piece.index):  # Not worth a hash, but for others.
+        if sender is not None and expected.file.has(piece.index):  # Skip the hash, unless other nodes need the piece.
             self._count_useless(sender, piece)
             self._hand_on_again(expected, piece, sender)
             return
@@ -158,7 +163,7 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Sends a piece, which matches its hash, to whom its way says; because of a node, once to each at most."""
+        """Forward a verified piece along its route; at a node's request, at most once to each node."""
         if not piece.hand_on:
             return
         try:
@@ -167,14 +172,14 @@ class Receiver:
             self._blame(sender, str(error))
             return
         if sender is not None:
-            # In one way, too, a hostile node may name the same one as often as it likes.
+            # Drop repeated numbers: a hostile node may name the same node many times in one route.
             first = {number: below for number, below in reversed(branches) if self._mesh.is_linked_with(number)}
             branches = [one for one in first.items() if (piece.index, one[0]) not in expected.handed_on]
             expected.handed_on.update((piece.index, number) for number, _ in branches)
         self._mesh.hand_on(piece, branches)
 
     def _hand_on_again(self, expected: _Expected, piece: Piece, sender: str) -> None:
-        """A piece that is here already, and that others wait for behind this node."""
+        """Forward a duplicate piece for the nodes further along its route."""
         if not piece.hand_on:
             return
         if expected.file.layout.piece_hashes[piece.index] == piece_hash(piece.data):
@@ -183,7 +188,7 @@ class Receiver:
             self._blame(sender, f"piece {piece.index} does not match its hash")
 
     def _take_over(self, expected: _Expected | None, piece: Piece, sender: str | None) -> None:
-        """Hands on what is here, as the hub says."""
+        """Forward a stored piece at the hub's request."""
         if sender is not None:
             self._blame(sender, "a piece without data")
         elif expected is not None and expected.file.has(piece.index):
@@ -192,15 +197,15 @@ class Receiver:
                 if piece.info_hash not in self._expected:
                     expected.file.close()
             except StorageError as error:
-                log.debug("Piece %d is not handed on: %s", piece.index, error)
+                log.debug("Piece %d is not forwarded: %s", piece.index, error)
                 return
             self._hand_on(expected, piece.model_copy(update={"data": data}), None)
 
     async def wait(self, info_hash: bytes, *, silence_s: float, on_progress: OnProgress | None = None) -> Received:
-        """Returns when all of what was expected is there, or nothing new has come for `silence_s`. The expectation ends
-        with this call, whatever its outcome.
+        """Wait until the artefact is complete, or until nothing new has come for `silence_s`. Both end the expectation,
+        and so does an error.
 
-        Raises StorageError. Cancel-safe: what has come stays.
+        Raises StorageError. Cancel-safe: received pieces stay.
         """
         expected, loop = self._expected[info_hash], asyncio.get_running_loop()
         expected.on_progress = on_progress
@@ -213,7 +218,7 @@ class Receiver:
                     async with asyncio.timeout_at(silent_at):
                         await expected.ended.wait()
                 except TimeoutError:
-                    continue  # Something may have come meanwhile.
+                    continue  # New pieces may have come in the meantime.
             if expected.error is not None:
                 raise expected.error
         finally:
@@ -226,7 +231,7 @@ class Receiver:
         )
 
     def forget(self, info_hash: bytes) -> None:
-        """Ends an expectation, if there is one, and closes its files; tells the hub if it is not complete."""
+        """End an expectation, if any, and close its files. Tell the hub if it is incomplete."""
         expected = self._expected.pop(info_hash, None)
         if expected is None:
             return
@@ -238,7 +243,7 @@ class Receiver:
         expected.file.close()
 
     def say_all(self) -> None:
-        """Tells all that is here to a hub that has welcomed this node anew, and knows of nothing that came before."""
+        """Report all pieces again, to a hub that has lost the earlier reports after a reconnect."""
         for expected in self._expected.values():
             self._say_all(expected)
 
@@ -270,7 +275,7 @@ class Receiver:
             expected.ended.set()
 
     def _put_aside(self, piece: Piece, sender: str | None) -> None:
-        """Keeps a piece that nobody expects, for a while. No node is to blame: the hub says what is sent where."""
+        """Keep an unexpected piece for a while. Blame no node: the hub decides the routes."""
         forgotten = self._forgotten.get(piece.info_hash)
         if forgotten is not None:
             if sender is not None and forgotten.file.has(piece.index):
@@ -295,7 +300,7 @@ class Receiver:
         counts = self._sender(sender)
         counts.useless_bytes += _weight(piece)
         if counts.useless_bytes > max(MOST_USELESS_BYTES, counts.useful_bytes):
-            self._blame(sender, f"{counts.useless_bytes} bytes of what is here already")
+            self._blame(sender, f"{counts.useless_bytes} bytes of known pieces")
 
     def _sender(self, node_id: str) -> _Sender:
         if node_id not in self._senders and len(self._senders) >= MOST_SENDERS:
@@ -304,7 +309,7 @@ class Receiver:
 
     def _blame(self, sender: str | None, why: str) -> None:
         if sender is None:
-            log.warning("The hub has sent a wrong piece: %s", why)
+            log.warning("The hub has sent an invalid piece: %s", why)
         else:
             self._senders.pop(sender, None)
             self._mesh.drop(sender, why)
@@ -315,7 +320,7 @@ def _weight(piece: Piece) -> int:
 
 
 def _haves(info_hash: bytes, pieces: list[int], *, wanted: bool) -> list[Have]:
-    """As few messages as these pieces fit into; where the rest is not wanted, at least one."""
+    """Return as few messages as possible for these pieces; at least one if the rest is not wanted."""
     starts = range(0, max(len(pieces), 0 if wanted else 1), MAX_BATCHED)
     return [
         Have(info_hash=info_hash, pieces=tuple(pieces[start : start + MAX_BATCHED]), wanted=wanted) for start in starts

@@ -1,4 +1,4 @@
-"""What a failed TLS handshake tells of a hub."""
+"""Error messages for failed TLS handshakes with a hub."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from echo_shared.errors import ConnectError
 from echo_shared.messages.fields import printable_line
 
 CLOCK: Final = "clock"
-"""The code of a failure that this machine's clock is to blame for."""
+"""Code of a failure caused by this machine's clock."""
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
-"""What OpenSSL's releases say of an answer that is no TLS record."""
+"""OpenSSL's reasons for an answer without TLS, in several releases."""
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:
-    """An untrusted certificate, a server that speaks plain HTTP, and all else, told apart."""
+    """Return the error for an untrusted certificate, a server without TLS, or any other failure."""
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in (_NOT_YET_VALID, _EXPIRED):
         return _out_of_time(error, address)
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -33,31 +33,33 @@ def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:
     said = printable_line(str(error.reason or error))
     if error.reason in _NOT_TLS:
         return ConnectError(
-            "The server at this address does not speak TLS, which https:// asks for.",
+            "The server at this address does not speak TLS, which https:// needs.",
             got=f"{address.origin}: {said}",
             do=_without_tls(address),
         )
     return ConnectError(
         "The TLS handshake with the hub failed.",
         got=f"{address.origin}: {said}",
-        do="Check the address, and ask the operator whether the hub is to be reached by https:// there.",
+        do="Check the address, and ask the operator if https:// works there.",
     )
 
 
 def _out_of_time(error: ssl.SSLCertVerificationError, address: HubAddress) -> ConnectError:
-    """Either clock may be wrong: of the one that made a certificate which is not valid yet, that is hardly so."""
+    """Return the error for a certificate outside its period. The hub's clock or this machine's may be wrong. A
+    certificate that is not valid yet points to this machine's clock.
+    """
     here = f"by this machine's clock, which shows {datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     if error.verify_code == _NOT_YET_VALID:
         return ConnectError(
             f"The hub's certificate is not valid yet {here}.",
             got=address.origin,
-            do="Set this machine's clock right; the node connects by itself then.",
+            do="Correct this machine's clock; the node then connects by itself.",
             code=CLOCK,
         )
     return ConnectError(
         f"The hub's certificate has expired {here}.",
         got=address.origin,
-        do="If that clock is right, the operator has to renew the certificate; else set it right.",
+        do="If that clock is right, the operator must renew the certificate; else correct the clock.",
     )
 
 

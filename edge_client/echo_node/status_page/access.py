@@ -1,10 +1,10 @@
-"""Who may see the status page: whoever shows a code that the node's owner has asked for, once, and then its cookie.
+"""Access to the status page: with a one-time code that the node's owner requests, and then with a cookie.
 
-Any user of this machine can reach the port, and any page in a browser can send it requests. So:
-- a code is made only for who can read the control file, is good once, and for `CODE_S`;
-- it is exchanged for a cookie, which is good for `SESSION_S` and for as long as the process lives;
-- browsers send a cookie to every port of a host: this one is for a path that nobody can guess, so that no other
-  server of this machine is ever sent it.
+Any user of this machine can reach the port, and any web page can send requests to it. Therefore:
+- a code is made only for a reader of the control file, works once, and expires after `CODE_S`;
+- it is exchanged for a cookie, which lasts `SESSION_S`, or until the process ends;
+- browsers send a cookie to every port of a host. This cookie's path is unguessable, so that other servers of this
+  machine never receive it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Final
 CODE_S: Final = 60.0
 SESSION_S: Final = 12 * 3_600.0
 MOST: Final = 16
-"""Codes, and sessions: for one more the oldest ends."""
+"""Maximum of codes, and of sessions; one more ends the oldest."""
 COOKIE: Final = "echo_page"
 
 
 class Access:
-    """`path` begins all of the page's addresses; `invite` makes a code, `enter` takes it."""
+    """Codes and sessions of the page. `path` starts all its addresses; `invite` makes a code, `enter` uses it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self._clock = clock
         self._codes: dict[str, float] = {}
-        """When each ends, as below."""
+        """Expiry time by code; `_sessions` likewise."""
         self._sessions: dict[str, float] = {}
 
     def invite(self) -> str:
-        """A new code."""
+        """Return a new code."""
         return _add(self._codes, self._clock(), CODE_S)
 
     def enter(self, code: str) -> str | None:
-        """The Set-Cookie header that a code is good for; None: it is none, was used, or is too old."""
+        """Exchange a code for a Set-Cookie header; None if the code is unknown, used, or expired."""
         found = _find(self._codes, code, self._clock())
         if found is None:
             return None
@@ -47,7 +47,7 @@ class Access:
         return f"{COOKIE}={session}; Path={self.path}; Max-Age={SESSION_S:.0f}; HttpOnly; SameSite=Strict"
 
     def is_in(self, cookies: str) -> bool:
-        """Whether a Cookie header holds a session."""
+        """Return True if a Cookie header holds a session."""
         try:
             cookie = SimpleCookie(cookies).get(COOKIE)
         except CookieError:
@@ -64,6 +64,6 @@ def _add(known: dict[str, float], now: float, length_s: float) -> str:
 
 
 def _find(known: dict[str, float], given: str, now: float) -> str | None:
-    """The secret that was given; in a time that tells nothing of it."""
+    """Return the matching secret. The comparison's time reveals nothing about it."""
     found = [secret for secret in known if hmac.compare_digest(secret.encode(), given.encode())]
     return found[0] if found and now < known[found[0]] else None

@@ -1,4 +1,4 @@
-"""Opens the status page in the browser, in which no other user of this machine can follow."""
+"""Open the status page in the browser, without revealing its address to other users of this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from echo_shared.files import write_private
 
 _PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0;url={url}">
-<p><a href="{url}">Go on</a></p></html>
+<p><a href="{url}">Continue</a></p></html>
 """
 
 
 def open_in_browser(url: str, file: Path) -> bool:
-    """Whether a browser was started. It is given the name of a private file that leads to `url`: what a program is
-    started with, all users of the machine can read, and the first who shows the code is let in."""
+    """Start a browser. Return False if none starts. Pass it a private file that leads to `url`: all users can read a
+    program's arguments, and the first to show the code gets in.
+    """
     try:
         write_private(file, _PAGE.format(url=html.escape(url)).encode())
     except OSError as error:

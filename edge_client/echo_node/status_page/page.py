@@ -1,9 +1,9 @@
-"""The status page, served on the daemon's own loopback port: the same as `echo-node status`, live, with its buttons.
+"""The status page on the daemon's loopback port: a live `echo-node status` with buttons.
 
-What may be asked for: the page and its two files, and a websocket that is sent the node's state whenever that has
-changed and takes `pause`, `resume` and `finish`. Every request names this host and port (a name that was bound to
-loopback by a stranger's DNS does not), and shows the session's cookie (`access`); the websocket is opened by the page
-alone. The page loads nothing from anywhere else.
+It serves the page, its two files, and a websocket that sends the node's state after changes and accepts `pause`,
+`resume` and `finish`. Every request must name this host and port, which a name that a stranger's DNS binds to loopback
+does not, and must hold the session's cookie (`access`). Only the page itself may open the websocket. The page loads
+nothing from other servers.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
 SEND_S: Final = 10.0
 VERBS: Final = ("pause", "resume", "finish")
-"""That the page may use."""
+"""Verbs that the page may use."""
 TYPES: Final = {
     "page.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
 }
 ENTERED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
-<meta http-equiv="refresh" content="0;url=./"><p><a href="./">Go on</a></p></html>
+<meta http-equiv="refresh" content="0;url=./"><p><a href="./">Continue</a></p></html>
 """
-"""Not a redirect: a browser that came from elsewhere sends a SameSite=Strict cookie from its own next step on only."""
+"""A page instead of a redirect: after a foreign page, browsers send a SameSite=Strict cookie only with the next own
+request.
+"""
 CLOSED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta name="viewport" content="width=device-width"><h1>This page is the node owner's.</h1>
-<p>Its address is good once, and for a minute. Open it anew with: <code>echo-node page</code></p></html>
+<p>Its address works once, for a minute. Open it again with: <code>echo-node page</code></p></html>
 """
 
 Verb = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class StatusPage:
-    """`view` is what the page shows, as JSON; `verbs` are the control socket's."""
+    """The page's content and actions. `view` returns its JSON; `verbs` are the control socket's."""
 
     def __init__(self, *, view: Callable[[], Mapping[str, Any]], verbs: Mapping[str, Verb]) -> None:
         self._view = view
@@ -58,22 +60,22 @@ class StatusPage:
         self._host = ""
 
     def listens(self, host: str, port: int) -> None:
-        """It is served there from now on."""
+        """Record the page's own address."""
         self._host = f"{host}:{port}"
 
     def invite(self) -> str:
-        """An address that opens the page once."""
+        """Return an address that opens the page once."""
         return f"http://{self._host}{self._access.path}enter?code={self._access.invite()}"
 
     def owns(self, request: Request) -> bool:
-        """Whether a request is the page's to answer."""
+        """Return True if the request is for the page."""
         return request.path.startswith(self._access.path)
 
     def respond(self, request: Request) -> Response | None:
-        """The answer to one of its requests; None: it becomes a websocket."""
+        """Answer the page's request; None lets it become a websocket."""
         if request.headers.get_all("Host") != [self._host]:
             return self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"This is another server.\n")
-        if getattr(request, "method", "GET") != "GET":  # Older websockets let nothing else come this far.
+        if getattr(request, "method", "GET") != "GET":  # Older releases of websockets pass only GET.
             return self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"Only GET is answered here.\n")
         url = urlsplit(request.path)
         name = url.path.removeprefix(self._access.path)
@@ -92,7 +94,7 @@ class StatusPage:
         return self._answer(HTTPStatus.OK, TYPES[name], files(__package__).joinpath("static", name).read_bytes())
 
     async def converse(self, connection: ServerConnection) -> None:
-        """Sends what there is to show, and does what the page's buttons say, until the page is closed."""
+        """Send the state after changes, and carry out the buttons' commands, until the page is closed."""
         news = asyncio.Event()
         sending = asyncio.create_task(self._show(connection, news), name="status page")
         try:
@@ -100,7 +102,7 @@ class StatusPage:
                 await self._send(connection, self._do(request))
                 news.set()
         except (WebSocketException, TimeoutError) as error:
-            log.debug("the status page went away: %s", error)
+            log.debug("the status page was closed: %s", error)
         finally:
             sending.cancel()
             await asyncio.wait([sending])
@@ -119,19 +121,19 @@ class StatusPage:
                     continue
                 news.clear()
         except (WebSocketException, TimeoutError):
-            connection.transport.abort()  # Its reader ends then.
+            connection.transport.abort()  # This ends its reader.
 
     async def _send(self, connection: ServerConnection, text: str) -> None:
         async with asyncio.timeout(SEND_S):
             await connection.send(text)
 
     def _do(self, request: str | bytes) -> str:
-        """What is answered."""
+        """Carry out a request. Return the answer."""
         try:
             fields = json.loads(request)
             verb, arguments = str(fields["verb"]), dict(fields.get("arguments", {}))
         except (ValueError, KeyError, TypeError, RecursionError):
-            return json.dumps({"refused": "This is no request."})
+            return json.dumps({"refused": "This is not a request."})
         if verb not in VERBS:
             return json.dumps({"refused": "The page cannot do that."})
         try:

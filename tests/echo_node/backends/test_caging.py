@@ -148,13 +148,13 @@ def test_what_a_caged_engine_tries_is_refused(name: str, outcomes: Outcomes) -> 
 
 def test_it_says_what_holds(outcomes: Outcomes) -> None:
     assert outcomes["required"][0].holds == outcomes["GPU"][0].holds == tuple(GUARDS)
-    assert outcomes["off"][0] == Held.to_nothing("the settings say so")
+    assert outcomes["off"][0] == Held.to_nothing("the settings turn it off")
 
 
 def test_an_engine_that_starts_programs_has_no_cage_and_says_so(tmp_path: Path) -> None:
     """In this process, which would notice a cage."""
     caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), Terms())
-    assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM compiles by programs that it starts")
+    assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM starts programs that compile code")
     with pytest.raises(BackendError) as caught:
         cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), Terms(mode="required"))
     assert caught.value.code == NOT_CAGED

@@ -163,7 +163,7 @@ def test_a_tiny_context_is_kept(
 def test_an_engine_that_fails_raises(timed: Callable[..., Slow], tmp_path: Path) -> None:
     engine = timed(prompt_s=0.001, step_s=lambda width: 0.01)
     engine.fails = True
-    with pytest.raises(BackendError, match="cannot sample what it is measured on"):
+    with pytest.raises(BackendError, match="cannot sample the measuring prompt"):
         measure(engine, a_model(tmp_path), widths=(1,), budget_s=1.0)
 
 

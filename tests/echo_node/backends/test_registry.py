@@ -66,7 +66,7 @@ def test_a_gpu_that_is_not_used_is_told_with_what_to_do(monkeypatch: pytest.Monk
         unused = registry.choose(WITH_GPU, requested).unused_gpu
         assert unused.startswith("The GPU (gpu) is not used, only the processor: The torch backend cannot use the GPU.")
         assert "https://pytorch.org/get-started/locally/" in unused
-    assert "no engine that was asked for can use it" in registry.choose(WITH_GPU, "llama_cpp").unused_gpu
+    assert "no requested engine can use it" in registry.choose(WITH_GPU, "llama_cpp").unused_gpu
     assert registry.choose(PLAIN).unused_gpu == ""
     assert "its driver does not answer" in registry.choose(replace(PLAIN, silent_gpu=True)).unused_gpu
 
@@ -186,7 +186,7 @@ def test_figures_do_not_override_the_request() -> None:
 def test_figures_of_what_is_no_longer_installed_do_not_count(without: set[str]) -> None:
     without.add("transformers")
     choice = registry.choose(PLAIN, "auto", BOTH)
-    assert (choice.name, choice.reason) == ("llama_cpp", "no better device is here")
+    assert (choice.name, choice.reason) == ("llama_cpp", "this machine has no better device")
 
 
 def test_the_survey_says_what_is_missing(without: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_the_last_lines_are_printed(path: Path) -> None:
 
 def test_without_a_log_it_says_so() -> None:
     found = CliRunner().invoke(app, ["log"])
-    assert (found.exit_code, found.stdout) == (0, "") and "No node has written a log here yet" in found.stderr
+    assert (found.exit_code, found.stdout) == (0, "") and "No node has written a log here" in found.stderr
 
 
 def test_it_follows_from_one_file_to_the_next(path: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_is_set_is_got_and_unset_again(file: Path) -> None:
     said = invoke("set", "manners.exclusive", "blender", "obs studio")
     assert said.splitlines() == [
         f'manners.exclusive = ["blender", "obs studio"], in {file}',
-        "No node is running here: it holds from the next start on.",
+        "No node is running here: the setting applies from the next start.",
     ]
     assert invoke("get", "manners.exclusive") == '["blender", "obs studio"]\n'
     answer: dict[str, Any] = json.loads(invoke("set", "width", "4", "--json"))
@@ -71,6 +71,6 @@ def test_what_wins_over_the_file_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     Hubs(Paths.find(None)).save(record)
     said = invoke("set", "width", "4")
     assert said.startswith("width = 9, ")
-    assert "What `echo-node join` was told on its command line wins over the file." in said
+    assert "The command line of `echo-node join` overrides the file." in said
     monkeypatch.setenv("ECHO_NODE_THREADS", "3")
-    assert "The variable ECHO_NODE_THREADS wins over the file." in invoke("set", "threads", "2")
+    assert "The variable ECHO_NODE_THREADS overrides the file." in invoke("set", "threads", "2")

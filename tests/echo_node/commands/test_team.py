@@ -63,7 +63,7 @@ async def test_in_no_team_the_way_into_one_is_told(joined: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 41, "a\nb", "\u202eabc"])
 async def test_what_is_no_name_is_not_sent(joined: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match="no name for a team"):
+    with pytest.raises(ConfigError, match="not a valid team name"):
         await said("join", name)
     assert joined.handshakes == 0
 

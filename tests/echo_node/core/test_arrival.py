@@ -12,13 +12,13 @@ from echo_shared.messages import Fetched
         ({"pushed_bytes": 12_300}, "inline, 12.3 kB in 1.5 s"),
         (
             {"pushed_bytes": 1_000_000, "mesh_bytes": 3_000_000},
-            "broadcast, 4.0 MB in 1.5 s, 75 % of it handed on by other nodes",
+            "broadcast, 4.0 MB in 1.5 s, 75 % of it from other nodes",
         ),
         ({"swarm_bytes": 5, "web_seed_bytes": 3, "pushed_bytes": 4}, "swarm, 12 bytes in 1.5 s"),
         ({"web_seed_bytes": 2_500_000_000}, "web seed, 2.5 GB in 1.5 s"),
         ({"shared_memory_bytes": 9}, "through the host's shared memory, 9 bytes in 1.5 s"),
         ({"model_hub_bytes": 9}, "from a model hub, 9 bytes in 1.5 s"),
-        ({}, "was here before"),
+        ({}, "was already here"),
     ],
 )
 def test_the_way_that_brought_most_is_named(came: dict[str, Any], words: str) -> None:

@@ -51,7 +51,7 @@ def test_a_wrong_clock_is_told_with_what_to_do(off: float, says: str) -> None:
     clock.tell(1_000_000.0, running=50.0)
     trouble = clock.trouble(ClockReading(60.0, 1_000_010.0 + off))
     assert trouble is not None and trouble.code is TroubleCode.CLOCK
-    assert says in trouble.sentence and "Set it right" in trouble.sentence
+    assert says in trouble.sentence and "Set the clock" in trouble.sentence
     assert clock.trouble(ClockReading(60.0, 1_000_010.0 + math.copysign(WRONG_S - 1, off))) is None
 
 
@@ -64,4 +64,4 @@ def test_lengths_in_words(seconds: float, words: str) -> None:
 
 
 def test_a_sleep_in_words() -> None:
-    assert slept(7_230.0).sentence == "This machine slept for 2 h; connecting again."
+    assert slept(7_230.0).sentence == "This machine slept for 2 h; reconnecting."

@@ -61,5 +61,5 @@ def test_any_text_is_a_schedule_or_refused(text: str) -> None:
     "text", ["", " ", "mon-", "mon 25:00-01:00", "mon 10:60-11:00", "mon10:00-11:00", "monday", "-"]
 )
 def test_what_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no part of a week"):
+    with pytest.raises(ConfigError, match="not a valid time span of a week"):
         Schedule.parse([text])

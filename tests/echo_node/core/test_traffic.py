@@ -61,7 +61,7 @@ def test_a_month_s_cap_says_when_it_ends(today: date, end: str) -> None:
     caps = Caps(sent_a_day=10, received_a_month=1_000_000_000)
     traffic = Traffic(day=Amount(10, 0), month=Amount(10, 1_234_000_000))
     assert caps.reached(traffic, today) == (
-        f"1.23 GB were downloaded this month, of 1.00 that you have set: the node goes on {end}."
+        f"1.23 GB were downloaded this month, of 1.00 that you have set: the node resumes {end}."
     )
 
 

@@ -15,8 +15,8 @@ from echo_node.host import hardware
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 
-GPU = BackendChoice(name="torch", device="cuda", reason="a CUDA GPU is here")
-CPU = BackendChoice(name="llama_cpp", device="cpu", reason="no better device is here")
+GPU = BackendChoice(name="torch", device="cuda", reason="this machine has a CUDA GPU")
+CPU = BackendChoice(name="llama_cpp", device="cpu", reason="this machine has no better device")
 FOUND = hardware.detect()
 
 
@@ -51,7 +51,7 @@ async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machi
     assert await chooser.decide() == CPU
     assert (chooser.is_fallback, machine.changes) == (True, 1)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
-    assert "torch on cuda is gone: the node works by llama_cpp on cpu" in chooser.trouble.sentence
+    assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
     await chooser.until_another()  # Over looks that find the same, and nothing.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU

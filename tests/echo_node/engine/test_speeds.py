@@ -50,7 +50,7 @@ def test_the_least_width_that_is_nearly_the_best(rates: dict[int, float], width:
 def test_the_rate_at_a_width_is_that_of_the_next_narrower_one() -> None:
     speeds = measured({1: 5.0, 8: 40.0, 32: 30.0})
     assert [speeds.rate(width) for width in (0, 1, 7, 8, 31, 32, 500)] == [0.0, 5.0, 5.0, 40.0, 40.0, 30.0, 30.0]
-    assert str(speeds) == "Tokens a second: 5 at width 1, 40 at width 8, 30 at width 32; prompts 100."
+    assert str(speeds) == "Tokens per second: 5 at width 1, 40 at width 8, 30 at width 32; prompts 100."
     assert "too slow" in str(Speeds.now(()))
 
 
@@ -114,7 +114,7 @@ def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "file").touch()
     book = SpeedBook(tmp_path / "file" / "speeds.json")
     book.remember(PLACE, SETTINGS, measured({1: 5.0}))
-    assert "cannot be remembered" in caplog.text
+    assert "cannot be stored" in caplog.text
     assert book.find(PLACE, SETTINGS) is None
 
 

@@ -65,4 +65,4 @@ def test_a_disk_that_cannot_be_written_is_told_in_the_log(tmp_path: Path, caplog
     (tmp_path / "node").touch()
     with caplog.at_level(logging.WARNING):
         Widths(tmp_path / "node" / "widths.json").remember(PLACE, LIMIT, 8)
-    assert "cannot be remembered" in caplog.text
+    assert "cannot be stored" in caplog.text

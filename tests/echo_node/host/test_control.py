@@ -16,7 +16,7 @@ from echo_shared.errors import ConfigError, ConnectError
 
 def _pause(arguments: Mapping[str, object]) -> Mapping[str, object]:
     if arguments.get("length") == "soon":
-        raise ConfigError("This is no length of time.", got="soon", do="Write it like 2h.")
+        raise ConfigError("This is not a length of time.", got="soon", do="Write it like 2h.")
     return {"until": arguments.get("length")}
 
 
@@ -35,7 +35,7 @@ async def test_answers_its_verbs(tmp_path: Path) -> None:
     async with control_server(file, VERBS):
         assert await ask(file, "status") == {"answer": 42}
         assert await ask(file, "pause", {"length": "2h"}) == {"until": "2h"}
-        with pytest.raises(ConfigError, match="no length of time") as refused:
+        with pytest.raises(ConfigError, match="not a length of time") as refused:
             await ask(file, "pause", {"length": "soon"})
         assert (refused.value.got, refused.value.do) == ("soon", "Write it like 2h.")
         assert await ask(file, "dance") == {"error": "unknown verb dance"}

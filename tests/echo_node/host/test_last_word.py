@@ -25,4 +25,4 @@ def test_what_cannot_be_understood_is_nothing(tmp_path: Path, text: str) -> None
 def test_a_disk_that_is_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     LastWord(tmp_path / "file" / "last_word.json").save(Notice("t", "u"))
-    assert "cannot be kept" in caplog.text
+    assert "cannot be stored" in caplog.text

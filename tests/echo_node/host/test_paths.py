@@ -50,7 +50,7 @@ def test_another_process_cannot_have_the_directory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(tmp_path)]
     with paths.lock():
         second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert second.returncode == 1 and "A node runs on this data directory already." in second.stderr
+    assert second.returncode == 1 and "A node already runs on this data directory." in second.stderr
     assert subprocess.run(command, check=False, timeout=60).returncode == 0
 
 

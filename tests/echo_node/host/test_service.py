@@ -156,5 +156,5 @@ def test_says_when_the_service_manager_does_not_answer(tmp_path: Path, monkeypat
 
 def test_says_when_there_is_no_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="there is no such command"):
+    with pytest.raises(ConfigError, match="this command does not exist"):
         service.install(service.systemd_unit(COMMAND, {}, tmp_path))

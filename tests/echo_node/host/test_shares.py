@@ -53,5 +53,5 @@ def test_a_file_that_cannot_be_understood_is_said(tmp_path: Path, file: SharesFi
 
 def test_shares_that_cannot_be_kept_are_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot be kept"):
+    with pytest.raises(StorageError, match="cannot be stored"):
         SharesFile(tmp_path / "file" / "shares.json").save({})

@@ -123,7 +123,7 @@ async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
     begun, over = [record.message for record in caplog.records]
     assert begun.startswith("The disk is full. (")
     assert begun.endswith(f"Free some space on the disk of {disk.directory}.")
-    assert over == "There is room on the disk again: the node goes on."
+    assert over == "The disk has free space again: the node resumes."
 
 
 async def test_finish_writes_what_run_did_not(spool: Spool) -> None:

@@ -37,7 +37,7 @@ def test_a_file_that_is_damaged_is_begun_anew_and_said(
 ) -> None:
     (tmp_path / "traffic.json").write_text(text)
     meter = TrafficMeter(tmp_path / "traffic.json", TroubleLog())
-    assert meter.now().month == Amount() and "counted anew" in caplog.text
+    assert meter.now().month == Amount() and "restarts at zero" in caplog.text
 
 
 async def test_the_swarm_s_own_count_is_added_as_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,5 +17,5 @@ def test_a_trouble_is_logged_when_it_begins_and_when_it_is_over(caplog: pytest.L
     troubles.end("the spool")
     assert [record.message for record in caplog.records] == [
         "The disk is full.",
-        "There is room on the disk again: the node goes on.",
+        "The disk has free space again: the node resumes.",
     ]

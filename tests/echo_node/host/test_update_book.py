@@ -28,5 +28,5 @@ def test_a_book_that_cannot_be_read_lets_nothing_through(tmp_path: Path, text: s
 
 def test_a_try_that_cannot_be_written_down_is_none(tmp_path: Path) -> None:
     (tmp_path / "updates.lock").mkdir()
-    with pytest.raises(StorageError, match="written down"):
+    with pytest.raises(StorageError, match="recorded"):
         UpdateBook(tmp_path).begin("a", 0.0)

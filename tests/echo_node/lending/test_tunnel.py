@@ -215,7 +215,7 @@ async def test_somebody_else_is_there(tmp_path: Path) -> None:
     context = Pairing.load_or_create(tmp_path / "lend.pem").server_context()
     server = await asyncio.start_server(answer, LOOPBACK, 0, ssl=context)
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(BackendError, match="is no helper"):
+    with pytest.raises(BackendError, match="is not a helper"):
         async with tunnel(HelperAddress(host=LOOPBACK, port=port, code=None)):
             pass
     server.close()
@@ -224,7 +224,7 @@ async def test_somebody_else_is_there(tmp_path: Path) -> None:
 async def test_a_port_that_is_taken_is_named(relay: Relay) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="cannot listen there") as caught:
+        with pytest.raises(ConfigError, match="cannot listen at this address") as caught:
             async with relay.listening(LOOPBACK, port):
                 pass
     assert str(port) in str(caught.value)

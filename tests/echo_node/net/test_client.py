@@ -343,7 +343,7 @@ async def test_a_certificate_of_another_day_is_put_down_to_the_clock(
         error = await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
     assert isinstance(error, ConnectError) and error.code == code
     assert says in error.what and f"{datetime.now():%Y-%m-%d}" in error.what
-    assert "right" in (error.do or "")
+    assert "clock" in (error.do or "")
 
 
 def write_certificate(file: Path, *, from_day: int, to_day: int) -> None:

@@ -576,7 +576,7 @@ async def test_what_cannot_be_deleted_now_is_deleted_at_the_next_start(
     monkeypatch.setattr(shutil, "rmtree", refuse)
     await fetcher.remove(1)
     assert fetcher.take_up(2) == {}
-    assert caplog.text.count("v000001 is not deleted yet") == 2
+    assert caplog.text.count("v000001 could not be deleted") == 2
     with pytest.raises(StorageError, match="in use"):
         delete_artefact(fetcher.directory(1))
     monkeypatch.undo()

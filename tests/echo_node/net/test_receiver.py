@@ -149,7 +149,7 @@ async def test_a_peer_that_sends_wrong_bytes_is_dropped_and_the_hub_is_not(
     wrong = artefact.piece(0).model_copy(update={"data": artefact.pieces[1]})
     node.receiver.take(wrong, None)
     node.receiver.take(artefact.piece(0).model_copy(update={"index": 10_000}), None)
-    assert dropped == [] and "The hub has sent a wrong piece" in caplog.text
+    assert dropped == [] and "The hub has sent an invalid piece" in caplog.text
     node.receiver.take(wrong, PEER)
     assert dropped == [PEER] and file.done_bytes == 0
 

@@ -57,7 +57,7 @@ class Site:
 
     def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if arguments.get("length") == "soon":
-            raise ConfigError("This is no length of time.", got="soon")
+            raise ConfigError("This is not a length of time.", got="soon")
         self._note("pause", arguments)
         self.snapshot = replace(self.snapshot, activity="paused", holds={"paused": "Paused by you until 14:00."})
         return {}
@@ -204,7 +204,7 @@ async def test_the_websocket_shows_what_changes_and_takes_the_pages_verbs(site: 
             await socket.send(request)
             assert "refused" in json.loads(await socket.recv())
         await socket.send(json.dumps({"verb": "pause", "arguments": {"length": "soon"}}))
-        assert "no length of time" in json.loads(await socket.recv())["refused"]
+        assert "not a length of time" in json.loads(await socket.recv())["refused"]
     assert len(site.told) == 1
 
 

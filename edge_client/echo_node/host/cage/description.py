@@ -1,4 +1,4 @@
-"""What a process may still do once it is in its cage, and what of that the system was able to hold it to."""
+"""The rights of a caged process, and the guards that the system enforces."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ CageMode = Literal["auto", "off", "required"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cage:
-    """What a process may do beyond running on this Python and its libraries. Directories stand for all below them."""
+    """Rights of a process besides running this Python and its libraries. A directory includes everything below it."""
 
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
-    """Read as well; only those that exist when it is entered."""
+    """Writable and readable directories; only those that exist at entry."""
     connects: tuple[int, ...] = ()
-    """TCP ports of whichever host; empty = it opens no socket at all."""
+    """TCP ports on any host; empty = no sockets."""
     gpu: bool = False
-    """Whether it uses the devices and files of GPU drivers."""
+    """True if the process uses the devices and files of GPU drivers."""
     leeway: Leeway = SEALED
-    """What else the driver of that GPU needs, on Linux."""
+    """Further needs of that GPU's driver, on Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a process in its cage is held to."""
+    """The guards of a caged process."""
 
     by: tuple[str, ...]
-    """What the system does it with; empty = there is no cage."""
+    """Mechanisms of the system; empty = no cage."""
     lacks: Mapping[Guard, str] = field(default_factory=dict)
-    """Why each of the other guards does not hold."""
+    """Reason for each missing guard."""
 
     @classmethod
     def to_nothing(cls, why: str, guards: Iterable[Guard] = tuple(GUARDS)) -> Held:
@@ -43,7 +43,7 @@ class Held:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Held:
-        """As `as_json` gave it."""
+        """Rebuild from `as_json`."""
         return cls(by=tuple(fields["by"]), lacks=dict(fields["lacks"]))
 
     @property
@@ -52,7 +52,7 @@ class Held:
 
     @property
     def sentence(self) -> str:
-        """For people, on one line."""
+        """One line for people."""
         if not self.holds:
             return f"none: {'; '.join(dict.fromkeys(self.lacks.values()))}"
         kept = f"{', '.join(self.holds)} (by {' and '.join(self.by)})"

@@ -1,4 +1,4 @@
-"""Puts this process into a cage for the rest of its life, by whatever its system has for that."""
+"""Put this process into a cage for the rest of its life, with the system's own mechanism."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from echo_node.host.cage.description import Cage, Held
 
 
 def enter(cage: Cage) -> Held:
-    """From here on this process, with all its threads, does no more than `cage` says; there is no way back.
+    """Limit this process, with all its threads, to the rights of `cage`, permanently.
 
-    Never raises: what the system refuses is in what it returns. On Linux it is to be called before there are threads.
+    Never raises: refusals of the system are in the result. On Linux, call this before any thread starts.
     """
     if sys.platform == "linux":
         return linux.enter(cage)
@@ -19,4 +19,4 @@ def enter(cage: Cage) -> Held:
         return macos.enter(cage)
     if sys.platform == "win32":
         return windows.enter(cage)
-    return Held.to_nothing(f"Echo knows no cage on {sys.platform}")
+    return Held.to_nothing(f"Echo has no cage for {sys.platform}")

@@ -8,10 +8,10 @@ from typing import Final, Literal
 Guard = Literal["reading", "writing", "network", "programs", "processes"]
 
 GUARDS: Final[Mapping[Guard, str]] = {
-    "reading": "it reads no files but its own and the system's",
-    "writing": "it writes nowhere but where it must",
-    "network": "it connects to nothing and nobody",
+    "reading": "it reads only its own files and the system's",
+    "writing": "it writes only to its own directory",
+    "network": "it opens no connection except to its helpers",
     "programs": "it starts no program",
     "processes": "it touches no other process",
 }
-"""What each guard keeps in, for people."""
+"""Meaning of each guard, for people."""

@@ -1,4 +1,4 @@
-"""Which directories this Python and its libraries are read from."""
+"""Directories of this Python and its libraries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MAPS: Final = Path("/proc/self/maps")
 
 
 def directories() -> tuple[Path, ...]:
-    """Those of the interpreter, of all that can be imported, and of the libraries that it has loaded.
+    """Return the directories of the interpreter, of all importable packages, and of the loaded libraries.
 
-    Not the working directory, which `python -m` can import from, nor one that holds the user's home.
+    Exclude the working directory, which `python -m` adds to the path, and any directory that holds the user's home.
     """
     found = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *_importable(), *_libraries()]
     return narrow(Path(name) for name in dict.fromkeys(found) if name)
 
 
 def narrow(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Without those that hold the user's home, or do not exist."""
+    """Drop missing directories, and those that hold the user's home."""
     home = _home()
     kept_out = () if home is None else (home, *home.parents)
     resolved = dict.fromkeys(path.resolve() for path in paths)
@@ -29,7 +29,7 @@ def narrow(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _home() -> Path | None:
-    """None in a container whose user has none."""
+    """Return the home directory; None for a container's user without one."""
     try:
         return Path.home().resolve()
     except RuntimeError:
@@ -37,12 +37,12 @@ def _home() -> Path | None:
 
 
 def _importable() -> Iterator[str]:
-    """`python -m` puts the working directory first."""
+    """Yield the import path without the working directory, which `python -m` puts first."""
     first, *rest = [name for name in sys.path if name] or [""]
     if not first or Path(first).resolve() != Path.cwd():
         yield first
     yield from rest
-    for name in ("echo_node", "echo_shared"):  # Installed as a link to a checkout, they are on no path.
+    for name in ("echo_node", "echo_shared"):  # A linked checkout is on no import path.
         module = sys.modules.get(name)
         yield from () if module is None else map(str, module.__path__)
 

@@ -1,4 +1,4 @@
-"""Landlock: what this thread, and those that it starts, may do with files, TCP ports, signals and abstract sockets.
+"""Landlock: limit the use of files, TCP ports, signals and abstract sockets, for this thread and its later threads.
 
 https://docs.kernel.org/userspace-api/landlock.html. Its system calls have the same numbers on all processors.
 """
@@ -26,17 +26,17 @@ _RULESET_BYTES: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 PORTS_ABI: Final = 4
-"""From this one on it limits TCP ports."""
+"""First ABI that limits TCP ports."""
 TRUNCATING_ABI: Final = 3
-"""From this one on it keeps files from being emptied."""
+"""First ABI that controls the truncation of files."""
 SCOPES_ABI: Final = 6
-"""From this one on it keeps signals and abstract sockets in."""
+"""First ABI that limits signals and abstract sockets."""
 THREADS_ABI: Final = 8
-"""From this one on it takes in threads that run already."""
+"""First ABI that includes running threads."""
 
 
 class Access(IntFlag):
-    """What may be done with a file, or below a directory."""
+    """Access rights to a file, or below a directory."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -70,14 +70,14 @@ WRITE: Final = (
 DEVICE: Final = READ | Access.WRITE_FILE | Access.IOCTL_DEV
 _OF_FILES: Final = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
 _BITS_OF_ABI: Final = {1: 13, 2: 14, 3: 15, 5: 16}
-"""How many of the bits of `Access` are known from an ABI on."""
+"""Number of known bits of `Access`, from an ABI on."""
 
 _kept: list[int] = []
-"""Descriptors of what rules of /proc are of: its inodes are others once nobody holds them."""
+"""Open descriptors of the /proc entries in rules: an inode of /proc changes once nothing holds it open."""
 
 
 def abi() -> int:
-    """What this kernel has. Raises OSError where it has none."""
+    """Return the kernel's ABI. Raises OSError without Landlock."""
     try:
         return _call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError as error:
@@ -86,9 +86,9 @@ def abi() -> int:
 
 
 def restrict(version: int, rules: Mapping[Path, Access], ports: Iterable[int]) -> None:
-    """Nothing else is allowed from here on; `version` as `abi` says. Raises OSError, and then nothing is changed.
+    """Forbid all other access from now on; `version` as returned by `abi`. Raises OSError, and then changes nothing.
 
-    A path that does not exist, or cannot be opened, is left out.
+    Paths that do not exist or cannot be opened are skipped.
     """
     known = Access((1 << max(bits for since, bits in _BITS_OF_ABI.items() if since <= version)) - 1)
     ruleset = _call(

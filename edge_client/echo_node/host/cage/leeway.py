@@ -54,7 +54,7 @@ class Leeway:
 SEALED: Final = Leeway(name="sealed", what="use its devices and read its own files", sockets="none")
 NO_CAGE: Final = Leeway(
     name="no cage",
-    what="do all that you may",
+    what="do everything that you may do",
     sockets="any",
     system_files=True,
     file_rules=False,
@@ -90,7 +90,7 @@ LEEWAYS: Final = (
     ),
     NO_CAGE,
 )
-"""From narrow to wide."""
+"""Steps from narrow to wide."""
 
 
 BY_NAME: Final = {step.name: step for step in LEEWAYS}

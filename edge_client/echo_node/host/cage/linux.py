@@ -1,7 +1,7 @@
 """The cage on Linux, without root: Landlock for files, ports and other processes, seccomp for system calls.
 
-Landlock holds for the thread that asks for it and those that it starts, so a process enters before it has threads; from
-its ABI 8 on, and in seccomp, all threads are taken in.
+Landlock applies to the calling thread and its later threads, so a process enters before it starts threads. Landlock
+from ABI 8 on, and seccomp, apply to all threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SYSTEM: Final = (
     *("/dev/urandom", "/dev/random", "/dev/zero", "/sys"),
     *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/zoneinfo", "/proc/vmstat", "/proc/sys"),
 )
-"""Read by the C library, Python, psutil, and what looks at processor and memory."""
+"""Files that the C library, Python, psutil and hardware detection read."""
 _NOTHING: Final = "/dev/null"
 _GPU_DEVICES: Final = ("dri", "kfd", "nvidia*", "dxg", "nvhost*", "nvmap", "nvgpu*", "mali*")
 """Device files below /dev, in order: AMD and Intel, AMD, NVIDIA, Windows Subsystem for Linux, Jetson boards, ARM."""
@@ -49,9 +49,9 @@ def enter(cage: Cage) -> Held:
     if leeway.call_filter:
         _filter_calls(cage, by, lacks)
     if cage.connects and leeway.sockets == "listening":
-        lacks.setdefault("network", "with helpers, and a GPU whose driver listens, it could be a TCP server")
+        lacks.setdefault("network", "with helpers, and a GPU whose driver listens, the process could be a TCP server")
     if cage.connects and version < landlock.PORTS_ABI:
-        lacks.setdefault("network", "Landlock does not limit ports here: any helper's address would do")
+        lacks.setdefault("network", "Landlock does not limit ports here: the process could reach any helper's address")
     return Held(by=tuple(by), lacks=lacks)
 
 
@@ -66,7 +66,7 @@ def _filter_calls(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> None:
 
 
 def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
-    """Landlock's ABI; 0 where it does not hold."""
+    """Apply Landlock. Return its ABI; 0 if it does not hold."""
     threads = len(list(_TASKS.iterdir()))
     try:
         version = landlock.abi()
@@ -77,16 +77,16 @@ def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
         return 0
     by.append(f"Landlock {version}")
     if threads > 1 and version < landlock.THREADS_ABI:
-        why = f"{threads - 1} threads ran before, which Landlock {version} does not take in"
+        why = f"{threads - 1} threads were running, and Landlock {version} does not include them"
         lacks |= {"reading": why, "writing": why, "processes": why}
         return 0
     if version < landlock.TRUNCATING_ABI:
-        lacks["writing"] = f"with Landlock {version} it can empty the files that it reads"
+        lacks["writing"] = f"with Landlock {version} the process can empty files that it may read"
     return version
 
 
 def _rules(cage: Cage) -> dict[Path, Access]:
-    """What may be done where; later ones count."""
+    """Return the access rights by path."""
     rules = dict.fromkeys([*map(Path, _SYSTEM), *interpreter.directories()], READ)
     rules |= dict.fromkeys((path.resolve() for path in cage.reads), READ)
     rules[Path(_NOTHING)] = READ | Access.WRITE_FILE

@@ -1,9 +1,9 @@
-"""The cage on macOS: a sandbox profile, which the process puts on itself by `sandbox_init`.
+"""The cage on macOS: a sandbox profile that the process applies to itself with `sandbox_init`.
 
-That call and the program `sandbox-exec` are both deprecated, and the same kernel extension; the call is taken because
-it needs no second program, says what is wrong with a profile, and can wait until the model's directory is known. Of a
-profile's rules the last one that fits counts. Metal compiles and computes by services of the system, which the profile
-lets through: it allows what it does not name, and refuses files, network, programs and other processes by name.
+The call and the program `sandbox-exec` are both deprecated, and use the same kernel extension. The call needs no second
+program, reports errors in a profile, and can wait until the model's directory is known. The last matching rule of a
+profile wins. Metal compiles and computes in system services, so the profile allows by default. It refuses files,
+network, programs and other processes by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SYSTEM: Final = (
     *("/private/etc", "/private/var/db/timezone", "/private/var/db/dyld", "/private/preboot"),
 )
 _USER_CACHE: Final = 65_538
-"""_CS_DARWIN_USER_CACHE_DIR of confstr(3): Metal keeps there what it has compiled."""
+"""_CS_DARWIN_USER_CACHE_DIR of confstr(3): Metal's compile cache."""
 
 
 def enter(cage: Cage) -> Held:
@@ -35,7 +35,7 @@ def enter(cage: Cage) -> Held:
 
 
 def profile(cage: Cage, *, reads: Iterable[Path], gpu_caches: Iterable[Path]) -> str:
-    """The rules, in the sandbox's own language; `reads`: where Python and its libraries lie."""
+    """Return the rules in the sandbox's own language; `reads`: directories of Python and its libraries."""
     writable = [*(path.resolve() for path in cage.writes), *gpu_caches]
     readable = [*map(Path, _SYSTEM), *reads, *(path.resolve() for path in cage.reads), *writable]
     rules = [
@@ -76,7 +76,7 @@ def _gpu_caches() -> tuple[Path, ...]:
 
 
 def _apply(text: str) -> None:
-    """Raises OSError with what the sandbox says."""
+    """Apply the profile. Raises OSError with the sandbox's message."""
     library = ctypes.CDLL("/usr/lib/libSystem.B.dylib", use_errno=True)
     initialise = library.sandbox_init
     initialise.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_char_p))

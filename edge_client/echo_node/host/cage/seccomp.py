@@ -1,8 +1,7 @@
-"""A filter of system calls, for all threads of this process: what is refused fails with EPERM, or as `ANSWERS` says.
+"""A filter of system calls for all threads of this process: refused calls fail with EPERM, or as `ANSWERS` says.
 
-https://docs.kernel.org/userspace-api/seccomp_filter.html. What is not named is let through: GPU drivers use many calls,
-and no two the same. Arguments that are checked are C ints, of which the kernel looks at the lower 32 bits alone, and so
-does the filter.
+https://docs.kernel.org/userspace-api/seccomp_filter.html. Calls without a rule are allowed: GPU drivers use many and
+different calls. The checked arguments are C ints. The kernel reads only their lower 32 bits, and so does the filter.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER: Final = 1
 _ALL_THREADS, _AS_FAST_AS_BEFORE = 1 << 0, 1 << 2
-"""The second: kernels before 5.16 else slow the processor down, for code that a filter does not trust to be honest."""
+"""The second flag keeps the speed: kernels before 5.16 else slow down filtered code against speculation attacks."""
 _X32_CALLS: Final = 0x40000000
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 _THREAD: Final = 0x00010000
 _NAMESPACES: Final = 0x7E020080
-"""Of clone's flags."""
+"""Namespace flags of clone."""
 _UNIX, _IPV4, _IPV6 = 1, 2, 10
 _STREAM, _SEQUENCED = 1, 5
 _IPPROTO_TCP: Final = 6
 _KIND: Final = 0xF
-"""Of a socket's type; the rest are flags."""
+"""Bits of a socket's type; the other bits are flags."""
 _FAST_OPEN: Final = 0x20000000
-"""Connects by sending, which Landlock does not see."""
+"""MSG_FASTOPEN: connects by sending, which Landlock does not check."""
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
 ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
@@ -54,7 +53,7 @@ of socket answers EAFNOSUPPORT. connect: a missing service answers ENOENT, and C
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """A call is let through when its argument, within `mask`, is one of `values`."""
+    """Allow the call if its argument, masked with `mask`, is one of `values`."""
 
     argument: int
     values: tuple[int, ...]
@@ -63,7 +62,7 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Except:
-    """A call is let through unless its argument is `value`."""
+    """Allow the call unless its argument is `value`."""
 
     argument: int
     value: int
@@ -72,10 +71,10 @@ class Except:
 _TCP: Final = (
     Only(0, (_IPV4, _IPV6)),
     Only(1, (_STREAM,), _KIND),
-    Only(2, (0, _IPPROTO_TCP)),  # MPTCP would be a stream as well, but one that Landlock does not see.
+    Only(2, (0, _IPPROTO_TCP)),  # MPTCP is a stream too, but Landlock does not check it.
 )
 _PAIR: Final = (Only(0, (_UNIX,)), Only(1, (_STREAM,), _KIND))
-"""Of Unix sockets that know each other alone; a datagram's could send to any."""
+"""Pairs of connected Unix sockets; a datagram socket could send to any address."""
 _LOCAL: Final = Only(0, (_UNIX,))
 
 Check = tuple[Only | Except, ...]
@@ -91,7 +90,7 @@ def conditions(pid: int, *, tcp: bool, local: LocalSockets = "none") -> Mapping[
 
 
 def _for_itself(pid: int) -> Mapping[str, Check]:
-    """Return the calls that a process may direct at itself only."""
+    """Return the calls that a process may direct only at itself."""
     own, current = (pid,), (0,)
     return {
         "clone": (Only(0, (_THREAD,), _THREAD | _NAMESPACES),),
@@ -129,7 +128,7 @@ def _sockets(*, tcp: bool, local: LocalSockets) -> dict[str, tuple[Check, ...]]:
 
 
 def program(processor: str, pid: int, *, tcp: bool, local: LocalSockets = "none") -> bytes:
-    """The filter, as the kernel reads it. `processor`: one of `syscalls.PROCESSORS`."""
+    """Return the filter as BPF code. `processor`: one of `syscalls.PROCESSORS`."""
     refused = ERRNO | errno.EPERM
     code = [
         _step(_LOAD, _ARCHITECTURE),
@@ -166,12 +165,12 @@ def _step(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
 
 
 def install(*, tcp: bool, local: LocalSockets = "none") -> None:
-    """From here on it holds for every thread. Raises OSError."""
+    """Apply the filter to all threads. Raises OSError."""
     processor = platform.machine()
     if processor not in syscalls.PROCESSORS:
-        raise OSError(errno.ENOSYS, f"Echo knows no filter of system calls for {processor}")
+        raise OSError(errno.ENOSYS, f"Echo has no filter of system calls for {processor}")
     if struct.calcsize("P") != 8:
-        raise OSError(errno.ENOSYS, "Echo knows no filter of system calls for a Python of 32 bits")
+        raise OSError(errno.ENOSYS, "Echo has no filter of system calls for a 32-bit Python")
     steps = program(processor, os.getpid(), tcp=tcp, local=local)
     load(steps, _ALL_THREADS)
 
@@ -189,5 +188,5 @@ def load(program: bytes, flags: int) -> int:
     if returned < 0:
         raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
     if returned and flags & _ALL_THREADS:
-        raise OSError(errno.EAGAIN, f"seccomp: thread {returned} does not take it")
+        raise OSError(errno.EAGAIN, f"seccomp: thread {returned} does not accept the filter")
     return returned

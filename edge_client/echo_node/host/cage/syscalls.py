@@ -1,4 +1,4 @@
-"""The numbers of system calls that a cage refuses, or lets through in part, on each processor.
+"""Numbers of the system calls that a cage refuses or partly allows, by processor.
 
 Source: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
@@ -54,7 +54,7 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
     "prctl": (157, 167),
-    # Memory and messages that processes share.
+    # Shared memory and message queues.
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -68,7 +68,7 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # What Landlock lets be done with files.
+    # Changes to files that Landlock does not control.
     "chmod": (90, None),
     "fchmod": (91, 52),
     "fchmodat": (268, 53),
@@ -111,7 +111,7 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "fsmount": (432, 432),
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
-    # What the kernel has been attacked by.
+    # Common targets of attacks on the kernel.
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -126,7 +126,7 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "uselib": (134, None),
     "lookup_dcookie": (212, 18),
     "nfsservctl": (180, 42),
-    # The machine's own affairs.
+    # Administration of the machine.
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
     "init_module": (175, 105),
@@ -150,10 +150,10 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""By name, in the order of `PROCESSORS`; None = it has no such call."""
+"""Numbers by name, in the order of `PROCESSORS`; None = no such call."""
 
 
 def numbers(processor: str) -> dict[str, int]:
-    """By name, for one of `PROCESSORS`."""
+    """Return the numbers by name, for one of `PROCESSORS`."""
     place = PROCESSORS.index(processor)
     return {name: number for name, known in _NUMBERS.items() if (number := known[place]) is not None}

@@ -136,7 +136,7 @@ def _take(child: int, listener: int) -> int:
 
 
 def _words(name: str, thread: int, arguments: list[int]) -> str:
-    """Describe the arguments of calls whose arguments tell the purpose."""
+    """Describe the arguments of calls whose arguments show the purpose."""
     if name in ("socket", "socketpair"):
         return f"{_FAMILIES.get(arguments[0], arguments[0])}, {_KINDS.get(arguments[1] & 0xF, arguments[1])}"
     if name in ("connect", "bind"):

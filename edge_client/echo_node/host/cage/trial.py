@@ -1,6 +1,7 @@
-"""`python -m echo_node.host.cage.trial FILE`: enters a cage, tries to break each of its guards, and says what has held.
+"""`python -m echo_node.host.cage.trial FILE`: enter a cage, try to break each of its guards, and report the guards that
+held.
 
-A process of its own, which ends at once: what it prints on its last line is `Held.as_json`.
+It runs as its own process and prints `Held.as_json` on its last line.
 """
 
 from __future__ import annotations
@@ -54,23 +55,23 @@ ATTEMPTS: Final[Mapping[Guard, Callable[[Path], None]]] = {
     "programs": _start,
     "processes": _touch,
 }
-"""What each guard refuses, tried on a file that the cage does not know."""
+"""An attempt against each guard, on a file unknown to the cage."""
 
 
 def tried(private: Path, held: Held) -> Held:
-    """`held`, less the guards behind which an attempt succeeds."""
+    """Return `held` without the guards that an attempt broke."""
     broken: dict[Guard, str] = {}
     for guard in held.holds:
         try:
             ATTEMPTS[guard](private)
         except (OSError, subprocess.SubprocessError, psutil.Error):
             continue
-        broken[guard] = "it was tried, and not refused"
+        broken[guard] = "an attempt was not refused"
     return replace(held, lacks={**held.lacks, **broken})
 
 
 def main() -> None:
-    """The one argument is a file that the cage is not to know."""
+    """Run the trial on the file of the command line, which the cage must not know."""
     print(json.dumps(tried(Path(sys.argv[1]), enter(Cage())).as_json()), flush=True)
 
 

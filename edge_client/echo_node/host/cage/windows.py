@@ -1,8 +1,9 @@
-"""The cage on Windows, as far as a process can put itself into one: a job without further processes, and low integrity.
+"""The cage on Windows, limited to measures that a process can apply to itself: a job without further processes, and low
+integrity.
 
-A process of low integrity writes to nothing that is not marked for it, and opens no process of its user's; it reads and
-connects as before. What would keep it from that too (an AppContainer, a restricted token) only who starts a process can
-give it. https://learn.microsoft.com/windows/win32/secauthz/mandatory-integrity-control
+A process of low integrity can write only to places marked for it, and cannot open its user's other processes. It can
+still read and connect. Only a parent process can forbid these, with an AppContainer or a restricted token.
+https://learn.microsoft.com/windows/win32/secauthz/mandatory-integrity-control
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from echo_node.host.cage.guards import Guard
 
 _LOW_INTEGRITY: Final = "S-1-16-4096"
 _LOW_LABEL: Final = "S:(ML;OICI;NW;;;LW)"
-"""On a directory and all below it: processes of low integrity may write here."""
+"""Label for a directory and everything below it: processes of low integrity may write."""
 _FILE_OBJECT: Final = 1
 _LABEL_INFORMATION: Final = 0x10
 _INTEGRITY_LEVEL: Final = 25
@@ -54,8 +55,8 @@ class TokenLabel(ctypes.Structure):
 def enter(cage: Cage) -> Held:
     """See `entering.enter`."""
     lacks: dict[Guard, str] = {
-        "reading": "Windows gives a process no way to keep itself from reading",
-        "network": "Windows gives a process no way to keep itself from the network",
+        "reading": "Windows cannot keep a running process from reading",
+        "network": "Windows cannot keep a running process from the network",
     }
     by: list[str] = []
     steps: list[tuple[str, tuple[Guard, ...], Callable[[], None]]] = [
@@ -76,7 +77,7 @@ def one_process_limits() -> BasicLimits:
 
 
 def _enter_job() -> None:
-    """No process but this one, and nothing of the desktop: clipboard, windows of others, settings. Raises OSError."""
+    """Forbid further processes and the desktop: clipboard, other programs' windows, settings. Raises OSError."""
     kernel = _library("kernel32")
     kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
     job = ctypes.c_void_p(_checked(kernel.CreateJobObjectW(None, None)))
@@ -87,7 +88,7 @@ def _enter_job() -> None:
 
 
 def _lower_integrity(writes: tuple[Path, ...]) -> None:
-    """From here on it writes below `writes` alone. Raises OSError."""
+    """Allow writes only below `writes` from now on. Raises OSError."""
     security, kernel = _library("advapi32"), _library("kernel32")
     for directory in writes:
         _open_to_low(security, directory)
@@ -114,7 +115,7 @@ def _open_to_low(security: Any, directory: Path) -> None:
     )
     failed = security.SetNamedSecurityInfoW(str(directory), _FILE_OBJECT, _LABEL_INFORMATION, None, None, None, acl)
     if failed:
-        raise OSError(0, f"{directory} cannot be marked as writable for it: error {failed}")
+        raise OSError(0, f"{directory} cannot be marked as writable at low integrity: error {failed}")
 
 
 def _library(name: str) -> Any:

@@ -1,4 +1,6 @@
-"""D-Bus, by which Linux desktops tell what their user does: asked with a deadline, and for a while not if it fails."""
+"""D-Bus, which reports the user's activity on Linux desktops. Calls have a deadline; after a failure the bus is left
+alone for a while.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.5
 AGAIN_S: Final = 30.0
-"""After a bus could not be reached."""
+"""Seconds without calls after the bus failed."""
 
 
 class Bus:
-    """One connection, opened at the first question."""
+    """One connection, opened at the first call."""
 
     def __init__(self, kind: Literal["SESSION", "SYSTEM"]) -> None:
         self._kind = kind
@@ -35,8 +37,9 @@ class Bus:
         *,
         may_start: bool = False,
     ) -> tuple[Any, ...] | None:
-        """What is answered; None where there is no bus, no such service, or no answer in time. `may_start`: a service
-        that does not run is started, where the bus knows how."""
+        """Return the answer; None without a bus, a service, or an answer in time. `may_start`: let the bus start the
+        service.
+        """
         import jeepney
 
         connection = self._connected()
@@ -45,7 +48,7 @@ class Bus:
         address = jeepney.DBusAddress(path, service, interface)
         message = jeepney.new_method_call(address, method, signature or None, body)
         if not may_start:
-            message.header.flags |= jeepney.MessageFlag.no_auto_start  # To ask a desktop must not start one.
+            message.header.flags |= jeepney.MessageFlag.no_auto_start  # A sensor must not start a desktop's services.
         try:
             reply = connection.send_and_get_reply(message, timeout=ANSWER_S)
         except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError.
@@ -56,12 +59,12 @@ class Bus:
         return answered if reply.header.message_type is jeepney.MessageType.method_return else None
 
     def get(self, service: str, path: str, interface: str, name: str) -> Any:
-        """A property; None as for `call`."""
+        """Return a property; None as for `call`."""
         answer = self.call(service, path, "org.freedesktop.DBus.Properties", "Get", "ss", (interface, name))
         return None if answer is None else answer[0][1]
 
     def close(self) -> None:
-        """A later question opens it anew, after AGAIN_S."""
+        """Close the connection. Calls reopen it after AGAIN_S."""
         self._not_before = time.monotonic() + AGAIN_S
         if self._connection is not None:
             self._connection.close()

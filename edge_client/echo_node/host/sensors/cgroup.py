@@ -1,4 +1,4 @@
-"""What a limit on this process's own memory leaves of it: Linux's control groups, which containers and services have.
+"""Memory left under the limits of this process's Linux control groups, as containers and services have.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html#memory and cgroup-v1/memory.html
 """
@@ -14,13 +14,13 @@ from echo_node.host.sensors.sysfs import text_of
 GROUPS: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 _NO_LIMIT: Final = 2**60
-"""Version 1 writes a number as large as this where there is none."""
+"""Version 1 writes a number at least this large for no limit."""
 
 
 def left_bytes(groups: Path = GROUPS, own: Path = OWN) -> int | None:
-    """The least that any group of this process has left, counting file caches as free; None where no limit is set.
+    """Return the smallest remainder of all groups of this process, counting file caches as free; None without a limit.
 
-    `groups`: where the groups are mounted; `own`: the file that names those of this process.
+    `groups`: mount point of the groups; `own`: the file that names this process's groups.
     """
     found = (_left(place, *names) for place, names in _places(groups, own))
     return min((left for left in found if left is not None), default=None)
@@ -36,7 +36,7 @@ _Names = tuple[str, str, tuple[str, ...]]
 
 
 def _places(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
-    """The directories of this process's groups, and of those that these are in."""
+    """Yield the directories of this process's groups and their parents."""
     for line in text_of(own).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -48,7 +48,7 @@ def _places(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
             continue
         for mount in mounts:
             place = mount / path.lstrip("/")
-            # In a container, the path may be one that only its host knows: the mount itself is the group then.
+            # In a container, the path may exist only on its host; the mount itself is then the group.
             place = place if place.is_dir() else mount
             for group in (place, *place.parents):
                 if group == mount or mount in group.parents:

@@ -1,4 +1,4 @@
-"""What Linux's own graphics drivers tell of a GPU: how busy it is, how warm, what it draws. AMD's tells all of it.
+"""GPU readings of Linux's own graphics drivers: load, temperature, power. AMD's driver reports all of them.
 
 https://docs.kernel.org/gpu/amdgpu/thermal.html, https://docs.kernel.org/gpu/drm-usage-stats.html
 """
@@ -16,29 +16,29 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 _ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
 _NANOSECONDS: Final = 1e9
 SHORTEST_S: Final = 0.5
-"""Between two looks, of which the later one counts: what a process took is a figure over time."""
+"""Minimum seconds between two looks: a process's share needs an interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """Of each device, what this node's processes have computed on it in all."""
+    """GPU time of this node's processes by device, in total."""
 
     at: float
     by_device_s: dict[str, float]
 
 
 class DrmSensors:
-    """Of the cards below `sys_root`; `proc_root`: where Linux tells of processes."""
+    """Sensors of the cards below `sys_root`; `proc_root`: Linux's process directory."""
 
     def __init__(self, sys_root: Path, proc_root: Path) -> None:
         self._cards = sys_root / "class" / "drm"
         self._proc = proc_root
         self._taken: _Taken | None = None
         self._own: dict[str, float] = {}
-        """Share of each device that this node took between the last two looks."""
+        """Share of each device that this node used between the last two looks."""
 
     def read(self, own: Collection[int], now: float) -> list[GpuReading]:
-        """One reading for each card whose driver tells anything. `own`: processes of this node; `now`: monotonic."""
+        """Return one reading for each card with a reporting driver. `own`: processes of this node; `now`: monotonic."""
         self._look(own, now)
         return [
             reading
@@ -67,12 +67,14 @@ class DrmSensors:
             taken[device] = taken.get(device, 0.0) + seconds
         if self._taken is not None:
             passed_s, before = now - self._taken.at, self._taken.by_device_s
-            # What has just ended takes its share of the past with it.
+            # An ended process reduces the total, so clip at 0.
             self._own = {name: max(0.0, all_s - before.get(name, 0.0)) / passed_s for name, all_s in taken.items()}
         self._taken = _Taken(now, taken)
 
     def _clients(self, own: Collection[int]) -> Iterator[tuple[str, float]]:
-        """(device, seconds) of each connection to a device that a process holds; several files may be the same one."""
+        """Yield (device, seconds) of each connection of a process to a device. Several files may be the same
+        connection.
+        """
         seen: set[tuple[str, str]] = set()
         for pid in own:
             for file in (self._proc / str(pid) / "fdinfo").glob("*"):
@@ -91,6 +93,6 @@ def _said(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole(text: str) -> int:
-    """Of "123 ns"; 0 where there is none."""
+    """Parse "123 ns"; 0 for other texts."""
     first = text.split(" ")[0]
     return int(first) if first.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""What is told of one GPU, or of all of them together."""
+"""Readings of one GPU, or of all GPUs combined."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """None = the driver does not say."""
+    """Readings of a GPU; None = not reported by the driver."""
 
     others: float | None = None
-    """Share of the GPU's time that other processes took since the last look."""
+    """Share of the GPU's time that other processes used since the last look."""
     celsius: float | None = None
     watts: float | None = None
 
 
 def together(readings: Collection[GpuReading]) -> GpuReading:
-    """Of the busiest, the warmest and the hungriest."""
+    """Combine readings by their maxima."""
     return GpuReading(
         others=max((one.others for one in readings if one.others is not None), default=None),
         celsius=max((one.celsius for one in readings if one.celsius is not None), default=None),

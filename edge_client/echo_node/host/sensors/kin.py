@@ -1,7 +1,7 @@
 """Recognise Echo's own processes of the same user: this node, other nodes, and a hub with its learner.
 
-Example: a hub's learner trains on the GPU of the machine, and a node samples on the same GPU. The learner's load is not
-the owner's load, so the node must not yield to it.
+Example: a hub's learner trains on the GPU of the machine, and a node samples on the same GPU. The owner did not cause
+the learner's load, so the node must not yield to it.
 """
 
 from __future__ import annotations

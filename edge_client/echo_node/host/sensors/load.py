@@ -1,4 +1,4 @@
-"""How much of the processor other programs use."""
+"""Processor load of other programs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Final
 import psutil
 
 SHORTEST_S: Final = 0.5
-"""Between two looks, of which the later one counts: the system counts in hundredths of a second."""
+"""Minimum seconds between two looks: the system counts in hundredths of a second."""
 
 
 class OthersLoad:
-    """Share of all cores that ran programs other than this node's since the last look, but for low priorities."""
+    """Share of all cores used by other programs than this node since the last look, without those at low priority."""
 
     def __init__(self) -> None:
         self._seen_at = 0.0
@@ -24,14 +24,14 @@ class OthersLoad:
         self._share: float | None = None
 
     def share(self, engines: Iterable[int]) -> float | None:
-        """`engines`: processes of this node besides its own. None before there is anything to compare with."""
+        """Return the share; None at the first look. `engines`: processes of this node besides its own."""
         now = time.monotonic()
         if self._seen_at and now - self._seen_at < SHORTEST_S:
             return self._share
         busy_s, own_s, since = _busy_s(), sum(map(_counted_s, (os.getpid(), *engines))), self._seen_at
         if since:
             cores = psutil.cpu_count() or 1
-            # An engine that has just ended takes its share of the past with it.
+            # An engine that has ended reduces the total, so clip at 0.
             others_s = (busy_s - self._busy_s) - max(0.0, own_s - self._own_s)
             self._share = min(1.0, max(0.0, others_s / (now - since) / cores))
         self._seen_at, self._busy_s, self._own_s = now, busy_s, own_s
@@ -39,17 +39,17 @@ class OthersLoad:
 
 
 def _busy_s() -> float:
-    """Of all cores together, since the system started."""
+    """Return the busy seconds of all cores since the system's start."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - sum(getattr(times, name, 0.0) for name in _NOT_OTHERS))
 
 
 _NOT_OTHERS: Final = ("iowait", "nice", "guest", "guest_nice", "steal")
-"""Waiting, what gives way by itself, what is counted as `user` already, and what ran on other machines."""
+"""Times that do not count: waiting, niced programs, guests (counted in `user` already), and other virtual machines."""
 
 
 def _counted_s(pid: int) -> float:
-    """What a process adds to `_busy_s`: Linux tells apart what those of a low priority compute."""
+    """Return a process's part of `_busy_s`. Linux counts the computing time of niced processes separately."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         times = process.cpu_times()

@@ -1,4 +1,4 @@
-"""All that the node asks its machine about its owner, behind one interface."""
+"""All sensors of the machine and its owner, behind one interface."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PROC: Final = Path("/proc")
 
 
 class Sensors(Protocol):
-    """What is asked once a second. Never raises for what a machine does not tell."""
+    """Sensors, read once a second. Missing values never raise."""
 
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> Reading:
-        """Blocks for milliseconds; for half a second where a desktop hangs. What no setting asks for is not looked at.
+        """Read the sensors that the settings need. Blocks for milliseconds, or half a second if a desktop hangs.
 
         `engines`: processes of this node besides its own.
         """
@@ -40,7 +40,7 @@ class Sensors(Protocol):
 
 
 class MachineSensors:
-    """This machine's."""
+    """The sensors of this machine."""
 
     def __init__(self, data_dir: Path, *, sys_root: Path = SYS, proc_root: Path = PROC) -> None:
         self._data_dir = data_dir
@@ -74,7 +74,7 @@ class MachineSensors:
         return together([*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())])
 
     def _ours(self, engines: Collection[int]) -> frozenset[int]:
-        """This node's processes besides its own, and those of other nodes and hubs of the same user."""
+        """Return the processes of this node, without its own, and of the same user's other nodes and hubs."""
         return self._kin.pids().union(engines) - {os.getpid()}
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class MachineSensors:
 
 
 def _free_memory_bytes() -> int:
-    """Of the machine's, or of what this process and its engine may take of it."""
+    """Return the machine's free memory, or less under a memory limit of this process."""
     allowed, free = cgroup.left_bytes(), int(psutil.virtual_memory().available)
     return free if allowed is None else min(free, allowed)
 

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver tells of the GPU: how busy others keep it, how warm it is, what it draws.
+"""GPU readings of NVIDIA's driver: load by others, temperature, power.
 
 NVIDIA's driver reports the machine's process numbers. A container has different process numbers, and cannot translate
 one kind into the other. In a container the load of other programs is therefore unknown.
@@ -19,10 +19,10 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class NvidiaSensors:
-    """Opened at the first reading; where there is no driver, there are no readings."""
+    """Sensors of NVIDIA's driver, opened at the first reading. Without a driver there are no readings."""
 
     def __init__(self, kin: Kin | None = None, *, sees_all: Callable[[], bool] = sees_the_machines_pids) -> None:
-        """`sees_all`: True if process numbers mean the same here and to the driver."""
+        """`sees_all`: True if the driver uses the same process numbers as this system."""
         self._kin = kin or Kin()
         self._sees_all = sees_all
         self._nvml: Any = None
@@ -58,7 +58,7 @@ class NvidiaSensors:
             log.debug("No GPU of NVIDIA's tells anything: %s", error)
 
     def _lists(self, own: Collection[int]) -> bool:
-        """Return True if the driver lists one of this node's processes by the number that it has here."""
+        """Return True if the driver lists a process of this node under its local process number."""
         listed = [self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) for device in self._devices]
         return any(process.pid in own for processes in listed for process in processes or ())
 
@@ -79,7 +79,7 @@ class NvidiaSensors:
         )
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
-        """None where this GPU or its driver has no answer; that no process ran since is said as an error, too."""
+        """Return the driver's answer; None without one. NotFound means that no process ran, and gives ()."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError_NotFound:
@@ -89,7 +89,7 @@ class NvidiaSensors:
 
 
 def share_of_others(samples: Collection[tuple[int, int, int]], own: Collection[int]) -> float:
-    """Of (process, percent, microseconds): what other processes took, in the newest second of them."""
+    """Return the share of other processes in the newest second of (process, percent, microseconds) samples."""
     newest = max((at for _, _, at in samples), default=0)
     percents: dict[int, int] = {}
     for pid, percent, at in samples:

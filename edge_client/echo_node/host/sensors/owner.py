@@ -1,7 +1,7 @@
-"""How long the machine's owner has been away from keyboard and mouse, and whether something fills the screen.
+"""Time since the owner's last input, and full-screen programs.
 
-Linux: the desktop's own idle monitor, the screen saver, or the login manager, by D-Bus, whichever answers first; a
-machine in which nobody is logged in to a desktop is left alone. macOS and Windows: the system's own counter.
+Linux asks by D-Bus the desktop's idle monitor, then the screen saver, then the login manager. A machine without a
+desktop login counts as unattended. macOS and Windows have a system counter.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ _LOGIN: Final = "org.freedesktop.login1"
 _SCREEN_SAVER: Final = "org.freedesktop.ScreenSaver"
 _DESKTOPS: Final = ("x11", "wayland", "mir")
 _FULL_SCREEN_STATES: Final = (2, 3, 4)
-"""QUNS_BUSY, QUNS_RUNNING_D3D_FULL_SCREEN, QUNS_PRESENTATION_MODE: what SHQueryUserNotificationState says."""
+"""QUNS_BUSY, QUNS_RUNNING_D3D_FULL_SCREEN, QUNS_PRESENTATION_MODE: results of SHQueryUserNotificationState."""
 
 
 class LinuxOwner:
-    """By D-Bus."""
+    """The owner of a Linux desktop, by D-Bus."""
 
     def __init__(self) -> None:
         self._session, self._system = Bus("SESSION"), Bus("SYSTEM")
         self._saver = _ScreenSaverClock()
 
     def idle_s(self) -> float | None:
-        """inf: nobody has a desktop here; None: there is one that does not tell."""
+        """Return seconds since the last input; inf = no desktop is in use; None = the desktop does not report it."""
         for ask in (self._by_mutter, self._by_screen_saver, self._by_login):
             if (idle_s := ask()) is not None:
                 return idle_s
         return None if self._has_desktop else math.inf
 
     def full_screen(self) -> bool | None:
-        """Whether a game has asked for the machine: GameMode is what launchers on Linux tell; None where it is not."""
+        """Return True if a game uses GameMode, which Linux's game launchers call; None without GameMode."""
         service, path = "com.feralinteractive.GameMode", "/com/feralinteractive/GameMode"
         clients = self._session.get(service, path, service, "ClientCount")
         return None if clients is None else int(clients) > 0
 
     def metered(self) -> bool | None:
-        """https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered: 1 yes, 3 guessed yes."""
+        """Read NMMetered: 1 yes, 3 guessed yes.
+        https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered
+        """
         service = "org.freedesktop.NetworkManager"
         said = self._system.get(service, "/org/freedesktop/NetworkManager", service, "Metered")
         return None if said in (None, 0) else said in (1, 3)
@@ -72,7 +74,7 @@ class LinuxOwner:
         return None
 
     def _by_login(self) -> float | None:
-        """The least of all desktops' in which somebody is logged in."""
+        """Return the shortest idle time of all desktop logins."""
         found = []
         for said in self._desktops():
             if "IdleHint" not in said:
@@ -82,7 +84,7 @@ class LinuxOwner:
         return min(found, default=None)
 
     def _desktops(self) -> Iterator[dict[str, Any]]:
-        """The properties of each session in which somebody is logged in to a desktop."""
+        """Yield the properties of each session with a desktop login."""
         manager = f"{_LOGIN}.Manager"
         answer = self._system.call(_LOGIN, "/org/freedesktop/login1", manager, "ListSessions")
         for *_, path in () if answer is None else answer[0]:
@@ -95,9 +97,9 @@ class LinuxOwner:
 
 
 class _ScreenSaverClock:
-    """The interface speaks of seconds, and some desktops give milliseconds: which, shows in how fast the value grows.
+    """Convert the screen saver's idle time. The interface defines seconds, but some desktops send milliseconds.
 
-    Until it has shown, it is taken for milliseconds: rather yield for nothing than not at all.
+    The growth of the value shows the unit. Until then assume milliseconds: an unneeded pause is better than none.
     """
 
     def __init__(self) -> None:
@@ -116,10 +118,10 @@ class _ScreenSaverClock:
 
 
 class MacOwner:
-    """By Quartz."""
+    """The owner of a Mac, by Quartz."""
 
     def idle_s(self) -> float | None:
-        """Of the session's keyboard and mouse (kCGEventSourceStateHIDSystemState, kCGAnyInputEventType)."""
+        """Return seconds since the session's last input (kCGEventSourceStateHIDSystemState, kCGAnyInputEventType)."""
         quartz = ctypes.CDLL("/System/Library/Frameworks/ApplicationServices.framework/ApplicationServices")
         quartz.CGEventSourceSecondsSinceLastEventType.restype = ctypes.c_double
         quartz.CGEventSourceSecondsSinceLastEventType.argtypes = (ctypes.c_int32, ctypes.c_uint32)
@@ -136,7 +138,7 @@ class MacOwner:
 
 
 class WindowsOwner:
-    """By user32 and shell32."""
+    """The owner of a Windows desktop, by user32 and shell32."""
 
     def idle_s(self) -> float | None:
         class LastInput(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Whether the machine runs on its battery."""
+"""Detect if the machine runs on its battery."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _EXTERNAL: Final = ("Mains", "USB", "Wireless")
 
 @dataclass(frozen=True, slots=True)
 class Battery:
-    """What the machine's own batteries tell, not those of its mouse."""
+    """State of the machine's own batteries, without those of peripherals."""
 
     in_use: bool
     share: float | None
-    """How full they are, on average."""
+    """Average charge."""
 
 
 def battery(sys_root: Path) -> Battery | None:
-    """None where there is none. `sys_root`: where Linux keeps what it tells of its devices, usually /sys."""
+    """Return the battery's state; None without a battery. `sys_root`: usually /sys."""
     if sys.platform == "linux":
         return _from_sysfs(sys_root / "class" / "power_supply")
     found = psutil.sensors_battery()
@@ -32,7 +32,7 @@ def battery(sys_root: Path) -> Battery | None:
 
 
 def _from_sysfs(supplies: Path) -> Battery | None:
-    """https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-class-power"""
+    """Read sysfs: https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-class-power"""
     levels: list[float] = []
     is_plugged = is_discharging = has_battery = False
     for supply in sorted(supplies.glob("*")):

@@ -1,4 +1,4 @@
-"""Which programs run."""
+"""Find running programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 def running(names: Collection[str]) -> frozenset[str]:
-    """Those of `names` that run, compared without case, directory and ".exe"."""
+    """Return the `names` of running programs, compared without case, directory and ".exe"."""
     if not names:
         return frozenset()
     wanted = {_plain(name): name for name in names}
@@ -22,5 +22,5 @@ def running(names: Collection[str]) -> frozenset[str]:
 
 
 def _plain(name: str) -> str:
-    """A program's name as people write it; Linux cuts a process's own name off after 15 characters."""
+    """Return a program's name as users write it. Linux cuts a process's own name to 15 characters."""
     return PurePath(name).name.casefold().removesuffix(".exe")

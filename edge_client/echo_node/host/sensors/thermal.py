@@ -1,4 +1,4 @@
-"""How warm the processor is."""
+"""The processor's temperature."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Final
 from echo_node.host.sensors.sysfs import number_of, text_of
 
 _PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
-"""Drivers of sensors on processors, as hwmon names them."""
+"""Drivers of processor sensors, as hwmon names them."""
 _CELSIUS: Final = (-20.0, 150.0)
-"""Beyond, it is a sensor that is not connected."""
+"""Values outside come from unconnected sensors."""
 
 
 def cpu_celsius(sys_root: Path) -> float | None:
-    """Of its hottest part. None where the system does not tell: macOS and Windows do not, without an administrator.
+    """Return the temperature of the hottest part; None if unknown, as on macOS and Windows without administrator
+    rights.
 
     https://www.kernel.org/doc/Documentation/hwmon/sysfs-interface.rst: thousandths of a degree.
     """

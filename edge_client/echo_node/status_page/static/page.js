@@ -1,5 +1,5 @@
 "use strict";
-// Shows what the node sends, and sends it what the buttons say. All text is put in as text.
+// Show the node's state, and send the buttons' commands. All values are inserted as text, never as HTML.
 
 const AGAIN_MS = 2000;
 const TONES = {
@@ -25,7 +25,7 @@ function connect() {
     setOpen(false);
     setState("not running", "bad");
     by("reason").textContent =
-      "The node does not answer. It has stopped, or this page has ended: open it anew with: echo-node page";
+      "The node does not answer. It has stopped, or this page has expired. Open it again with: echo-node page";
     setTimeout(connect, AGAIN_MS);
   };
 }
@@ -70,7 +70,7 @@ function draw(rates) {
 
 function bars(node) {
   const wanted = Object.entries(node.fetching).map(([title, [done, total]]) => [title, done, total]);
-  if (node.held_rollouts) wanted.push(["Tokens of what is held", node.lease_tokens, node.lease_most_tokens]);
+  if (node.held_rollouts) wanted.push(["Tokens of the current leases", node.lease_tokens, node.lease_most_tokens]);
   by("bars").replaceChildren(...wanted.map(([title, done, total]) => {
     const bar = document.createElement("progress");
     bar.max = Math.max(1, total);
@@ -100,7 +100,7 @@ function list(rows, page) {
     }
     parts.push(term, text);
   }
-  // A link that has the keyboard's focus keeps it.
+  // Keep the keyboard's focus on the link.
   const had = by("rows").contains(document.activeElement);
   by("rows").replaceChildren(...parts);
   if (had) by("rows").querySelector("a")?.focus();

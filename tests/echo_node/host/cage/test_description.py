@@ -18,7 +18,7 @@ def test_half_a_cage_says_why_it_is_not_whole() -> None:
 
 
 def test_no_cage_says_why() -> None:
-    assert Held.to_nothing("the settings say so").sentence == "none: the settings say so"
+    assert Held.to_nothing("the settings turn it off").sentence == "none: the settings turn it off"
     assert Held.to_nothing("x").holds == ()
 
 

@@ -32,7 +32,7 @@ def test_threads_that_run_before_are_told() -> None:
     """Landlock from ABI 8 on takes them in."""
     found = entered("started = threading.Event(); threading.Thread(target=threading.Event().wait, daemon=True).start()")
     whole = any(int(name.split()[1]) >= 8 for name in found["by"] if name.startswith("Landlock"))
-    why = "1 threads ran before, which Landlock"
+    why = "1 threads were running, and Landlock"
     assert whole or all(found["lacks"][guard].startswith(why) for guard in ("reading", "writing", "processes"))
     assert {"network", "programs"} <= set(found["holds"]), "seccomp takes in all threads"
 
@@ -45,7 +45,7 @@ def test_a_kernel_without_landlock_is_named() -> None:
 
 def test_a_processor_without_a_filter_is_named() -> None:
     found = entered("import platform; platform.machine = lambda: 'riscv64'")
-    why = "Echo knows no filter of system calls for riscv64"
+    why = "Echo has no filter of system calls for riscv64"
     assert found["lacks"] == dict.fromkeys(("network", "programs", "processes"), why)
     assert found["holds"] == ["reading", "writing"]
 

@@ -29,5 +29,5 @@ def test_a_guard_that_only_says_that_it_holds_is_found_out(tmp_path: Path) -> No
     private = tmp_path / "private"
     private.write_bytes(b"private")
     found = tried(private, Held(by=("hearsay",), lacks={"reading": "not at all"}))
-    rest = dict.fromkeys([guard for guard in GUARDS if guard != "reading"], "it was tried, and not refused")
+    rest = dict.fromkeys([guard for guard in GUARDS if guard != "reading"], "an attempt was not refused")
     assert found == Held(by=("hearsay",), lacks={"reading": "not at all", **rest})

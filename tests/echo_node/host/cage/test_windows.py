@@ -29,4 +29,4 @@ def test_what_is_refused_is_told() -> None:
     assert (held.by, held.holds) == ((), ())
     assert held.lacks["programs"].startswith("a job object: ")
     assert held.lacks["writing"].startswith("low integrity: ")
-    assert held.lacks["network"] == "Windows gives a process no way to keep itself from the network"
+    assert held.lacks["network"] == "Windows cannot keep a running process from the network"
