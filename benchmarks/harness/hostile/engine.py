@@ -42,13 +42,7 @@ class HostileEngine(WrappedEngine):
     """A falsified engine. It reports a rollout only when the rollout is finished."""
 
     def __init__(self, engine: Engine, falsification: Falsification, forged: Path) -> None:
-<<<<<<< HEAD:benchmarks/harness/hostile/engine.py
         super().__init__(engine)
-=======
-        self.precision, self.scores = "", False
-        self.converted: Path | None = None
-        self._engine = engine
->>>>>>> node-disk:benchmarks/hostile/engine.py
         self._falsification = falsification
         self._forged = forged
         self._leased: dict[int, GroupRequest] = {}
