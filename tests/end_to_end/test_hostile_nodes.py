@@ -295,18 +295,18 @@ NO_COSTS: Final = (math.nan, math.inf, -math.inf, -1e-9, 1e308, 1_000.1, 2**64 -
 async def test_what_a_node_says_of_itself_opens_no_gentler_rule_and_imitates_nobody(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
         for said, why in (
-            ({"backend": "quantum"}, "engine is not known here, but llama_cpp"),
-            ({"name": "аdmin"}, "as if the hub or its operator spoke"),
-            ({"name": "The Hub"}, "as if the hub or its operator spoke"),
-            ({"name": "Ada\u202e"}, "take out U+202E RIGHT-TO-LEFT OVERRIDE"),
-            ({"name": "\u3164"}, "take out U+3164"),
+            ({"backend": "quantum"}, "engine is unknown here (known: llama_cpp"),
+            ({"name": "аdmin"}, "like that of the hub or its operator"),
+            ({"name": "The Hub"}, "like that of the hub or its operator"),
+            ({"name": "Ada\u202e"}, "remove U+202E RIGHT-TO-LEFT OVERRIDE"),
+            ({"name": "\u3164"}, "remove U+3164"),
         ):
             refused = (await site.stranger(**said)).refused
             assert refused is not None and why in refused.what, refused
         node = await site.stranger()
         status = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per_s=1.0)
         await node.say_raw(status, precision="q1_xxl")
-        assert "precision is not known here, but f32" in (await last_word(node)).what
+        assert "precision is unknown here (known: f32" in (await last_word(node)).what
 
 
 async def test_whatever_is_claimed_of_costs_and_speed_pages_show_numbers_and_the_cap_holds(tmp_path: Path) -> None:

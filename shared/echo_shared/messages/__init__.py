@@ -1,11 +1,11 @@
-"""Every message that hub and node exchange, with the bounds each field must keep.
+"""Every message that hub and node exchange, with the bounds of each field.
 
-A message is one MessagePack map (`codec`) whose `type` names its class. Unknown fields are ignored (a newer peer may
-send more); wrong types, missing fields and values out of bounds are a `CodecError` before anything else reads the
-message. Arrays travel as {dtype, shape, data}: raw little-endian bytes, never pickle.
+A message is one MessagePack map (`codec`) whose `type` names its class. The codec ignores unknown fields, because a
+newer peer may send more. A wrong type, a missing field or a value out of bounds raises CodecError before any other code
+reads the message. Arrays travel as {dtype, shape, data} with raw little-endian bytes, never as pickle.
 
-Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. `FromHub` and `FromNode`,
-here, are all that each side may say.
+Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. The unions `FromHub` and
+`FromNode` below list every message that each side may send.
 """
 
 from echo_shared.messages.base import (

@@ -1,4 +1,4 @@
-"""What all messages keep: the protocol's version, the size of a frame and of what comes by the batch."""
+"""Base class of all messages, protocol version, and limits on frame and batch sizes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 PROTOCOL_VERSION: Final = 8
-"""What this software speaks. It rises when an old peer could misread a new one."""
+"""Protocol version of this software. Raise it when an old peer could misread a new one."""
 OLDEST_PROTOCOL_VERSION: Final = 8
-"""The oldest peer version that this software still understands."""
+"""Oldest protocol version of a peer that this software still understands."""
 MAX_FRAME_BYTES: Final = 8 * 2**20
 MAX_FRAME_FROM_NODE_BYTES: Final = 2 * 2**20
-"""Nodes say less: their largest message, a rollout of `MAX_TOKENS`, takes half of it."""
+"""Nodes send less than the hub: a rollout of `MAX_TOKENS`, their largest message, takes half of this limit."""
 MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
 

@@ -1,4 +1,4 @@
-"""Completions of others that a node computes again, and what it finds."""
+"""Check leases: a node recomputes the token probabilities of another node's completion."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from echo_shared.messages.fields import Logprobs, RolloutId, Shares, TokenIds
 from echo_shared.messages.rollouts import VersionSpans
 
 MAX_CHECKS: Final = 8
-"""Completions of others that one node is given at once, to compute again."""
+"""Completions that one node is given to check at once."""
 
 
 class CheckLease(Message):
-    """Work for a node that can score: a completion of another, to be computed again by the versions that drew it.
+    """Ask a node to recompute another node's completion with the versions that drew it.
 
-    Neither what was claimed of it nor its seed is said, so that what comes back cannot be made of them.
+    The lease omits the seed and the claimed log-probabilities, so that a node cannot build its result from them.
     """
 
     type: Literal["check_lease"] = "check_lease"
     rollout_id: RolloutId
     prompt_ids: TokenIds
-    """All that it was drawn after."""
+    """Prompt tokens before the completion."""
     completion_ids: TokenIds
     versions: Annotated[VersionSpans, Field(min_length=1)]
-    """Which versions drew it, in order, one after the other."""
+    """Versions that drew the completion, in token order."""
     temperature: Annotated[float, Field(gt=0, le=10)]
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from sending until the hub asks another node."""
@@ -34,22 +34,22 @@ class CheckLease(Message):
     @model_validator(mode="after")
     def _has_all(self) -> CheckLease:
         if not len(self.prompt_ids) or sum(span.num_tokens for span in self.versions) != len(self.completion_ids):
-            raise ValueError("there must be a prompt, and the versions be of as many tokens as the completion has")
+            raise ValueError("a check needs a prompt, and its versions must cover exactly the completion's tokens")
         return self
 
 
 class CheckResult(Message):
-    """What a completion's tokens are by the versions that drew it; both arrays empty = the node cannot tell."""
+    """Token intervals that the checking node computed; both arrays are empty if its engine cannot check."""
 
     type: Literal["check_result"] = "check_result"
     rollout_id: RolloutId
     below: Shares
-    """Where each token's interval begins in the cumulative distribution, in id order, at the lease's temperature."""
+    """Start of each token's interval in the cumulative distribution, in token-id order, at the lease's temperature."""
     logprobs: Logprobs
-    """How wide it is: nats, one a token."""
+    """Width of each token's interval as a log-probability, in nats; one value per token."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> CheckResult:
         if len(self.below) != len(self.logprobs):
-            raise ValueError("there must be as many beginnings as log-probabilities")
+            raise ValueError("below and logprobs must have the same length")
         return self

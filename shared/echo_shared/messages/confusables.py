@@ -1,5 +1,7 @@
-"""Which characters look like which in ASCII, as Unicode's table of confusables has it (UTS #39, confusables.txt),
-without those that NFKC makes ASCII of anyway."""
+"""Unicode characters that look like ASCII characters, from the confusables table of UTS #39 (confusables.txt).
+
+Characters that NFKC maps to ASCII are left out.
+"""
 
 from __future__ import annotations
 
@@ -168,4 +170,4 @@ LOOK_LIKE: Final[Mapping[str, str]] = MappingProxyType(
         "~": "\u2053\u223c",
     }
 )
-"""By what they look like, in ASCII: all characters that do."""
+"""ASCII text -> all characters that look like it."""

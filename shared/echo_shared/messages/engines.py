@@ -1,6 +1,7 @@
-"""The engines and the precisions that nodes may say they have: what nobody knows, nobody could judge.
+"""Names of the engines and precisions that a node may report.
 
-A hub refuses others, so a new one is added here, and to how the hub judges it (`echo_hub.core.trust.numerics`).
+The hub refuses other names, because it has no error limits for such engines. A new engine needs its name here and its
+limits in `echo_hub.core.trust.numerics`.
 """
 
 from __future__ import annotations
@@ -8,23 +9,23 @@ from __future__ import annotations
 from typing import Final
 
 BACKENDS: Final = ("llama_cpp", "mlx", "torch", "vllm", "none")
-"""none: a node's owner asks for its receipts, and offers no engine."""
+"""none: the node runs no engine and only asks for its owner's receipts."""
 PRECISIONS: Final = ("", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "q3_k_m")
-"""Of an engine's weights; empty = no engine is up, or a base model came in a format of its own."""
+"""Precision of an engine's weights; "" = no engine runs, or the base model's format defines none."""
 
 
 def known_backend(name: str) -> str:
-    """Return the name. Raises ValueError for one that is not in BACKENDS."""
+    """Return the engine name. Raises ValueError if BACKENDS does not list it."""
     return _known(name, BACKENDS, "engine")
 
 
 def known_precision(name: str) -> str:
-    """Return the name. Raises ValueError for one that is not in PRECISIONS."""
+    """Return the precision name. Raises ValueError if PRECISIONS does not list it."""
     return _known(name, PRECISIONS, "precision")
 
 
 def _known(name: str, known: tuple[str, ...], what: str) -> str:
     if name not in known:
         names = ", ".join(filter(None, known))
-        raise ValueError(f"this {what} is not known here, but {names}: upgrade the older one of node and hub")
+        raise ValueError(f"this {what} is unknown here (known: {names}): upgrade the older of node and hub")
     return name

@@ -1,4 +1,4 @@
-"""What the fields of messages are made of: packed arrays, text that is safe to print, keys and bounded numbers."""
+"""Field types of messages: packed arrays, printable text, keys and bounded numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MAX_TOKENS: Final = 131_072
 
 
 def pack_array(array: NDArray[Any]) -> dict[str, Any]:
-    """{dtype, shape, data} of `array`, of any shape, its bytes little-endian and contiguous."""
+    """Pack `array`, of any shape, as {dtype, shape, data} with contiguous little-endian bytes."""
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     return {"dtype": little.dtype.str, "shape": list(little.shape), "data": little.tobytes()}
 
 
 def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
-    """The array [N] in `value`; ValueError unless it has exactly this dtype and at most `max_length` items."""
+    """Return the array [N] packed in `value`. Raises ValueError for another dtype or more than `max_length` items."""
     if isinstance(value, np.ndarray):
         value = pack_array(value)
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data"}:
@@ -33,7 +33,7 @@ def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
     if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 0 <= shape[0] <= max_length:
         raise ValueError(f"the array's shape must be [n] with n at most {max_length}")
     if not isinstance(data, bytes) or len(data) != shape[0] * np.dtype(dtype).itemsize:
-        raise ValueError("the array's data does not have the length that its shape says")
+        raise ValueError("the array's data does not have the length that its shape gives")
     array = np.frombuffer(data, dtype=dtype)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError("the array holds a value that is not finite")
@@ -42,30 +42,30 @@ def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedArray:
-    """Annotation of a field that holds an array [N] and travels as `pack_array` packs it.
+    """Annotation of a field that holds an array [N] and travels in the form of `pack_array`.
 
-    It gives pydantic the field's schema itself. How numpy defines `NDArray` then makes no difference: up to numpy 2.4
-    `NDArray[np.int32]` is a generic alias, from 2.5 on a type alias.
+    The annotation supplies pydantic's schema itself, so numpy's definition of `NDArray` does not matter: up to numpy
+    2.4 `NDArray[np.int32]` is a generic alias, since 2.5 a type alias.
     """
 
     dtype: str
     within_one: bool = False
-    """True: each value is between 0 and 1."""
+    """True: every value must lie between 0 and 1."""
 
     def unpack(self, value: Any) -> NDArray[Any]:
-        """Return the array in `value`. Raises ValueError unless it is as this annotation says."""
+        """Return the array [N] in `value`. Raises ValueError if it breaks this annotation's limits."""
         array = unpack_array(value, dtype=self.dtype, max_length=MAX_TOKENS)
         if self.within_one and len(array) and not 0.0 <= array.min() <= array.max() <= 1.0:
             raise ValueError("the array holds a value that is not between 0 and 1")
         return array
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validate by `unpack`, serialize by `pack_array`."""
+        """Build a schema that validates with `unpack` and serializes with `pack_array`."""
         packed = core_schema.plain_serializer_function_ser_schema(pack_array)
         return core_schema.no_info_plain_validator_function(self.unpack, serialization=packed)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe the map that `pack_array` makes."""
+        """Return the JSON schema of the map that `pack_array` makes."""
         shape = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}, "maxItems": 1}
         properties = {"dtype": {"const": self.dtype}, "shape": shape, "data": {"type": "string", "format": "binary"}}
         return {"type": "object", "properties": properties, "required": list(properties)}
@@ -77,16 +77,16 @@ Shares = Annotated[NDArray[np.float32], PackedArray(dtype="<f4", within_one=True
 
 
 _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode's control, format (text direction among them), surrogate, and line and paragraph separating characters."""
+"""Unicode categories: control, format (includes text direction), surrogate, line and paragraph separator."""
 
 
 def printable(text: str) -> str:
-    """A peer's text as it may go to terminals and logs: what steers those, other than "\\n" and "\\t", becomes "?"."""
+    """Replace characters that could steer a terminal or a log by "?"; keep "\\n" and "\\t"."""
     return "".join(char if char in "\n\t" or unicodedata.category(char) not in _UNPRINTABLE else "?" for char in text)
 
 
 def printable_line(text: str) -> str:
-    """`printable`, on one line."""
+    """Return `text` on one line, cleaned as by `printable`."""
     return printable(text.replace("\n", "?").replace("\t", "?"))
 
 
@@ -99,7 +99,7 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
 Lax = Field(strict=False)
-"""MessagePack has no tuples and no enums: these types are made from lists and strings, their items stay strict."""
+"""Allow lists and strings from MessagePack, which has no tuples and no enums; the items stay strict."""
 
 InfoHash = Annotated[bytes, Field(min_length=20, max_length=20)]
 NodeId = Annotated[str, Field(pattern=r"^[0-9a-z]{1,64}$")]

@@ -1,4 +1,4 @@
-"""How node and hub meet, from the node's hello to the hub's welcome, and how they part."""
+"""Handshake between node and hub, from Hello to Welcome, and the messages that end a connection."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from echo_shared.messages.shown_names import checked_name
 from echo_shared.messages.spread import ArtefactOffer, MeshPeers, RunKeys
 
 MAX_COST_PER_HOUR: Final = 1_000.0
-"""US dollars: more no single machine is worth."""
+"""US dollars; no single machine costs more."""
 MAX_POWER_WATTS: Final = 100_000.0
 
 
 class RefusalCode(StrEnum):
-    """Why a hub says no, or ends a connection."""
+    """Reason why the hub refuses or ends a connection."""
 
     PROTOCOL_VERSION = "protocol_version"
     BAD_SIGNATURE = "bad_signature"
     STALE_PROOF = "stale_proof"
-    """It answers a challenge that has ended, or that was answered before."""
+    """The proof answers a challenge that has expired or was used before."""
     TOO_SOON = "too_soon"
-    """The hub has no room now, or this node broke the protocol and waits before it may come back."""
+    """The hub has no free slot, or the node broke the protocol and must wait before it reconnects."""
     BAD_TOKEN = "bad_token"
     BANNED = "banned"
     ALREADY_CONNECTED = "already_connected"
@@ -34,11 +34,11 @@ class RefusalCode(StrEnum):
     SHUTTING_DOWN = "shutting_down"
     FINISHED = "finished"
     NAME_TAKEN = "name_taken"
-    """The node's name looks like that of another one, which had it first."""
+    """The name looks like that of another node, which had it first."""
 
 
 class Hello(Message):
-    """Node's first word. Its first three fields keep their meaning in every protocol version."""
+    """First message of a node. Its first three fields keep their meaning in every protocol version."""
 
     type: Literal["hello"] = "hello"
     protocol_version: Count
@@ -48,7 +48,7 @@ class Hello(Message):
 
 
 class Challenge(Message):
-    """Hub's answer: `signature` by `hub_key` over the node's nonce proves who the hub is."""
+    """The hub's answer to Hello: `signature`, made with `hub_key` over the node's nonce, proves the hub's identity."""
 
     type: Literal["challenge"] = "challenge"
     protocol_version: Count
@@ -59,7 +59,7 @@ class Challenge(Message):
 
 
 class Proof(Message):
-    """Node's signature over the hub's nonce, and what it says of itself; sent once the hub's key is pinned."""
+    """The node's signature over the hub's nonce, with the node's description; sent once the hub's key is pinned."""
 
     type: Literal["proof"] = "proof"
     signature: Signature
@@ -72,15 +72,15 @@ class Proof(Message):
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which other nodes hand pieces on to this one; 0 = none."""
     cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
-    """What the hub's operator is to pay for the node while it is active, in US dollars; 0 = it is a gift."""
+    """Price that the hub's operator pays for an active node, in US dollars; 0 = donated."""
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
-    """What it draws while it works; 0 = not stated."""
+    """Power draw under load; 0 = not stated."""
     hears_totals: bool = False
-    """It understands Totals."""
+    """True: the node understands Totals."""
 
 
 class Welcome(Message):
-    """The node is in. `policy` is None while the newest published version is 0 (the base itself)."""
+    """The hub accepts the node. `policy` is None while the newest published version is 0, the base model."""
 
     type: Literal["welcome"] = "welcome"
     run_id: Name
@@ -92,13 +92,13 @@ class Welcome(Message):
     tracker_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
     heartbeat_s: Annotated[float, Field(gt=0, le=600)]
     run_keys: RunKeys
-    """Those of everything that is published."""
+    """Keys of all published payloads."""
     mesh: MeshPeers = ()
-    """Nodes to link with."""
+    """Nodes to connect to."""
 
 
 class Refused(Message):
-    """Hub ends the connection and says why, at any moment; `do` is the user's way out."""
+    """The hub ends the connection, at any moment, and gives the reason; `do` tells the user what to change."""
 
     type: Literal["refused"] = "refused"
     code: Name
@@ -107,7 +107,7 @@ class Refused(Message):
 
 
 class Goodbye(Message):
-    """The node leaves on purpose; what it holds has been returned."""
+    """The node leaves on purpose, after it has returned its leases."""
 
     type: Literal["goodbye"] = "goodbye"
     reason: Text = ""

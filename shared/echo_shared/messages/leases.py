@@ -1,4 +1,4 @@
-"""Which work a node is given: what it is willing to hold, leases, and what ends them early."""
+"""Leases: the node's capacity, the work that it is given, and messages that end a lease early."""
 
 from __future__ import annotations
 
@@ -25,74 +25,74 @@ from echo_shared.messages.rollouts import VersionSpans
 from echo_shared.messages.spread import ArtefactOffer
 
 MAX_PREFIX_TOKENS: Final = 262_144
-"""Of all prefixes of one lease."""
+"""Limit on the sum over all prefixes of one lease."""
 
 
 class StandbyReason(StrEnum):
-    """Why a node that asks for work gets none."""
+    """Reason why a node that asks for work gets none."""
 
     CHEAPER_NODES_SUFFICE = "cheaper_nodes_suffice"
-    """Those that work bring enough."""
+    """The active nodes already produce enough."""
     SPEND_CAP = "spend_cap"
-    """It costs more than the hub may still spend in an hour."""
+    """The node costs more per hour than the hub may still spend."""
     TOO_SLOW = "too_slow"
-    """At its measured pace, what it returns is too old to be trained on."""
+    """At the node's measured speed, its rollouts would be too stale to train on."""
     NO_WORK_NOW = "no_work_now"
-    """Others have all that there is."""
+    """Other nodes hold all open work."""
     FAILING = "failing"
-    """It gave work back, or sent what is not valid, and rests for a while."""
+    """The node returned leases or sent invalid results, and pauses for a while."""
     QUARANTINED = "quarantined"
-    """What it returned is not what its policy drew: it gets no work until the operator pardons it."""
+    """The node's rollouts did not match their policy: it gets no work until the operator pardons it."""
 
 
 class NodeStatus(Message):
-    """What the node is doing and how much work it will hold at once. Sent on change, and as the heartbeat."""
+    """The node's activity and capacity. Sent on every change, and as the heartbeat."""
 
     type: Literal["node_status"] = "node_status"
     activity: Literal["preparing", "waiting", "fetching", "sampling", "paused", "draining"]
     capacity: Annotated[int, Field(ge=0, le=MAX_BATCHED)]
-    """Rollouts that the node is willing to hold, finished ones not counted; 0 = lease me nothing."""
+    """Rollouts that the node is willing to hold, finished ones excluded; 0 = no leases wanted."""
     policy_version: PolicyVersion | None
-    """Newest version that is verified and ready to sample from; None while the base is not there yet."""
+    """Newest version that is verified and loaded; None while the base model is missing."""
     tokens_per_s: Annotated[float, Field(ge=0)]
     precision: Annotated[str, Field(max_length=64), AfterValidator(known_precision)] = ""
-    """Of its engine's weights: f32, bf16, q8_0, q4_k_m ...; empty = not known, or no engine is up."""
+    """Precision of the engine's weights, such as f32 or q4_k_m; "" = unknown, or no engine runs."""
     checks: Annotated[int, Field(ge=0, le=MAX_CHECKS)] = 0
-    """Completions of others that it is willing to compute again at once; 0 = none, or its engine cannot."""
+    """Checks that the node accepts at once; 0 = none, or the engine cannot check."""
 
 
 class Standby(Message):
-    """Why the node gets no work; it stays connected and is sent versions, so that it can begin at once."""
+    """Reason why the node gets no work. The node stays connected and receives new versions, to start without delay."""
 
     type: Literal["standby"] = "standby"
     reason: Annotated[StandbyReason, Lax] | None
-    """None: it is not kept from work any more."""
+    """None: the node may get work again."""
     detail: Text = ""
-    """A sentence with figures, for its user."""
+    """A sentence with figures, shown to the node's user."""
 
 
 class LeasedPrefix(Message):
-    """The beginning of one rollout of a lease, which another node has drawn: it goes on with draw number len(ids)."""
+    """First tokens of one rollout, drawn by another node: the new node continues with draw number len(ids)."""
 
     index: Count
     ids: TokenIds
     logprobs: Logprobs
-    """Nats, as that node gave them, one a token."""
+    """Nats, as the earlier node reported them; one value per token."""
     versions: VersionSpans = ()
-    """Which versions drew it, in order, one after the other; empty = the lease's alone."""
+    """Versions that drew the prefix, in token order; empty = the lease's version drew all of it."""
 
 
 def _prefixes_in_bounds(prefixes: tuple[LeasedPrefix, ...]) -> tuple[LeasedPrefix, ...]:
     for prefix in prefixes:
         if prefix.versions and sum(span.num_tokens for span in prefix.versions) != len(prefix.ids):
-            raise ValueError("the versions of a prefix must be of as many tokens as it has")
+            raise ValueError("a prefix's versions must cover exactly its tokens")
     if sum(len(prefix.ids) for prefix in prefixes) > MAX_PREFIX_TOKENS:
-        raise ValueError(f"prefixes may have {MAX_PREFIX_TOKENS} tokens in all")
+        raise ValueError(f"the prefixes of a lease may have {MAX_PREFIX_TOKENS} tokens in all")
     return prefixes
 
 
 class Lease(Message):
-    """Work for one node until a deadline: the rollouts `indices` of one group, drawn with `seed`."""
+    """Work for one node until a deadline: draw the rollouts `indices` of one group with `seed`."""
 
     type: Literal["lease"] = "lease"
     lease_id: Count
@@ -101,26 +101,26 @@ class Lease(Message):
     prompt_ids: TokenIds
     seed: Seed
     policy_version: PolicyVersion
-    """What draws it; with `on_new_version` = "interrupt", the oldest that may."""
+    """Version to draw with; if `on_new_version` is "interrupt", the oldest version allowed."""
     temperature: Annotated[float, Field(gt=0, le=10)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    """Of a completion, its prefix included."""
+    """Limit for a completion, prefix included."""
     stop_ids: Annotated[tuple[Count, ...], Field(max_length=64, strict=False)]
     deadline_s: Annotated[float, Field(gt=0)]
-    """Seconds from sending until the hub leases the work elsewhere."""
+    """Seconds from sending until the hub leases the work to another node."""
     offer: ArtefactOffer | None = None
-    """Of the version, where it need not be the newest: an evaluation's lease."""
+    """Offer of the lease's version. Evaluation leases set it, because their version may not be the newest."""
     prefixes: Annotated[
         tuple[LeasedPrefix, ...], Field(max_length=MAX_GROUP_SIZE, strict=False), AfterValidator(_prefixes_in_bounds)
     ] = ()
-    """At most one an index; a rollout without one begins at its first token."""
+    """At most one prefix per index; a rollout without a prefix starts at its first token."""
     on_new_version: Literal["finish", "interrupt"] = "finish"
-    """When the node comes to hold a newer version: it draws the lease to its end by the one that it names, or goes on
-    in mid-completion by the newer one."""
+    """Effect of a newer version on a running lease: "finish" completes it with its own version, "interrupt" switches
+    to the newer version in mid-completion."""
 
 
 class LeaseRevoked(Message):
-    """The hub no longer wants what is unfinished of this lease."""
+    """The hub no longer wants the unfinished rollouts of this lease."""
 
     type: Literal["lease_revoked"] = "lease_revoked"
     lease_id: Count
@@ -128,11 +128,11 @@ class LeaseRevoked(Message):
 
 
 class LeaseReturned(Message):
-    """The node will not finish these rollouts. What it has drawn of them has been sent before."""
+    """The node will not finish these rollouts. It has already sent the tokens that it drew."""
 
     type: Literal["lease_returned"] = "lease_returned"
     lease_id: Count
     indices: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False)]
     reason: Text
     unusable_version: PolicyVersion | None = None
-    """The policy version that its engine cannot use, if that is the reason."""
+    """Policy version that the node's engine cannot use, if that is the reason."""

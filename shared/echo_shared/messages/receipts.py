@@ -1,4 +1,4 @@
-"""What became of each rollout, as the hub's books have it."""
+"""Receipts: the state of each rollout in the hub's database."""
 
 from __future__ import annotations
 
@@ -12,121 +12,124 @@ from echo_shared.messages.fields import Count, Lax, Name, RolloutId
 
 
 class ReceiptState(StrEnum):
-    """Where a rollout is on its way; TRAINED, EVALUATED and DROPPED are final."""
+    """State of a rollout on the hub; TRAINED, EVALUATED and DROPPED are final."""
 
     LEASED = "leased"
-    """A node is to draw it until its lease's deadline."""
+    """A node holds the lease, until its deadline."""
     RECEIVED = "received"
-    """The hub has committed it."""
+    """The hub has stored the rollout."""
     SCORED = "scored"
-    """It has its reward, and waits for a step's batch."""
+    """The rollout has its reward and waits for a training batch."""
     TRAINED = "trained"
-    """A step has trained on it."""
+    """A training step used the rollout."""
     EVALUATED = "evaluated"
-    """It has shown how good its version is, on a problem that is never trained on."""
+    """The rollout counted in an evaluation of its version, on a held-out problem."""
     DROPPED = "dropped"
-    """It was of no use, for one of the drop reasons."""
+    """The rollout was not used; the drop reason says why."""
 
 
 class DropReason(StrEnum):
-    """Why a leased rollout was of no use. Every dropped rollout has exactly one."""
+    """Reason why a leased rollout was not used. Every dropped rollout has exactly one."""
 
     STALE = "stale"
-    """Its oldest token, or that of another of its group, was over the staleness bound when it was to be trained on."""
+    """The oldest token of its group exceeded the staleness bound when the group was due for training."""
     EXPIRED = "expired"
-    """It had not come back when its group was complete without it: another node was given the same work."""
+    """The rollout was late: its work was leased again, and its group completed without it."""
     DUPLICATE = "duplicate"
-    """It came when another node's result for the same work had been taken."""
+    """Another node's result for the same work arrived first."""
     RETURNED = "returned"
-    """Its node gave it back unfinished; or its group was given up, for that happened too often."""
+    """The node returned it unfinished, or its group was abandoned after too many returns."""
     REVOKED = "revoked"
-    """Taken back by the hub: it could not be there in time any more, its evaluation was made smaller, or it goes on
-    from what a node drew that is not trusted."""
+    """The hub revoked it: it would have come too late, its evaluation was made smaller, or it continued tokens of a
+    node that lost the hub's trust."""
     INVALID = "invalid"
-    """What came is not what was leased."""
+    """The message did not match its lease."""
     SCORER_FAILED = "scorer_failed"
-    """The task's scorer raised an error, took too long, or gave what is no reward of its task."""
+    """The task's scorer raised an error, timed out, or returned no valid reward."""
     NO_ADVANTAGE = "no_advantage"
-    """All rewards of its group were equal, and another group was sampled in its place (training.dynamic_sampling)."""
+    """All rewards of its group were equal, and another group replaced it (training.dynamic_sampling)."""
     FORGED = "forged"
-    """Computed again, it is not what its policy version draws."""
+    """A check showed that its policy version does not draw these tokens."""
     QUARANTINED = "quarantined"
-    """Of a node that is not trusted any more, and not consumed yet."""
+    """Its node lost the hub's trust before the rollout was used."""
     RUN_ENDED = "run_ended"
-    """Left over when the run was at its end."""
+    """The run ended before the rollout was used."""
     SCREENED = "screened"
-    """The learner's own forward pass showed that no honest engine gives it, or another of its group."""
+    """The learner's forward pass showed that no honest engine produces this rollout, or another one of its group."""
 
 
 class Checked(StrEnum):
-    """Whether the hub has computed a rollout again, and what it found of what the rollout's own node drew."""
+    """Result of the hub's check of the tokens that the rollout's own node drew."""
 
     NO = "no"
-    """It has not been computed again."""
+    """Not checked."""
     PASSED = "passed"
-    """It is what its policy version draws."""
+    """The policy version draws these tokens."""
     FAILED = "failed"
-    """It is not."""
+    """The policy version does not draw these tokens."""
 
 
 def check_in_words(checked: str, drop_reason: str | None) -> str:
-    """What people read of a check, given values of `Checked` and `DropReason`: a rollout that passed its own check may
-    still be dropped for what its node did elsewhere."""
+    """Return the check's result as shown to people, from values of `Checked` and `DropReason`.
+
+    A passed rollout is still dropped if its node is quarantined for other rollouts.
+    """
     if checked == Checked.PASSED and drop_reason == DropReason.QUARANTINED:
         return "passed; its node was quarantined later"
     return checked
 
 
 class Receipt(Message):
-    """One rollout's state on the hub, as committed in its store."""
+    """State of one rollout, as committed in the hub's store."""
 
     rollout_id: RolloutId
     state: Annotated[ReceiptState, Lax]
     drop_reason: Annotated[DropReason, Lax] | None = None
     checked: Annotated[Checked, Lax] = Checked.NO
-    """Never taken back: a later receipt that says no says nothing of it."""
+    """A result is never withdrawn: NO in a later receipt carries no information."""
 
 
 class Receipts(Message):
-    """States that the hub has committed. The first for a rollout is its ack: the node may forget the payload."""
+    """States that the hub has committed. The first one of a rollout is its ack: the node may delete the payload."""
 
     type: Literal["receipts"] = "receipts"
     receipts: Annotated[tuple[Receipt, ...], Field(max_length=MAX_BATCHED, strict=False)]
 
 
 class ReceiptsWanted(Message):
-    """The node knows no final state of these rollouts, which the hub has: receipts sent while it was away are lost."""
+    """Ask for the state of rollouts whose final state the node does not know, because receipts sent while it was
+    disconnected are lost."""
 
     type: Literal["receipts_wanted"] = "receipts_wanted"
     rollout_ids: Annotated[tuple[RolloutId, ...], Field(min_length=1, max_length=MAX_BATCHED, strict=False)]
 
 
 class DroppedCount(Message):
-    """How many rollouts were dropped for one reason; a newer hub may name reasons that are not known here."""
+    """Number of rollouts dropped for one reason; a newer hub may send reasons that are unknown here."""
 
     reason: Name
     rollouts: Count
 
 
 class Totals(Message):
-    """What the node's key has done in this run over all time, by the hub's books, and its place on the leaderboard.
+    """The node key's totals in this run, from the hub's database, and its place on the leaderboard.
 
-    Sent soon after the Welcome, then now and then when it has changed, to nodes whose Proof says `hears_totals`.
+    Sent soon after Welcome, and later on change, to nodes whose Proof sets `hears_totals`.
     """
 
     type: Literal["totals"] = "totals"
     trained_rollouts: Count
     trained_tokens: Count
-    """Those that this node drew."""
+    """Tokens drawn by this node, without leased prefixes."""
     evaluated_rollouts: Count
     dropped: Annotated[tuple[DroppedCount, ...], Field(max_length=64, strict=False)] = ()
     others_checked: Count = 0
-    """Rollouts of others that it has computed again, and whose finding stands."""
+    """Checks of other nodes' rollouts that this node made and the hub upheld."""
     share: Annotated[float, Field(ge=0, le=1)]
-    """Of all rollouts that were trained on or evaluated."""
+    """Fraction of all trained and evaluated rollouts."""
     rank: Annotated[int, Field(ge=1, le=2**53)] | None
-    """By share, largest first; None = nothing of it was of use yet."""
+    """Rank by share, largest first; None = no rollout was used yet."""
     num_ranked: Count
-    """Nodes that have a rank."""
+    """Number of nodes that have a rank."""
     page: Annotated[str, Field(max_length=256, pattern=r"^/[!-~]*$")]
-    """Path of the node's own place on the hub's pages."""
+    """Path of the node's page on the hub."""

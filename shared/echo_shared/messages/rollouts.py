@@ -1,4 +1,4 @@
-"""What a node has drawn: finished completions, and what is new of unfinished ones."""
+"""Rollouts that a node has drawn: finished completions, and new tokens of unfinished ones."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from echo_shared.messages.base import MAX_GROUP_SIZE, Message
 from echo_shared.messages.fields import MAX_TOKENS, Count, Lax, Logprobs, PolicyVersion, RolloutId, TokenIds
 
 MAX_PARTS_TOKENS: Final = 65_536
-"""Of all parts in one message: half a megabyte, which holds up nothing else on a slow uplink for long."""
+"""Limit on the sum over all parts of one message: half a megabyte, so that it does not block a slow uplink for long."""
 MAX_VERSION_SPANS: Final = 64
-"""Of one completion: who has drawn by so many versions draws to the end by the last of them."""
+"""Version spans of one completion; a node that reaches the limit finishes with its last version."""
 
 
 class FinishReason(StrEnum):
-    """Why a completion ended: it drew a stop token (kept as its last token), or reached `max_tokens`."""
+    """Reason why a completion ended: STOP = a stop token (kept as last token), LENGTH = `max_tokens` reached."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class VersionSpan(Message):
-    """Tokens of one completion that one version drew, one after the other."""
+    """Consecutive tokens of one completion that one version drew."""
 
     policy_version: PolicyVersion
     num_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -34,7 +34,7 @@ VersionSpans = Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_VERSION_S
 
 
 class Rollout(Message):
-    """One finished completion: its tokens, the log-probabilities it was drawn with, and the versions that drew it."""
+    """One finished completion: its tokens, their log-probabilities when drawn, and the versions that drew them."""
 
     type: Literal["rollout"] = "rollout"
     rollout_id: RolloutId
@@ -42,42 +42,44 @@ class Rollout(Message):
     group_id: Count
     index: Count
     policy_version_start: PolicyVersion
-    """Of its first token."""
+    """Version that drew the first token."""
     policy_version_end: PolicyVersion
-    """Of its last token."""
+    """Version that drew the last token."""
     completion_ids: TokenIds
     behavior_logprobs: Logprobs
-    """Nats, under the softmax at the lease's temperature, one a completion token."""
+    """Nats, under the softmax at the lease's temperature; one value per completion token."""
     finish_reason: Annotated[FinishReason, Lax]
     sampling_s: Annotated[float, Field(ge=0)]
     num_given: Count = 0
-    """Tokens at its beginning that the lease gave as a prefix: the others are this node's."""
+    """Number of leading tokens that came from the lease's prefix; this node drew the rest."""
     versions: VersionSpans = ()
-    """Which versions drew it, in order, one after the other; empty = one drew it all."""
+    """Versions that drew it, in token order; empty = one version drew all of it."""
 
 
 class RolloutPart(Message):
-    """What is new of one unfinished completion: its tokens from number `start` on, all drawn by one version."""
+    """New tokens of one unfinished completion, from token number `start`, all drawn by one version."""
 
     lease_id: Count
     index: Count
     start: Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
-    """0 again after a reconnect: the completion anew, a leased prefix included."""
+    """0 after a reconnect: the part then repeats the completion from its first token, leased prefix included."""
     policy_version: PolicyVersion
     ids: TokenIds
     logprobs: Logprobs
-    """Nats, one a token."""
+    """Nats; one value per token."""
 
 
 def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
     if sum(len(part.ids) for part in parts) > MAX_PARTS_TOKENS:
-        raise ValueError(f"parts may have {MAX_PARTS_TOKENS} tokens in all")
+        raise ValueError(f"the parts of a message may have {MAX_PARTS_TOKENS} tokens in all")
     return parts
 
 
 class RolloutParts(Message):
-    """What the node has drawn of rollouts that it goes on with. Never spooled: what is lost on the way is drawn again,
-    or sent again after a reconnect."""
+    """New tokens of rollouts that the node is still drawing.
+
+    The node does not spool parts: tokens lost on the way are sent again after a reconnect, or drawn again.
+    """
 
     type: Literal["rollout_parts"] = "rollout_parts"
     parts: Annotated[
@@ -88,5 +90,5 @@ class RolloutParts(Message):
 
 
 def rollout_id(lease_id: int, index: int) -> str:
-    """The name of one leased rollout; the same on node, hub and leaderboard."""
+    """Return the id of one leased rollout, which is the same on node, hub and leaderboard."""
     return f"{lease_id}-{index}"

@@ -1,7 +1,9 @@
-"""Names that nodes and teams give themselves, as others see them: nothing in them is invisible, none speaks for the
-hub, and whether two look alike is told by their skeletons (UTS #39).
+"""Checks of the display names that nodes and teams choose.
 
-    looks_of("Аda") & looks_of("Ada")     # a Cyrillic А: they look alike
+A name may not contain invisible characters or impersonate the hub. Two names look alike if their skeletons (UTS #39)
+are equal:
+
+    looks_of("Аda") & looks_of("Ada")     # not empty: the first A is Cyrillic
 """
 
 from __future__ import annotations
@@ -19,22 +21,22 @@ _TO_ASCII: Final = str.maketrans(
     }
 )
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode's control, format (text direction among them), surrogate, private, unassigned, and line separating ones."""
+"""Unicode categories: control, format (includes text direction), surrogate, private use, unassigned, separators."""
 _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and marks that show nothing."""
+"""Letters and marks that render as nothing."""
 _OF_EMOJI: Final = "\ufe0f"
-"""Has a symbol shown as an emoji; behind anything else, it shows nothing."""
+"""Variation selector 16: renders a preceding symbol as an emoji, and is invisible after other characters."""
 _LATIN: Final = re.compile(r"(?:LETTER|CAPITAL) ([A-Z])(?: WITH .*)?$")
-"""In the names that Unicode gives small capitals, letters in squares, and letters with strokes."""
+"""Finds the Latin letter in Unicode names of small capitals, squared letters and letters with strokes."""
 MOST_MARKS: Final = 2
-"""Accents on one letter."""
+"""Limit on the accents on one letter."""
 HUBS_OWN: Final = ("operator", "administrator", "admin", "moderator", "hub")
-_BESIDE: Final = ("the", "echo", "official", "support", "team", "node")
-"""Words that do not make one of HUBS_OWN another's."""
+_ABSORBED: Final = ("the", "echo", "official", "support", "team", "node")
+"""Words that HUBS_OWN absorbs: "official echo hub" impersonates the hub as "hub" does."""
 
 
 def fault_of(name: str) -> str:
-    """What is wrong with a name, and what to do, in a sentence; empty = nothing."""
+    """Return a sentence with the name's fault and the remedy; "" if the name is allowed."""
     before, marks = "", 0
     for char in name:
         category = unicodedata.category(char)
@@ -43,28 +45,30 @@ def fault_of(name: str) -> str:
             continue
         if category in _INVISIBLE or char in _BLANK or is_variation:
             shown = f"U+{ord(char):04X} {unicodedata.name(char, '')}".strip()
-            return f"a name may have no character that is invisible or turns text around: take out {shown}"
+            return f"a name may not contain invisible characters or change the text direction: remove {shown}"
         marks = marks + 1 if category in ("Mn", "Me") else 0
         if marks > MOST_MARKS:
-            return f"a name may have {MOST_MARKS} accents on a letter: take out those that are piled up"
+            return f"a name may have at most {MOST_MARKS} accents on a letter: remove the others"
         before = char
     if not any(unicodedata.category(char)[0] in "LNS" for char in name):
         return "a name needs a letter, a digit or a symbol"
     if word := _hubs_own(name):
-        return f"a name may not look as if the hub or its operator spoke: choose one without {word!r}"
+        return f"a name may not look like that of the hub or its operator: choose one without {word!r}"
     return ""
 
 
 def checked_name(name: str) -> str:
-    """Return the name. Raises ValueError, which says what is wrong with it."""
+    """Return the name. Raises ValueError with the text of `fault_of` if the name is not allowed."""
     if fault := fault_of(name):
         raise ValueError(fault)
     return name
 
 
 def looks_of(name: str) -> frozenset[str]:
-    """The name's skeletons: two names that have one in common look alike. Of whatever case, and as it is written: a
-    capital I looks like an l, a small i does not."""
+    """Return the name's skeletons; two names look alike if they share one.
+
+    One skeleton ignores case, the other keeps it: a capital I looks like an l, a small i does not.
+    """
     normal = " ".join(unicodedata.normalize("NFKC", name).replace(_OF_EMOJI, "").split())
     return frozenset({_skeleton(normal.casefold()), _skeleton(normal).casefold()})
 
@@ -75,7 +79,7 @@ def _skeleton(text: str) -> str:
 
 
 def _blurred(word: str) -> str:
-    """Letters and digits alone, a letter of whatever shape as itself, and without what tells i from l and 1."""
+    """Return the word's letters and digits, with accented and stylized letters made plain and i, l and 1 made equal."""
     return "".join(map(_letter, word)).replace("l", "i").replace("m", "rn")
 
 
@@ -87,8 +91,10 @@ def _letter(char: str) -> str:
 
 
 def _hubs_own(name: str) -> str:
-    """The word of HUBS_OWN that the name, or a word in it, looks like. `hub` counts only if nothing else is in the name
-    but numbers and words of _BESIDE: `my-hub-laptop` misleads nobody."""
+    """Return the word of HUBS_OWN that the name, or a word in it, looks like; "" if there is none.
+
+    `hub` counts only if the rest of the name is numbers and words of _ABSORBED: `my-hub-laptop` is allowed.
+    """
     for look in looks_of(name):
         words = {_blurred(word) for word in re.split(r"[\W_]+", look)}
         joined = re.sub(r"^\d+|\d+$", "", _blurred(look))
@@ -100,7 +106,7 @@ def _hubs_own(name: str) -> str:
     return ""
 
 
-_FORMS: Final = {own: {_blurred(look) for look in looks_of(own)} for own in (*HUBS_OWN, *_BESIDE)}
+_FORMS: Final = {own: {_blurred(look) for look in looks_of(own)} for own in (*HUBS_OWN, *_ABSORBED)}
 _ANY: Final = "|".join(re.escape(form) for forms in _FORMS.values() for form in sorted(forms))
 _PATTERNS: Final = {
     own: re.compile(rf"(?:{_ANY}|[0-9oi])*(?:{'|'.join(map(re.escape, sorted(_FORMS[own])))})(?:{_ANY}|[0-9oi])*")

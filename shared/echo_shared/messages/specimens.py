@@ -1,4 +1,4 @@
-"""Large messages, one of each kind that holds arrays, by which an installation checks that it can read frames."""
+"""Large example messages, one of each kind that holds arrays; an installation decodes them as a self-test."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from echo_shared.messages.leases import Lease, LeasedPrefix
 from echo_shared.messages.rollouts import FinishReason, Rollout, RolloutPart, RolloutParts, VersionSpan
 
 NUM_TOKENS: Final = 5_000
-"""Enough for a frame that is read field by field: see `echo_shared.codec.SMALL_BYTES`."""
+"""Large enough for the codec to read the frame field by field: see `echo_shared.codec.SMALL_BYTES`."""
 
 
 def from_hub() -> tuple[Lease, CheckLease]:
-    """Return what a hub sends that holds arrays."""
+    """Return one example of each message with arrays that a hub sends."""
     ids, logprobs = _arrays()
     spans = (VersionSpan(policy_version=1, num_tokens=NUM_TOKENS),)
     lease = Lease(
@@ -39,7 +39,7 @@ def from_hub() -> tuple[Lease, CheckLease]:
 
 
 def from_node() -> tuple[Rollout, RolloutParts, CheckResult]:
-    """Return what a node sends that holds arrays."""
+    """Return one example of each message with arrays that a node sends."""
     ids, logprobs = _arrays()
     rollout = Rollout(
         rollout_id="1-0",

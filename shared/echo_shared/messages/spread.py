@@ -1,4 +1,4 @@
-"""How the base model and every policy version come to the nodes: offers, keys, peers, pieces, and what has arrived."""
+"""Distribution of the base model and the policy versions: offers, keys, peers, pieces, and acknowledgements."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from echo_shared.messages.base import MAX_BATCHED, Message
 from echo_shared.messages.fields import Count, InfoHash, Lax, NodeId, Peer, PieceIndex, PolicyVersion, Signature
 
 MAX_MESH: Final = 32
-"""Other nodes that one is linked with: all of them in a small fleet, random ones in a larger."""
+"""Limit on a node's connections to other nodes; a larger fleet connects at random."""
 MAX_HAND_ON_BYTES: Final = 48 * 1024
-"""Of a piece's way: 16,384 nodes."""
+"""Limit on a piece's route; enough for 16,384 nodes."""
 MAX_PIECE_BYTES: Final = 256 * 1024
-"""Of a piece that travels in a message; artefacts with larger pieces go through the swarm."""
+"""Limit on a piece in a message; artefacts with larger pieces go through the swarm."""
 
 
 class Way(StrEnum):
-    """How an artefact gets from the hub to a node."""
+    """Transport of an artefact from the hub to a node."""
 
     INLINE = "inline"
     """The hub sends every piece to every node over the websocket."""
     BROADCAST = "broadcast"
-    """The hub sends most pieces to one node each, which hands them on to the others over connections kept open."""
+    """The hub sends most pieces to one node each; that node forwards them to the others over open connections."""
     SWARM = "swarm"
-    """BitTorrent: the node asks the hub's peer and other nodes."""
+    """BitTorrent, with the hub and other nodes as peers."""
     WEB_SEED = "web_seed"
     """Plain HTTP from the hub."""
 
 
 class RunKey(Message):
-    """One of the run's keys, by which payloads are sealed: see `echo_shared.sealing`."""
+    """One of the run's keys that encrypt payloads: see `echo_shared.sealing`."""
 
     key_id: Count
     key: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -42,21 +42,21 @@ RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
 
 
 class MeshPeer(Message):
-    """Another node to link with, and where it takes pieces from its peers."""
+    """A peer to connect to, with the address on which it accepts pieces."""
 
     node_id: NodeId
     host: Annotated[str, Field(max_length=255)]
     port: Annotated[int, Field(ge=0, le=65535)]
-    """0 = it cannot be connected to from here; it connects by itself if it can."""
+    """0 = the peer accepts no connections; it connects to this node if it can."""
     number: Annotated[int, Field(ge=0, le=65_535)]
-    """What a piece's way calls it."""
+    """Number that stands for the peer in `Piece.hand_on`."""
 
 
 MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=False)]
 
 
 class SharedMemory(Message):
-    """Where an artefact lies in the memory of the hub's own host, for a node there: see `echo_shared.shared_memory`."""
+    """Location of an artefact in the hub's memory, for a node on the same host: see `echo_shared.shared_memory`."""
 
     pid: Annotated[int, Field(ge=1, lt=2**31)]
     descriptor: Annotated[int, Field(ge=0, lt=2**31)]
@@ -64,21 +64,21 @@ class SharedMemory(Message):
 
 
 class ArtefactOffer(Message):
-    """All that a node needs to fetch one artefact (the base model, or one policy version) and to trust it."""
+    """Everything that a node needs to fetch and verify one artefact: the base model or one policy version."""
 
     manifest: Annotated[bytes, Field(max_length=2**20)]
-    """`echo_shared.artefacts.Manifest` as signed bytes."""
+    """Signed bytes of an `echo_shared.artefacts.Manifest`."""
     signature: Signature
     torrent: Annotated[bytes, Field(max_length=4 * 2**20)]
     web_seed_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
-    """Under the node's own passkey; ends in a slash."""
+    """Path under the node's own passkey; ends in a slash."""
     way: Annotated[Way, Lax] = Way.SWARM
-    """How the hub sends it; where that fails the node turns to what is left: the swarm, then the web seed."""
+    """Transport that the hub uses. If it fails, the node falls back to the swarm, then to the web seed."""
     delta_parent: PolicyVersion | None = None
-    """The version that the node must hold to read this one: the manifest's, told beforehand. None = none."""
+    """Version that the node must hold to decode this one; equals the manifest's. None = none."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
     shared_memory: SharedMemory | None = None
-    """For a node that connects from the hub's own host."""
+    """Set for a node that connects from the hub's own host."""
 
 
 class PolicyPublished(Message):
@@ -98,23 +98,23 @@ class Peers(Message):
 
 
 class KeysRotated(Message):
-    """The run's keys from now on; those that are not among them are of no use any more."""
+    """The run's current keys; earlier keys that are missing here are void."""
 
     type: Literal["keys_rotated"] = "keys_rotated"
     run_keys: RunKeys
 
 
 class Mesh(Message):
-    """The nodes to link with, all of them and no others; replaces what was said before."""
+    """Complete list of the nodes to connect to; replaces the previous list."""
 
     type: Literal["mesh"] = "mesh"
     peers: MeshPeers
 
 
 class Piece(Message):
-    """One piece of an artefact, from the hub or from a node that hands it on; it counts once it matches its hash.
+    """One piece of an artefact, sent by the hub or forwarded by a node. The receiver checks its hash.
 
-    Without data, which only the hub sends, it is one that the node has, and is to hand on.
+    An empty piece, which only the hub sends, asks a node to forward a piece that it has.
     """
 
     type: Literal["piece"] = "piece"
@@ -122,18 +122,18 @@ class Piece(Message):
     index: PieceIndex
     data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
     hand_on: Annotated[bytes, Field(max_length=MAX_HAND_ON_BYTES)] = b""
-    """To which nodes that it is linked with the node is to send it, and they to others: `echo_shared.relay_tree`."""
+    """Route: the nodes to forward the piece to, and their own onward nodes; encoded by `echo_shared.relay_tree`."""
 
 
 class Unwanted(Message):
-    """Nobody fetches these artefacts any more: they need not be served."""
+    """No node fetches these artefacts any more: stop serving them."""
 
     type: Literal["unwanted"] = "unwanted"
     info_hashes: Annotated[tuple[InfoHash, ...], Field(max_length=256, strict=False)]
 
 
 class Fetched(Message):
-    """An artefact arrived, and its hash and signature are right."""
+    """An artefact has arrived and passed its hash and signature checks."""
 
     type: Literal["fetched"] = "fetched"
     info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
@@ -144,32 +144,32 @@ class Fetched(Message):
     web_seed_bytes: Count
     shared_memory_bytes: Count = 0
     pushed_bytes: Count = 0
-    """From the hub's hand."""
+    """Pieces sent by the hub over the websocket."""
     mesh_bytes: Count = 0
-    """Handed on by other nodes."""
+    """Pieces forwarded by other nodes."""
     model_hub_bytes: Count = 0
-    """From a model hub."""
+    """Bytes from a model hub."""
 
 
 class Have(Message):
-    """Pieces that have arrived and match their hash, from the hub or from other nodes."""
+    """Pieces that have arrived, from the hub or from other nodes, and match their hash."""
 
     type: Literal["have"] = "have"
     info_hash: InfoHash
     pieces: Annotated[tuple[PieceIndex, ...], Field(max_length=MAX_BATCHED, strict=False)]
     wanted: bool = True
-    """False: the node does not want the rest of them from the hub's hand; it has all, or has turned elsewhere."""
+    """False: the hub need not send the rest; the node has all pieces or uses another transport."""
 
 
 class Links(Message):
-    """The nodes that this one is connected with and can hand pieces on to, all of them."""
+    """Complete list of the nodes that this node is connected to and can forward pieces to."""
 
     type: Literal["links"] = "links"
     node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
 
 
 class KeyframeWanted(Message):
-    """The node cannot read the delta it was offered: it lacks its parent, or what came out does not match its hash."""
+    """The node cannot decode the delta that it was offered: the parent is missing, or the result's hash is wrong."""
 
     type: Literal["keyframe_wanted"] = "keyframe_wanted"
     policy_version: PolicyVersion

@@ -1,5 +1,8 @@
-"""Teams: what a node asks for with its key, and how its team stands. By HTTP with the node's credentials
-(`echo_shared.credentials`), so that a command can ask beside a node that is connected."""
+"""Teams: a node's request, and the state of its team.
+
+Both travel over HTTP with the node's credentials (`echo_shared.credentials`), so that a command line tool can ask
+while the node is connected.
+"""
 
 from __future__ import annotations
 
@@ -14,42 +17,44 @@ from echo_shared.messages.shown_names import checked_name
 MAX_TEAM_NAME: Final = 40
 
 TeamName = Annotated[str, Field(max_length=MAX_TEAM_NAME), AfterValidator(printable_line)]
-"""As with a node's name, what steers terminals or turns text round is replaced."""
+"""Characters that steer terminals or change the text direction are replaced, as in a node's name."""
 
 
 class TeamWanted(Message):
-    """The node makes a team and is in it, or joins one, and leaves the one that it was in; or leaves it; or asks how it
-    stands. Answered by a Team, or refused."""
+    """Create a team, join one, leave it, or ask for its state. Answered by Team, or refused.
+
+    A node that creates or joins a team leaves its previous one.
+    """
 
     type: Literal["team_wanted"] = "team_wanted"
     action: Literal["create", "join", "leave", "show"]
     name: TeamName = ""
-    """Of the team that is made or joined."""
+    """Name of the team to create or join."""
 
     @model_validator(mode="before")
     @classmethod
     def _shows_what_it_is(cls, values: Any) -> Any:
-        """Before what is invisible is replaced: of a team that is to be made, the name as it was given."""
+        """Check the name of a new team as given, before `TeamName` replaces invisible characters."""
         if isinstance(values, dict) and values.get("action") == "create" and isinstance(values.get("name"), str):
             checked_name(values["name"])
         return values
 
 
 class Team(Message):
-    """The team that the node is in now. Of none all is empty."""
+    """The node's current team; every field has its default if the node has none."""
 
     type: Literal["team"] = "team"
     name: TeamName = ""
     is_founder: bool = False
-    """The node has made it."""
+    """True: this node created the team."""
     members: Count = 0
     rollouts: Count = 0
-    """That were trained on or evaluated while their nodes were in the team; so the tokens."""
+    """Rollouts trained on or evaluated while their nodes were in the team; `tokens` counts their tokens."""
     tokens: Count = 0
     tokens_per_day: Annotated[float, Field(ge=0)] = 0.0
-    """The recent average."""
+    """Recent average."""
     rank: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Among teams, by rollouts; None = nothing has counted yet."""
+    """Rank among teams by rollouts; None = no rollout was used yet."""
     num_ranked: Count = 0
     page: Annotated[str, Field(max_length=512, pattern=r"^(/[!-~]*)?$")] = ""
     """Path of the team's page on the hub."""

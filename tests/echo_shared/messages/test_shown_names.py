@@ -55,7 +55,7 @@ def test_names_of_people_and_machines_are_fine(name: str) -> None:
 @pytest.mark.parametrize("char", HIDDEN, ids=lambda char: f"{ord(char):X}")
 @pytest.mark.parametrize("around", ["{}Ada", "A{}da", "Ada{}"])
 def test_what_hides_or_turns_text_is_named(char: str, around: str) -> None:
-    assert f"take out U+{ord(char):04X}" in fault_of(around.format(char))
+    assert f"remove U+{ord(char):04X}" in fault_of(around.format(char))
 
 
 def test_nothing_that_python_does_not_print_is_left() -> None:
