@@ -1,7 +1,7 @@
-"""The swarm: how artefacts travel between the hub and the nodes. BitTorrent first, the hub's web seed where that fails.
+"""Distribution of artefacts between hub and nodes: BitTorrent first, the hub's web seed as fallback.
 
-`open_swarm` gives libtorrent's session where libtorrent has a build, and downloads over the web seed alone elsewhere.
-Whoever fetches checks the result against the signed manifest (`echo_shared.artefacts`) before using it.
+`open_swarm` returns a libtorrent session on platforms that have libtorrent, else a client that downloads from the web
+seed only. The caller must check a fetched artefact against its signed manifest (`echo_shared.artefacts`) before use.
 """
 
 from echo_shared.swarm.base import FetchStats, OnProgress, PeerAddress, Swarm, SwarmSettings, TorrentStats

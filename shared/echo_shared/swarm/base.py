@@ -1,4 +1,4 @@
-"""What every swarm client can do, whatever carries the bytes."""
+"""Interface of all swarm clients, independent of the transport."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 PeerAddress = tuple[str, int]
 """(host name or IP address, TCP port)."""
 OnProgress = Callable[[int, int], None]
-"""Called on the event loop with (bytes that are there and match their hash, bytes in all)."""
+"""Called on the event loop with (bytes that have arrived and match their hash, total bytes)."""
 
 
 class SwarmSettings(BaseModel):
-    """How this process takes part in the swarm."""
+    """Addresses, rate limits and timeouts of this process's swarm client."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     listen_host: str = "0.0.0.0"
-    """Address on which other peers may connect; 127.0.0.1 keeps them out."""
+    """Address on which other peers may connect; 127.0.0.1 blocks remote peers."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port for other peers; 0 = any free one."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
@@ -35,14 +35,16 @@ class SwarmSettings(BaseModel):
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Download from the web seed, and from peers outside the local network; 0 = unlimited."""
     web_seed_after_s: Annotated[float, Field(ge=0)] = 3.0
-    """A fetch that no peer has served for so long turns to the hub's web seed as well; 0 = at once, and so does one
-    that is told of no peer and no tracker."""
+    """Silence of all peers, in seconds, after which a fetch also uses the hub's web seed.
+
+    0 = at once. A fetch without peers and trackers does not wait either.
+    """
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """A fetch that neither peer nor web seed has served for so long fails; what is there is kept for the next try."""
+    """Silence of peers and web seed, in seconds, after which a fetch fails; the next try resumes from the files."""
 
 
 class FetchStats(BaseModel):
-    """How one fetch went. The bytes are payload that arrived, what failed its hash check included."""
+    """Time and traffic of one fetch. Bytes count received payload, including pieces that failed their hash check."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,7 +54,7 @@ class FetchStats(BaseModel):
 
 
 class TorrentStats(BaseModel):
-    """One torrent, now."""
+    """Current state of one torrent."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,14 +65,14 @@ class TorrentStats(BaseModel):
 
 
 class Swarm(ABC):
-    """This process's part in the swarm. Made by `opening.open_swarm`; end it with `close`."""
+    """Swarm client of this process. Create it with `opening.open_swarm`, end it with `close`."""
 
     port: int = 0
-    """Where peers can connect; 0 = nowhere."""
+    """TCP port for incoming connections; 0 = none."""
 
     @abstractmethod
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
-        """Serves the complete `directory`, without checking it first, until `remove` or `close`."""
+        """Serve the complete `directory`, without checking its contents, until `remove` or `close`."""
 
     @abstractmethod
     async def fetch(
@@ -83,56 +85,56 @@ class Swarm(ABC):
         web_seed_url: str | None = None,
         on_progress: OnProgress | None = None,
     ) -> FetchStats:
-        """Makes the torrent's directory below `parent` complete, and goes on serving it.
+        """Complete the torrent's directory below `parent`, then continue to serve it.
 
-        Continues from what is there already. `web_seed_url` ends in a slash; the artefact's name and a file's path
-        follow it. Raises SwarmError when nobody serves it, StorageError when the disk does not take it. Cancel-safe:
-        the transfer then stops, and what has arrived is kept.
+        Resumes from existing files. `web_seed_url` ends in a slash; the artefact's name and the file's path are
+        appended to it. Raises SwarmError if no peer serves the artefact, StorageError if the disk fails. Cancel-safe:
+        the transfer stops and keeps what has arrived.
         """
 
     @abstractmethod
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
-        """Tells a running transfer of more peers; does nothing when there is no such transfer."""
+        """Add peers to a running transfer; no effect if there is none."""
 
     @abstractmethod
     async def remove(self, info_hash: bytes) -> None:
-        """Stops serving or fetching this torrent; returns when its files are closed. Harmless when there is none."""
+        """Stop serving or fetching this torrent, and return once its files are closed. No effect if it is unknown."""
 
     @abstractmethod
     async def stats(self) -> Mapping[bytes, TorrentStats]:
-        """All torrents that are served or fetched now, by info-hash."""
+        """Return the state of every torrent that is served or fetched, by info-hash."""
 
     @abstractmethod
     async def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received since it was opened, the protocol's own included."""
+        """Return (bytes sent, bytes received) since opening, protocol overhead included."""
 
     @abstractmethod
     def set_online(self, is_online: bool) -> None:
-        """Off: no byte goes in either direction, and fetches stand still; on is how it begins."""
+        """Pause or resume all traffic; paused fetches wait. A new client is online."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Leaves the swarm. Fetches that are under way fail."""
+        """Leave the swarm. Running fetches fail."""
 
 
 def stalled(name: str, *, after_s: float, last_problem: str) -> SwarmError:
-    """The error of a fetch that nobody serves."""
+    """Return the error for a fetch that no peer and no web seed serves."""
     return SwarmError(
         f"No peer and no web seed has sent anything of {name} for {after_s:.0f} s.",
         got=last_problem or "no answer",
-        do="Check the connection to the hub. The next try goes on from what has arrived.",
+        do="Check the connection to the hub. The next try resumes from what has arrived.",
     )
 
 
 async def resolve(peers: Iterable[PeerAddress]) -> list[PeerAddress]:
-    """`peers` with IP addresses in place of names; those that do not resolve are left out."""
+    """Return `peers` with host names replaced by IP addresses; peers that do not resolve are left out."""
     loop = asyncio.get_running_loop()
     found: list[PeerAddress] = []
     for host, port in peers:
         try:
             answers = await loop.getaddrinfo(host, port, type=1)
         except OSError as error:
-            log.info("The swarm peer %s:%d is left out: %s.", host, port, error)
+            log.info("Skipping the swarm peer %s:%d, which does not resolve: %s.", host, port, error)
             continue
         found += [(str(answer[4][0]), port) for answer in answers]
     return list(dict.fromkeys(found))

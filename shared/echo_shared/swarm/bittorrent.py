@@ -1,11 +1,11 @@
-"""The swarm over libtorrent.
+"""Swarm client over libtorrent.
 
-libtorrent has its own threads. It rings through a socket, and the event loop then takes its alerts and hands each to
-the transfer that it belongs to; nothing polls. The ring is a socket and not a Python callback, because a callback waits
-for the interpreter while it holds libtorrent's lock, and that is a deadlock when the session is being closed.
+libtorrent runs its own threads. It signals new alerts through a socket; the event loop then reads them and passes each
+to its transfer, without polling. The signal is a socket because a Python callback would wait for the interpreter lock
+while it holds libtorrent's lock, which deadlocks when the session closes.
 
-Every piece is checked against its hash by libtorrent, which bans peers that send other bytes, so neither a peer nor the
-web seed can poison a fetch.
+libtorrent checks every piece against its hash and bans peers that send wrong bytes. Neither a peer nor the web seed can
+corrupt a fetch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from echo_shared.swarm.transfer import Transfer, stopped
 log = logging.getLogger(__name__)
 
 _TUNED: Final = {
-    # The swarm is private: peers come from the hub alone.
+    # The swarm is private: only the hub supplies peers.
     "enable_dht": False,
     "enable_lsd": False,
     "enable_upnp": False,
@@ -52,7 +52,7 @@ _TUNED: Final = {
     "enable_incoming_utp": False,
     "enable_outgoing_utp": False,
     "mixed_mode_algorithm": 0,
-    # Connect to everybody at once, and again soon after a loss.
+    # Connect to all peers at once, and reconnect soon after a loss.
     "unchoke_slots_limit": -1,
     "connection_speed": 500,
     "torrent_connect_boost": 100,
@@ -61,7 +61,7 @@ _TUNED: Final = {
     "max_failcount": 20,
     "peer_turnover": 0,
     "close_redundant_connections": False,
-    # Short queues, quick hand-on of pieces that have only just arrived, quick recovery from peers that stall.
+    # Short queues, fast forwarding of new pieces, fast recovery from stalled peers.
     "tick_interval": 100,
     "request_queue_time": 1,
     "max_out_request_queue": 500,
@@ -89,15 +89,15 @@ _TUNED: Final = {
 }
 _LEAST_WAIT_S: Final = 1.0
 _STATS_S: Final = 5.0
-"""For libtorrent to tell what it has counted; else what it told last counts."""
+"""Wait for libtorrent's statistics; after that the previous ones are returned."""
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
-"""Long enough for a slow connection to be made."""
+"""Time for a slow connection to be established."""
 _RECHECK_AFTER_S: Final = 5.0
-"""Of silence, where a piece has failed its hash check."""
+"""Silence after a failed hash check, in seconds, before the files are checked again."""
 
 
 class BitTorrentSwarm(Swarm):
-    """One libtorrent session. Used from one event loop; call `listen` first."""
+    """One libtorrent session, used from one event loop. Call `listen` first."""
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
@@ -109,7 +109,7 @@ class BitTorrentSwarm(Swarm):
         self._traffic_told = asyncio.Event()
 
     async def listen(self) -> None:
-        """Starts the session. Raises SwarmError when it cannot listen."""
+        """Start the session. Raises SwarmError if it cannot listen."""
         _trust_what_python_trusts()
         host, port = _bindable(self._settings.listen_host, self._settings.port)
         settings: Any = {
@@ -135,8 +135,8 @@ class BitTorrentSwarm(Swarm):
             await self._loop.sock_recv(self._bell, 64)
             try:
                 self._take_alerts()
-            except Exception:  # One transfer's callback must not make all others deaf.
-                log.exception("An alert of libtorrent could not be handled.")
+            except Exception:  # One transfer's callback must not stop the alerts of all others.
+                log.exception("A libtorrent alert could not be handled.")
 
     def _take_alerts(self) -> None:
         if self._session is None:
@@ -160,7 +160,7 @@ class BitTorrentSwarm(Swarm):
                 self._traffic = alert.values["net.sent_bytes"], alert.values["net.recv_bytes"]
                 self._traffic_told.set()
             case lt.alerts_dropped_alert():
-                log.warning("libtorrent had more to say than was read: counts of bytes may be too low.")
+                log.warning("libtorrent dropped alerts because they were read too slowly: byte counts may be too low.")
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
         layout = read_torrent(torrent)
@@ -168,12 +168,12 @@ class BitTorrentSwarm(Swarm):
             return
         if not await asyncio.to_thread(layout.fits, directory):
             raise SwarmError(
-                "A directory to seed is not what its torrent says.",
+                "A directory to seed does not match its torrent.",
                 got=f"{directory}, torrent of {layout.name}",
-                do="It is published or fetched again by itself.",
+                do="Wait: it is published or fetched again automatically.",
             )
         transfer = Transfer(layout, directory.parent, on_progress=None)
-        transfer.finished.set()  # Until libtorrent finds out otherwise.
+        transfer.finished.set()  # Assumed complete until libtorrent reports otherwise.
         params = _params(layout, directory.parent, tracker_urls)
         params.flags |= lt.torrent_flags.seed_mode
         await self._add(transfer, params)
@@ -218,11 +218,11 @@ class BitTorrentSwarm(Swarm):
         return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
 
     async def _until_finished(self, transfer: Transfer, web_seed_url: str | None, *, patience_s: float) -> None:
-        """Waits, and turns to the web seed whenever nothing has come for `patience_s`."""
+        """Wait for the end of the transfer; add the web seed after each `patience_s` seconds of silence."""
         stall_s = self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
-            await transfer.checked.wait()  # A wanted web seed is known to libtorrent by then, and connected at once.
+            await transfer.checked.wait()  # A web seed added later is connected at once.
         while not transfer.finished.is_set():
             now = self._loop.time()
             quiet_s, stalled_s = now - transfer.last_block_at, now - transfer.last_piece_at
@@ -230,7 +230,7 @@ class BitTorrentSwarm(Swarm):
                 raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
             if web_seed_url and quiet_s >= patience_s and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
                 asked_web_seed_at = now
-                transfer.handle.remove_url_seed(web_seed_url)  # Revives one that libtorrent has given up.
+                transfer.handle.remove_url_seed(web_seed_url)  # Revives a seed that libtorrent dropped.
                 transfer.handle.add_url_seed(web_seed_url)
             if quiet_s >= _RECHECK_AFTER_S:
                 transfer.recheck_after_damage()
@@ -291,18 +291,18 @@ class BitTorrentSwarm(Swarm):
         self._session = None
         self._listener.cancel()
         await asyncio.wait({self._listener})
-        # Ending a session waits until trackers have been told, for at most stop_tracker_timeout.
+        # Closing a session blocks while trackers are notified, for at most stop_tracker_timeout.
         await asyncio.to_thread(last_reference.clear)
         self._bell.close()
         self._rope.close()
 
     async def _add(self, transfer: Transfer, params: lt.add_torrent_params) -> None:
-        """Puts the torrent into the session, in place of one that has failed."""
+        """Add the torrent to the session; replaces a failed transfer of the same torrent."""
         info_hash = transfer.layout.info_hash
         if (running := self._transfers.get(info_hash)) is not None and running.error is not None:
             await self._remove(running)
         if info_hash in self._transfers:
-            raise LocalProtocolError(f"{transfer.layout.name} is being fetched already.")
+            raise LocalProtocolError(f"{transfer.layout.name} is already being fetched.")
         if self._session is None:
             raise LocalProtocolError("The swarm is closed.")
         try:
@@ -313,8 +313,10 @@ class BitTorrentSwarm(Swarm):
 
 
 def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
-    """Raises CodecError unless libtorrent reads the same files in the torrent as `read_torrent` does, and SwarmError
-    for a directory that libtorrent cannot name."""
+    """Return libtorrent's parameters of a torrent.
+
+    Raises CodecError unless libtorrent finds the same files as `read_torrent`, SwarmError if the path is not UTF-8.
+    """
     try:
         params = lt.load_torrent_buffer(layout.torrent)
         assert params.ti is not None
@@ -323,7 +325,7 @@ def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add
     except RuntimeError as error:
         raise CodecError("libtorrent cannot read a torrent.", got=str(error)) from error
     if read != [(f"{layout.name}/{path}", size) for path, size in layout.files]:
-        raise CodecError("libtorrent reads other files in a torrent.", got=f"{len(read)} files of {layout.name!r}")
+        raise CodecError("libtorrent finds other files in a torrent.", got=f"{len(read)} files of {layout.name!r}")
     params.save_path = _utf8(parent)
     params.trackers = list(tracker_urls)
     params.url_seeds = []
@@ -334,7 +336,7 @@ def _params(layout: Layout, parent: Path, tracker_urls: Iterable[str]) -> lt.add
 
 
 def _utf8(path: Path) -> str:
-    """The path as libtorrent takes it: UTF-8, whatever encoding Python has for names. Raises SwarmError."""
+    """Return the path in UTF-8, as libtorrent needs it, whatever Python's file name encoding. Raises SwarmError."""
     try:
         return os.fsencode(path).decode()
     except UnicodeDecodeError as error:
@@ -346,9 +348,9 @@ def _utf8(path: Path) -> str:
 
 
 def check_libtorrent() -> None:
-    """Raise SwarmError if this libtorrent cannot read a torrent as `BitTorrentSwarm` does.
+    """Raise SwarmError if this libtorrent cannot read a torrent as `BitTorrentSwarm` needs.
 
-    Cheap enough for each start; `echo_shared.swarm.trial` tries all of it.
+    Fast enough to run at each start; `echo_shared.swarm.trial` is the full test.
     """
     info: bencode.Encodable = {
         "files": [{"length": 1, "path": ["file"]}],
@@ -361,9 +363,9 @@ def check_libtorrent() -> None:
         _params(read_torrent(bencode.encode({"info": info})), Path(), ())
     except (AttributeError, TypeError, CodecError) as error:
         raise SwarmError(
-            "This libtorrent does not fit.",
+            "This version of libtorrent does not work with Echo.",
             got=f"libtorrent {lt.__version__}: {error}",
-            do="Install libtorrent 2.1.1 or a newer one that Echo was tested with.",
+            do="Install libtorrent 2.1.1, or a newer version that Echo was tested with.",
         ) from error
 
 
@@ -373,14 +375,14 @@ def _server_of(url: str) -> PeerAddress:
 
 
 def _info_hash_of(alert: lt.torrent_alert) -> bytes:
-    # The handle of a removed torrent no longer knows its hash.
+    # The handle of a removed torrent has lost its hash.
     if isinstance(alert, lt.torrent_removed_alert | lt.torrent_deleted_alert | lt.torrent_delete_failed_alert):
         return bytes(alert.info_hashes.v1.to_bytes())
     return bytes(alert.handle.info_hashes().v1.to_bytes())
 
 
 def _received(handle: lt.torrent_handle) -> tuple[int, int]:
-    """Payload bytes in all, and from web seeds that are connected now. Blocks."""
+    """Return (payload bytes in all, payload bytes from the web seeds connected now). Blocks."""
     web_seed_bytes = sum(
         peer.total_download for peer in handle.get_peer_info() if peer.connection_type == lt.peer_info.web_seed
     )
@@ -390,7 +392,7 @@ def _received(handle: lt.torrent_handle) -> tuple[int, int]:
 def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, TorrentStats]:
     stats = {}
     for info_hash, handle in handles.items():
-        with contextlib.suppress(RuntimeError):  # Removed in the meantime.
+        with contextlib.suppress(RuntimeError):  # The torrent was removed in the meantime.
             status = handle.status()
             stats[info_hash] = TorrentStats(
                 peers=status.num_peers,
@@ -402,7 +404,7 @@ def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, Torrent
 
 
 def _bindable(host: str, port: int) -> tuple[str, int]:
-    """The IP address of `host`, and a port that is free there: left to itself, libtorrent takes one an interface."""
+    """Return the IP address of `host` and one free port; libtorrent would pick another port for each interface."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
             address, free_port = server.getsockname()[:2]
@@ -420,9 +422,10 @@ def _cannot_listen(got: str) -> SwarmError:
 
 
 def _trust_what_python_trusts() -> None:
-    """Points libtorrent's own OpenSSL, which looks where it was built, to the certificates that Python uses.
+    """Point libtorrent's own OpenSSL to the certificates that Python uses.
 
-    Without them every https tracker and web seed fails. On Windows libtorrent asks the system.
+    Its default path is that of its build machine, so every https tracker and web seed would fail. On Windows libtorrent
+    uses the system's certificates.
     """
     paths = ssl.get_default_verify_paths()
     if os.name == "posix" and paths.cafile is not None:

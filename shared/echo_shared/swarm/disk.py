@@ -1,4 +1,4 @@
-"""What the disk refuses of a fetched file, as an error that says what to do."""
+"""Disk errors on fetched files, as StorageError with advice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CANNOT: Final = "A fetched file cannot be written or read."
 
 
 def on_disk(path: Path) -> AbstractContextManager[None]:
-    """A block in which what the disk refuses of the fetched file at `path` is raised as StorageError."""
+    """Convert OSError on the fetched file at `path` into StorageError within a `with` block."""
     return disk_errors(_CANNOT, path)
 
 
 def storage_error(error: str, *, code: int | None, path: Path) -> StorageError:
-    """The StorageError for what libtorrent says of the disk at `path`; `code` is the system's, if it is known."""
+    """Return the StorageError for a libtorrent disk error at `path`; `code` is the errno, if known."""
     return disk_error(_CANNOT, path, got=error, code=code)

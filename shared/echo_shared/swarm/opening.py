@@ -1,4 +1,4 @@
-"""Takes part in the swarm by whichever client this platform has."""
+"""Opens the swarm client that this platform supports."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 async def open_swarm(settings: SwarmSettings) -> Swarm:
-    """Return a client that is listening: by libtorrent if there is one that fits, else by the web seed alone.
+    """Return a listening client: libtorrent if a compatible version is installed, else the web seed client.
 
-    Raises SwarmError if libtorrent cannot listen there.
+    Raises SwarmError if libtorrent cannot listen on the configured address.
     """
     try:
         from echo_shared.swarm.bittorrent import BitTorrentSwarm, check_libtorrent
@@ -22,7 +22,7 @@ async def open_swarm(settings: SwarmSettings) -> Swarm:
         check_libtorrent()
     except (ImportError, SwarmError) as error:
         why = error.brief if isinstance(error, SwarmError) else f"libtorrent is not installed ({error})"
-        log.warning("Artefacts come from the hub's web seed alone: %s", why)
+        log.warning("Artefacts are fetched from the hub's web seed only: %s", why)
         return WebSeedSwarm(settings)
     swarm = BitTorrentSwarm(settings)
     await swarm.listen()

@@ -1,9 +1,9 @@
-"""A torrent's directory being filled piece by piece: only what matches its hash reaches the disk.
+"""A torrent's directory that is filled piece by piece; only pieces that match their hash are written.
 
-The files have their full size from the start, with holes where pieces are missing. libtorrent, or another process,
-goes on from them. Writes go to the system's page cache: a piece of 64 KiB takes some microseconds. Where files have no
-holes (NTFS, exFAT) the first write near a file's end makes the system write zeros up to there, seconds for a large
-file; `open`, which is for a thread, writes every file's last byte, so no later write has to wait for that.
+The files have their full size from the start, with holes for missing pieces, so libtorrent or another process can
+resume from them. Writes go to the page cache: a piece of 64 KiB takes microseconds. On file systems without holes
+(NTFS, exFAT), the first write near a file's end fills everything before it with zeros, which takes seconds for a large
+file. `open`, which runs in a thread, therefore writes each file's last byte, so that no later write is slow.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import FileSlice, Layout, piece_hash
 
 GIVEN_UP: Final = "given_up"
-"""The code of the SwarmError that tells those who wait for an artefact that it does not come."""
+"""Code of the SwarmError that tells waiting readers that the artefact will not be completed."""
 _READ_BYTES: Final = 2**20
 
 
 class PieceFile:
-    """Holds one of the files open between writes. Used by one thread at a time; call `close` in the end.
+    """Reads and writes pieces; one file is open at a time. Used by one thread at a time; call `close` at the end.
 
-    Other threads may read what has come, by an `ArrivingFile`.
+    Other threads may read arrived bytes through an `ArrivingFile`.
     """
 
     def __init__(self, layout: Layout, parent: Path) -> None:
@@ -35,7 +35,7 @@ class PieceFile:
         self.done_bytes = 0
         self._open: tuple[str, io.FileIO] | None = None
         self._next = 0
-        """The first piece that is missing."""
+        """Index of the first missing piece."""
         self._arrival = threading.Condition()
         self._given_up = False
 
@@ -44,7 +44,7 @@ class PieceFile:
         return not self.missing
 
     def open(self) -> None:
-        """Gives every file its full size, and takes over what is there and matches its hash. Blocks; StorageError."""
+        """Give every file its full size, and count the pieces on disk that match. Blocks. Raises StorageError."""
         with on_disk(self.directory):
             found = [self._make_room(path, size) for path, size in self.layout.files]
         if any(found):
@@ -56,13 +56,13 @@ class PieceFile:
                 self.close()
 
     def has(self, piece: int) -> bool:
-        """Whether it is there already."""
+        """Return True if the piece has arrived."""
         return 0 <= piece < len(self.layout.piece_hashes) and piece not in self.missing
 
     def write(self, piece: int, data: bytes) -> bool:
-        """Puts a piece where it belongs; False when it was there already.
+        """Write a piece to its place; return False if it had arrived before.
 
-        Raises CodecError, and writes nothing, when it is not what the torrent says; StorageError.
+        Raises CodecError, and writes nothing, if the piece does not match the torrent's hash; StorageError.
         """
         if not 0 <= piece < len(self.layout.piece_hashes) or piece_hash(data) != self.layout.piece_hashes[piece]:
             raise CodecError(
@@ -79,27 +79,27 @@ class PieceFile:
         return True
 
     def close(self) -> None:
-        """Closes what is open; a later `write` opens it again. Raises StorageError."""
+        """Close the open file; the next `write` opens it again. Raises StorageError."""
         if self._open is not None:
             file, self._open = self._open[1], None
             with on_disk(self.directory):
                 file.close()
 
     def give_up(self) -> None:
-        """No more is written: who waits for it need not wait."""
+        """Wake all waiting readers: no further piece will be written."""
         with self._arrival:
             self._given_up = True
             self._arrival.notify_all()
 
     def await_bytes(self, count: int) -> None:
-        """Returns once the first `count` bytes of all are there. For other threads.
+        """Block until the first `count` bytes of the artefact have arrived. For other threads.
 
-        Raises SwarmError with the code `GIVEN_UP` when they do not come any more.
+        Raises SwarmError with the code `GIVEN_UP` after `give_up`.
         """
         with self._arrival:
             self._arrival.wait_for(lambda: self._given_up or self._next * self.layout.piece_bytes >= count)
             if self._next * self.layout.piece_bytes < count:
-                raise SwarmError(f"{self.layout.name} does not come whole.", code=GIVEN_UP)
+                raise SwarmError(f"The fetch of {self.layout.name} ended before it was complete.", code=GIVEN_UP)
 
     def _count(self, piece: int) -> None:
         self.missing.discard(piece)
@@ -111,7 +111,7 @@ class PieceFile:
                 self._arrival.notify_all()
 
     def _make_room(self, name: str, size: int) -> bool:
-        """Whether there was anything in this file."""
+        """Give the file its full size; return True if it had bytes before."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -120,11 +120,11 @@ class PieceFile:
                 file.truncate(size)
             elif had_bytes < size:
                 file.truncate(size - 1)
-                file.write(b"\0")  # At the end, as all of this file's writes: it was opened to append.
+                file.write(b"\0")  # Goes to the end: append mode ignores the position.
         return had_bytes > 0
 
     def read(self, piece: int) -> bytes:
-        """A piece that has come, from the page cache as a rule. Raises StorageError."""
+        """Return the bytes of a piece that has arrived, usually from the page cache. Raises StorageError."""
         return self._read(piece)
 
     def _read(self, piece: int) -> bytes:
@@ -138,11 +138,11 @@ class PieceFile:
 
     def _write(self, part: FileSlice, data: memoryview) -> None:
         file = self._at(part)
-        while data:  # An unbuffered file takes less than all when the disk is nearly full.
+        while data:  # An unbuffered write may be partial when the disk is nearly full.
             data = data[file.write(data) :]
 
     def _at(self, part: FileSlice) -> io.FileIO:
-        """The file of `part`, at its offset. One is open at a time: a torrent may have thousands."""
+        """Return the file of `part` at its offset. Only one file is open, because a torrent may have thousands."""
         if self._open is None or self._open[0] != part.path:
             self.close()
             self._open = part.path, io.FileIO(self.directory / part.path, "r+")
@@ -152,7 +152,7 @@ class PieceFile:
 
 
 class ArrivingFile:
-    """The first file of `pieces`, read in order by a thread of its own while it arrives: `read` waits for it."""
+    """The first file of `pieces`, read in order by another thread while it arrives; `read` waits for missing bytes."""
 
     def __init__(self, pieces: PieceFile) -> None:
         path, self._left_bytes = pieces.layout.files[0]
@@ -162,7 +162,7 @@ class ArrivingFile:
             self._file = (pieces.directory / path).open("rb")
 
     def read(self, count: int, /) -> bytes:
-        """The next `count` bytes, fewer at the file's end. Raises SwarmError with the code `GIVEN_UP`, StorageError."""
+        """Return the next `count` bytes, fewer at the file's end. Raises SwarmError (`GIVEN_UP`), StorageError."""
         count = min(count, self._left_bytes)
         self._pieces.await_bytes(self._read_bytes + count)
         with on_disk(self._pieces.directory):

@@ -1,6 +1,6 @@
-"""Torrents (version 1, private): made from a directory, and read back as the layout of its files and pieces.
+"""Torrents (version 1, private): built from a directory, and parsed into a layout of files and pieces.
 
-The same directory always makes the same bytes, so a republished artefact keeps its info-hash.
+Equal directories give equal torrent bytes, so a republished artefact keeps its info-hash.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ from echo_shared.file_names import is_portable_name
 from echo_shared.files import disk_errors
 
 BLOCK_BYTES: Final = 16 * 1024
-"""What a peer asks for at once, in every BitTorrent client."""
+"""Request size of BitTorrent clients."""
 _USUAL_PIECE_BYTES: Final = 64 * 1024
 _FEWEST_PIECES: Final = 128
-"""A small payload is cut smaller: a broadcast begins and ends with some pieces in every node's hands, and the time that
-these take is lost. More would win nothing, and each piece costs every node some processor time."""
+"""Target piece count of a small payload, whose pieces shrink down to BLOCK_BYTES to reach it.
+
+A broadcast starts and ends with a few pieces per node, and that time is lost; smaller pieces shorten it. More pieces
+gain nothing and cost each node processor time."""
 _MOST_PIECES: Final = 32_768
-"""Keeps the torrent of a large model well below what one message may hold."""
+"""Limits the torrent of a large model to well below the size of one message."""
 _HASH_BYTES: Final = 20
 _MOST_PIECE_BYTES: Final = 2**26
 
 
 def _check_part(name: str) -> str:
     if name.startswith(".") or not is_portable_name(name):
-        raise ValueError("not a name that every system takes")
+        raise ValueError("this name is hidden or not portable between operating systems")
     return name
 
 
 PathPart = Annotated[str, AfterValidator(_check_part)]
-"""One name below a directory; nothing hidden, nothing that leads out of it on any system."""
+"""One path component; hidden names and names that could leave the directory on any system are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torrent:
-    """A torrent's bytes and its name in the swarm."""
+    """A torrent's bytes and its info-hash."""
 
     torrent: bytes
     info_hash: bytes
@@ -50,7 +52,7 @@ class Torrent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSlice:
-    """`length` bytes of `path` (below the artefact's directory) from `offset`."""
+    """`length` bytes from `offset` of the file `path` (below the artefact's directory)."""
 
     path: str
     offset: int
@@ -59,11 +61,11 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a torrent says: the artefact's directory `name`, its files in order, and the hash of every piece."""
+    """Contents of a torrent: the artefact's directory `name`, its files in order, and the hash of every piece."""
 
     info_hash: bytes
     torrent: bytes
-    """What was read, made anew of its info dictionary alone: without web seeds, trackers or peers of somebody else."""
+    """Re-encoded from the info dictionary only, so foreign web seeds, trackers and peers are removed."""
     name: str
     files: tuple[tuple[str, int], ...]
     """(path below the directory, size in bytes)."""
@@ -78,13 +80,13 @@ class Layout:
         return min(BLOCK_BYTES, self.size_of_piece(piece) - block * BLOCK_BYTES)
 
     def fits(self, directory: Path) -> bool:
-        """Whether `directory` has the torrent's name and every file in its full size; contents are not looked at."""
+        """Return True if `directory` has the torrent's name and all files in full size; contents are not read."""
         return directory.name == self.name and all(
             (directory / path).is_file() and (directory / path).stat().st_size == size for path, size in self.files
         )
 
     def slices(self, first_piece: int, end_piece: int) -> Iterator[FileSlice]:
-        """Where the pieces from `first_piece` up to, not including, `end_piece` lie."""
+        """Yield the file slices that hold the pieces `first_piece` to `end_piece` (exclusive), in order."""
         start, end = first_piece * self.piece_bytes, min(end_piece * self.piece_bytes, self.total_bytes)
         file_start = 0
         for path, size in self.files:
@@ -95,7 +97,7 @@ class Layout:
 
 
 class _File(BaseModel):
-    """Forbids what else clients obey: another path, a link."""
+    """One file; other keys, which some clients obey (another path, a link), are forbidden."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -104,7 +106,7 @@ class _File(BaseModel):
 
 
 class _Info(BaseModel):
-    """Forbids what else clients obey: another name, one file in place of many, the second version of torrents."""
+    """Info dictionary; other keys, which some clients obey (another name, a single file, version 2), are forbidden."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -116,14 +118,14 @@ class _Info(BaseModel):
 
 
 def make_torrent(directory: Path) -> Torrent:
-    """The torrent of every file below `directory`, named after it. Reads and hashes them all: run it off the loop.
+    """Build the torrent of every file below `directory`, named after it. Blocks while it reads and hashes the files.
 
-    Raises SwarmError when there is nothing in it, CodecError when a name cannot travel, StorageError.
+    Raises SwarmError for an empty directory, CodecError for a name that is not portable, StorageError for disk errors.
     """
     paths = sorted((p for p in directory.rglob("*") if p.is_file()), key=lambda p: p.relative_to(directory).parts)
     sizes = [path.stat().st_size for path in paths]
     if not sum(sizes):
-        raise SwarmError("An artefact without a single byte cannot be published.", got=str(directory))
+        raise SwarmError("An artefact without any bytes cannot be published.", got=str(directory))
     piece_bytes = piece_bytes_for(sum(sizes))
     with disk_errors("A file to publish cannot be read.", directory):
         pieces = b"".join(_hash_pieces(paths, piece_bytes))
@@ -141,10 +143,10 @@ def make_torrent(directory: Path) -> Torrent:
 
 
 def read_torrent(torrent: bytes) -> Layout:
-    """The layout that `torrent` describes.
+    """Parse `torrent` into its layout.
 
-    Raises CodecError unless it is well-formed and none of its paths leaves the artefact's directory. Only its info
-    dictionary is looked at, and only what `make_torrent` writes may be in there.
+    Only the info dictionary is read, and it may only hold what `make_torrent` writes. Raises CodecError if it is
+    malformed or one of its paths leaves the artefact's directory.
     """
     decoded = bencode.decode(torrent)
     raw_info: bencode.Value = decoded.get("info", b"") if isinstance(decoded, dict) else b""
@@ -171,12 +173,12 @@ def read_torrent(torrent: bytes) -> Layout:
 
 
 def piece_hash(data: bytes) -> bytes:
-    """The SHA-1 of a piece, 20 bytes."""
+    """Return the SHA-1 of a piece, 20 bytes."""
     return hashlib.sha1(data, usedforsecurity=False).digest()
 
 
 def piece_bytes_for(total_bytes: int) -> int:
-    """How large the pieces of a payload of this size are."""
+    """Return the piece size for a payload of this size, in bytes."""
     piece_bytes = _USUAL_PIECE_BYTES
     while piece_bytes > BLOCK_BYTES and total_bytes < _FEWEST_PIECES * piece_bytes:
         piece_bytes //= 2

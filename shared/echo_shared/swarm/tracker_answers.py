@@ -1,8 +1,8 @@
-"""Which of this machine's addresses a tracker answers, and which of its silences matter.
+"""Decides which unanswered tracker announces are worth reporting.
 
-libtorrent announces a torrent from each address of this machine, through that address's network device. A hub on this
-machine at 127.0.0.1, for example, is asked through lo and through eth0, and nothing comes back through eth0. One
-announce that gets through is enough: the hub knows the node then.
+libtorrent announces a torrent from each address of this machine, through that address's network device. For example, it
+announces to a hub at 127.0.0.1 through lo and through eth0, and only lo gets an answer. One answered announce is
+enough: the hub then knows the node.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from echo_shared.swarm.base import PeerAddress
 
 
 class TrackerAnswers:
-    """Of one torrent's announces."""
+    """Answered and unanswered announces of one torrent."""
 
     def __init__(self) -> None:
         self._answered: set[PeerAddress] = set()
-        """Own addresses whose last announce was answered."""
+        """Local addresses whose last announce was answered."""
 
     def answered(self, local: PeerAddress) -> None:
-        """Note that an announce from this address was answered."""
+        """Note that the tracker answered an announce from this address."""
         self._answered.add(local)
 
     def failed(self, local: PeerAddress, times_in_row: int) -> bool:
-        """Note that an announce from this address was not answered; return True if it matters.
+        """Note a failed announce from this address; return True if it should be reported.
 
-        Without an answer to any address, the first failure of each says nothing yet: the others are still waiting.
+        A first failure is ignored until an address has an answer: the announces of other addresses may still be open.
         """
         if local in self._answered:
             self._answered.remove(local)

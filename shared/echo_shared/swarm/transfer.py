@@ -1,4 +1,4 @@
-"""One torrent in libtorrent's session: what its alerts have said so far."""
+"""State of one torrent in libtorrent's session, updated by its alerts."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status
 
 
 class Transfer:
-    """One torrent in the session, and what its alerts have said so far."""
+    """State of one torrent in the session, updated by `handle_alert`."""
 
     def __init__(self, layout: Layout, parent: Path, *, on_progress: OnProgress | None) -> None:
         self.layout = layout
         self.handle = lt.torrent_handle()
         self.error: EchoError | None = None
         self.checked = asyncio.Event()
-        """What lay on the disk before has been looked at."""
+        """Set once libtorrent has checked the files found on disk."""
         self.finished = asyncio.Event()
-        """Complete, or failed."""
+        """Set when the transfer is complete or has failed."""
         self.flushed = asyncio.Event()
         self.removing = False
         self.removed = asyncio.Event()
         self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
-        """A block tells only the address it came from: these tell the web seed's blocks from a peer's."""
+        """Addresses of the web seed; a block alert only names its source address."""
         self.web_seed_bytes = 0
-        """Without the last blocks: libtorrent does not report what reaches the disk after the last piece is whole."""
+        """Excludes the last blocks: libtorrent does not report blocks written after the last piece is complete."""
         self.last_problem = ""
         self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
-        """When data came, and when data came that matches its hash."""
+        """Time of the last block, and of the last piece that matched its hash."""
         self._parent = parent
         self._on_progress = on_progress
         self._done_bytes = 0
@@ -53,21 +53,21 @@ class Transfer:
         return self.finished.is_set() and self.error is None
 
     def fail(self, error: EchoError) -> None:
-        """Ends the transfer; whoever awaits it looks at `error`."""
+        """End the transfer; waiters must read `error`."""
         self.error = self.error or error
         self.checked.set()
         self.finished.set()
 
     def abandon(self) -> None:
-        """The session ends, and will not say anything more."""
+        """End the transfer when the session closes, because no further alert will come."""
         self.fail(stopped(self.layout, got="the swarm was closed"))
         for event in (self.flushed, self.removed):
             event.set()
 
     def recheck_after_damage(self) -> None:
-        """Looks at the files anew when a piece has failed its hash check.
+        """Check the files again if a piece has failed its hash check.
 
-        libtorrent 2.1.1 sometimes never asks for such a piece again, from nobody, once its sender is gone.
+        libtorrent 2.1.1 sometimes never requests such a piece again from any peer once its sender has disconnected.
         """
         if self._damaged:
             self._damaged = False
@@ -96,9 +96,7 @@ class Transfer:
                 self._break(storage_error(alert.message(), code=alert.error.value(), path=self._parent))
             case lt.state_changed_alert() if self.complete and alert.state in _INCOMPLETE:
                 self._break(
-                    SwarmError(
-                        f"Files of {self.layout.name} have changed or vanished.", do="They must be fetched again."
-                    )
+                    SwarmError(f"Files of {self.layout.name} were changed or removed.", do="Fetch the artefact again.")
                 )
             case lt.torrent_error_alert():
                 self._break(stopped(self.layout, got=printable_line(alert.message())))
@@ -106,16 +104,16 @@ class Transfer:
                 self._damaged = True
                 self._note(alert.message())
             case lt.url_seed_alert():
-                self._note(f"the web seed says: {alert.error_message() or alert.error.message()}")
+                self._note(f"web seed error: {alert.error_message() or alert.error.message()}")
             case lt.tracker_reply_alert():
                 self._tracker.answered(alert.local_endpoint)
             case lt.tracker_error_alert():
                 self._tracker_failed(alert)
 
     def _tracker_failed(self, alert: lt.tracker_error_alert) -> None:
-        # The alert's whole message would tell the log the tracker's address, and so the passkey.
+        # The alert's full message contains the tracker's address, and with it the passkey.
         if reason := alert.failure_reason():
-            self._note(f"the tracker says: {reason}")
+            self._note(f"tracker error: {reason}")
             return
         silence = f"the tracker cannot be reached from {alert.local_endpoint[0]}: {alert.error.message()}"
         if self._tracker.failed(alert.local_endpoint, alert.times_in_row):
@@ -125,11 +123,11 @@ class Transfer:
 
     def _break(self, error: EchoError) -> None:
         if self.complete:
-            log.warning("%s", error.brief)  # A seed is awaited by nobody: this is the only word.
+            log.warning("%s", error.brief)  # No caller waits for a seeding transfer, so only the log reports this.
         self.fail(error)
 
     def _note(self, problem: str) -> None:
-        self.last_problem = printable_line(problem)  # Trackers and web seeds may say anything.
+        self.last_problem = printable_line(problem)  # Text of trackers and web seeds is untrusted.
         log.info("%s: %s", self.layout.name, self.last_problem)
 
     def _piece_finished(self, piece: int) -> None:
@@ -140,5 +138,5 @@ class Transfer:
 
 
 def stopped(layout: Layout, *, got: str) -> SwarmError:
-    """The error of a transfer that ended before it was complete."""
+    """Return the error for a transfer that ended before it was complete."""
     return SwarmError(f"The transfer of {layout.name} stopped.", got=got)

@@ -1,8 +1,8 @@
-"""A trial of libtorrent: one client fetches a small artefact from another on this machine, as a node does from a hub.
+"""Self-test of libtorrent: one client on this machine fetches a small artefact from another.
 
     python -m echo_shared.swarm.trial
 
-It ends with an exception if anything that a transfer needs is missing or does not work.
+Raises an exception if anything that a transfer needs is missing or broken.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TRIAL_S: Final = 30.0
 
 
 async def trial(directory: Path) -> None:
-    """Fetch an artefact within `directory`. Raises SwarmError, TimeoutError, or what an unfit libtorrent raises."""
+    """Fetch an artefact within `directory`. Raises SwarmError, TimeoutError, or any error of a broken libtorrent."""
     artefact = directory / "from" / "artefact"
     artefact.mkdir(parents=True)
     (artefact / "file").write_bytes(bytes(range(256)) * 256)
@@ -41,7 +41,7 @@ async def trial(directory: Path) -> None:
             await fetcher.close()
             await seeder.close()
     if (directory / "to" / "artefact" / "file").read_bytes() != (artefact / "file").read_bytes():
-        raise SwarmError("What was fetched is not what was sent.")
+        raise SwarmError("The fetched file differs from the file that was sent.")
 
 
 def main() -> None:

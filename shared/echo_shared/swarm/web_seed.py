@@ -1,7 +1,7 @@
-"""The swarm where libtorrent has no build: the hub's web seed alone, over plain HTTP range requests.
+"""Swarm client for platforms without libtorrent: HTTP range requests to the hub's web seed.
 
-A node without libtorrent fetches and trains like any other; it only cannot serve others. Pieces are checked against
-the torrent's hashes, so a fetch goes on from what is on the disk, and asks again for what came damaged.
+The client cannot serve other nodes. It checks pieces against the torrent's hashes, so a fetch resumes from the files on
+disk and requests damaged pieces again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from echo_shared.threads import in_thread
 log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 16 * 2**20
-"""Asked for, checked and reported at once."""
+"""Bytes per request batch; progress is reported after each batch."""
 _READ_BYTES: Final = 256 * 1024
 _ANSWER_TIMEOUT_S: Final = 10.0
 _FIRST_DELAY_S: Final = 0.5
@@ -46,17 +46,17 @@ _LONGEST_DELAY_S: Final = 15.0
 
 
 class WebSeedSwarm(Swarm):
-    """Fetches from the web seed, serves nothing."""
+    """Fetches from the web seed; serves nothing."""
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
         self._downloads: dict[bytes, _Download] = {}
         self._cap = RateCap(settings.download_limit_bytes_s)
         self._received_bytes = 0
-        """By downloads that have ended."""
+        """Bytes received by downloads that have ended."""
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
-        """Serving takes libtorrent, so there is nothing to do."""
+        """Do nothing: only libtorrent can serve."""
 
     async def fetch(
         self,
@@ -72,10 +72,12 @@ class WebSeedSwarm(Swarm):
         started_at = loop.time()
         layout = read_torrent(torrent)
         if layout.info_hash in self._downloads:
-            raise LocalProtocolError(f"{layout.name} is being fetched already.")
+            raise LocalProtocolError(f"{layout.name} is already being fetched.")
         if web_seed_url is None:
             raise SwarmError(
-                f"{layout.name} cannot be fetched.", got="no web seed, and no libtorrent", do="Install libtorrent."
+                f"{layout.name} cannot be fetched.",
+                got="no web seed is set, and libtorrent is not installed",
+                do="Install libtorrent.",
             )
 
         def report(done_bytes: int) -> None:
@@ -92,7 +94,7 @@ class WebSeedSwarm(Swarm):
         return FetchStats(seconds=loop.time() - started_at, swarm_bytes=0, web_seed_bytes=download.received_bytes)
 
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
-        """Peers speak BitTorrent, so there is nobody to add."""
+        """Do nothing: peers speak BitTorrent, which this client does not."""
 
     async def remove(self, info_hash: bytes) -> None:
         if (download := self._downloads.get(info_hash)) is not None:
@@ -109,7 +111,7 @@ class WebSeedSwarm(Swarm):
         return 0, self._received_bytes + under_way
 
     def set_online(self, is_online: bool) -> None:
-        """It serves nothing, and who fetches by it ends that."""
+        """Do nothing: the client serves nothing, and callers cancel their own fetches."""
 
     async def close(self) -> None:
         for download in tuple(self._downloads.values()):
@@ -117,7 +119,7 @@ class WebSeedSwarm(Swarm):
 
 
 class _Download:
-    """One fetch. Its work, which blocks, is done in a thread."""
+    """One fetch, which runs in a thread because it blocks."""
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class _Download:
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns once everything is there. Cancel-safe: the thread has ended when this raises."""
+        """Fetch until every piece is on disk. Cancel-safe: the thread has ended when this raises."""
         try:
             complete = await in_thread(self._work, on_cancel=self._stopping.set)
         finally:
@@ -153,7 +155,7 @@ class _Download:
         await self._ended.wait()
 
     def _work(self) -> bool:
-        """False when it was asked to stop before the end."""
+        """Fetch everything; return False if `stop` ended it early."""
         try:
             self._pieces.open()
             self._report(self._pieces.done_bytes)
@@ -162,7 +164,7 @@ class _Download:
             self._pieces.close()
 
     def _fetch_missing(self) -> bool:
-        """As `_work`. Raises SwarmError when the web seed has sent nothing good for too long."""
+        """Fetch in rounds until complete. Raises SwarmError after `stall_timeout_s` without a valid piece."""
         delay_s, last_good_at, problem = _FIRST_DELAY_S, time.monotonic(), ""
         while not self._pieces.complete:
             before_bytes = self._pieces.done_bytes
@@ -184,7 +186,7 @@ class _Download:
         return True
 
     def _ask_for_missing(self) -> None:
-        """Asks once for every piece that is missing. Raises OSError or HTTPException at the first failure."""
+        """Request every missing piece once. Raises OSError or HTTPException at the first failure."""
         most = max(1, _BATCH_BYTES // self._layout.piece_bytes)
         for batch in _batches(sorted(self._pieces.missing), most=most):
             piece, data = batch.start, bytearray()
@@ -207,7 +209,7 @@ class _Download:
             log.info("From the web seed %s: %s", self._url, error)
 
     def _get(self, batch: range) -> Iterator[bytes]:
-        """What the web seed sends of these pieces, in order. Raises OSError when it does not send all of them."""
+        """Yield the bytes of these pieces in order. Raises OSError if the web seed sends fewer."""
         for wanted in self._layout.slices(batch.start, batch.stop):
             request = urllib.request.Request(
                 self._url + quote(wanted.path),
@@ -216,7 +218,7 @@ class _Download:
             left = wanted.length
             with urllib.request.urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
                 if answer.status != 206:
-                    raise OSError(errno.EPROTO, f"HTTP status {answer.status} for a range")
+                    raise OSError(errno.EPROTO, f"HTTP status {answer.status} instead of 206 for a range request")
                 while left:
                     if self._stopping.is_set():
                         return
@@ -230,7 +232,7 @@ class _Download:
 
 
 def _batches(pieces: Sequence[int], *, most: int) -> Iterator[range]:
-    """Ascending `pieces` as ranges without gaps, of at most `most` pieces each."""
+    """Split ascending `pieces` into ranges without gaps, of at most `most` pieces each."""
     start = 0
     for end in range(1, len(pieces) + 1):
         if end == len(pieces) or pieces[end] != pieces[end - 1] + 1 or end - start == most:

@@ -283,7 +283,7 @@ async def test_a_seed_whose_files_are_damaged_can_be_fetched_again(
         else:
             path.write_bytes(bytes(path.stat().st_size))
     fetch = asyncio.create_task(other.fetch(payload.torrent.torrent, tmp_path / "other", peers=here(node)))
-    await heard("changed or vanished", "cannot be written or read")
+    await heard("changed or removed", "cannot be written or read")
     await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub))
     assert payload.matches(directory)
     await other.add_peers(payload.torrent.info_hash, here(hub))
@@ -294,7 +294,7 @@ async def test_an_incomplete_directory_is_not_seeded(payload, open_swarm, tmp_pa
     node = await open_swarm()
     directory = payload.copy_to(tmp_path / "node")
     (directory / "adapter_config.json").unlink()
-    with pytest.raises(SwarmError, match="not what its torrent says"):
+    with pytest.raises(SwarmError, match="does not match its torrent"):
         await node.seed(payload.torrent.torrent, directory)
     with pytest.raises(CodecError):
         await node.seed(b"no torrent", directory)
@@ -447,7 +447,7 @@ async def test_what_a_tracker_says_steers_no_terminal(payload, open_swarm, tmp_p
     node = await open_swarm()
     await node.seed(payload.torrent.torrent, payload.directory, [f"http://127.0.0.1:{runner.addresses[0][1]}/announce"])
     async with asyncio.timeout(60):
-        await heard("the tracker says: ?[2Jno?")
+        await heard("tracker error: ?[2Jno?")
     await runner.cleanup()
 
 

@@ -79,7 +79,7 @@ def test_fits_compares_names_and_sizes(directory: Path) -> None:
 
 
 def test_an_empty_directory_has_no_torrent(tmp_path: Path) -> None:
-    with pytest.raises(SwarmError, match="without a single byte"):
+    with pytest.raises(SwarmError, match="without any bytes"):
         make_torrent(tmp_path)
 
 
