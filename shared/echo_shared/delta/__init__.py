@@ -1,8 +1,7 @@
-"""Policy versions as one file each: a directory of adapter files, whole (a keyframe) or against an earlier version's
-(a delta). Lossless: every file comes back byte for byte.
+"""Lossless encoding of a policy version, a directory of adapter files, as one payload file.
 
-The caller checks the result against the signed manifest all the same: a delta that is applied to another parent than
-the one it was made against may decode into something else.
+A keyframe stands alone; a delta is encoded against an earlier version, its parent. The caller must check the decoded
+files against the signed manifest: a delta applied to a wrong parent may decode without an error.
 """
 
 from echo_shared.delta.versions import decode, encode

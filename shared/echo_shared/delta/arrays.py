@@ -1,15 +1,15 @@
-"""Floats against floats, losslessly: bit patterns in, frames out.
+"""Lossless compression of a float array against an older one: bit patterns in, frames out.
 
-Bit patterns are mapped to integers of the same order, subtracted with wraparound, and the differences zigzag-mapped, so
-that a small step of either sign is a small number. Against zeros, that leaves the exponent in the high bits and the
-sign in the lowest: what has no parent needs no code of its own.
+Bit patterns are mapped to integers in the order of their floats, subtracted with wraparound, and zigzag-encoded. Thus a
+small step of either sign becomes a small number. Arrays without a parent use the same code, against zeros: a difference
+then keeps the exponent in its high bits and the sign in its lowest bit.
 
-Adam's steps are all of about the same size, so what they come to in units in the last place follows from the exponent
-of the parent's value, which the receiver knows. Differences are grouped by it before they are entropy-coded. Where
-nearly all of a group's are tiny, several share a byte, for Huffman codes, which are all of zstd that counts here, spend
-a bit on each symbol at least; else the bytes of one significance are together.
+Adam's steps are all of similar size. Measured in units in the last place, a step's size therefore depends on the
+exponent of the parent's value, which the receiver knows. Differences are grouped by this exponent, then entropy-coded.
+If nearly all differences of a group are tiny, several are packed into one byte, because zstd's Huffman codes spend at
+least one bit per symbol. In other groups, bytes of equal significance are stored together (byte planes).
 
-Bytes over the raw ones', bfloat16, one step, built-in model and one of 512 x 4:
+Encoded bytes divided by raw bytes, bfloat16, one step, for the built-in model and a model of 512 x 4:
     learning rate                                                1e-5           1e-4
     XOR, byte planes                                             0.231, 0.273   0.302, 0.336
     differences, byte planes                                     0.200, 0.242   0.264, 0.296
@@ -29,14 +29,14 @@ from numpy.typing import NDArray
 from echo_shared.delta.frames import FrameReader, FrameWriter, damaged
 
 MIN_GROUP: Final = 1024
-"""Elements; smaller groups join the next, for each pays for its own code tables."""
+"""Elements; a smaller group joins the next one, because each group stores its own code tables."""
 MAX_ESCAPED: Final = 0.02
-"""The share of a group's differences that may be too large for a symbol of less than a byte."""
+"""Largest share of a group's differences that may exceed a packed symbol."""
 
 Patterns = NDArray[Any]
-"""Bit patterns of one of the PATTERNS."""
+"""Bit patterns [N] with a dtype of PATTERNS."""
 PATTERNS: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<u4"), "F16": np.dtype("<u2"), "BF16": np.dtype("<u2")}
-"""By what safetensors calls the floats."""
+"""safetensors name of a float dtype -> dtype of its bit patterns."""
 
 _SIGNED: Final[dict[np.dtype[Any], np.dtype[Any]]] = {
     np.dtype("<u4"): np.dtype("<i4"),
@@ -46,7 +46,7 @@ _MANTISSA_BITS: Final = {"F32": 23, "F16": 10, "BF16": 7}
 
 
 def encode_array(new: Patterns, old: Patterns, dtype: str, writer: FrameWriter) -> None:
-    """Writes what turns `old` into `new`, both [N] and of `dtype`."""
+    """Write the differences that turn `old` into `new`, both [N] with dtype `dtype`."""
     signed = _SIGNED[new.dtype]
     steps = _ordered(new.view(signed)) - _ordered(old.view(signed))
     zigzag = ((steps << 1) ^ (steps >> (8 * signed.itemsize - 1))).view(new.dtype)
@@ -55,7 +55,7 @@ def encode_array(new: Patterns, old: Patterns, dtype: str, writer: FrameWriter) 
 
 
 def decode_array(old: Patterns, dtype: str, reader: FrameReader) -> Patterns:
-    """What `encode_array` was given as `new`, if it was given the same `old`."""
+    """Return the `new` array that `encode_array` encoded against the same `old`."""
     signed = _SIGNED[old.dtype]
     zigzag = np.empty_like(old)
     for group, size in _groups(old, dtype):
@@ -66,19 +66,19 @@ def decode_array(old: Patterns, dtype: str, reader: FrameReader) -> Patterns:
 
 
 def _ordered(patterns: Patterns) -> Patterns:
-    """Signed bit patterns of floats as integers of the same order, and back: it is its own inverse."""
+    """Map signed bit patterns of floats to integers in the same order; the map is its own inverse."""
     magnitude_bits = 8 * patterns.itemsize - 1
     ordered: Patterns = patterns ^ ((patterns >> magnitude_bits) & patterns.dtype.type((1 << magnitude_bits) - 1))
     return ordered
 
 
 def _groups(old: Patterns, dtype: str) -> Iterator[tuple[NDArray[np.intp] | slice, int]]:
-    """Where the elements of each group are, and how many: those of one exponent, or of several that are rare."""
+    """Yield the indices and size of each group: elements with one exponent, or with several rare ones."""
     if not old.any():
-        yield slice(None), old.size  # As without a parent, where there is nothing to sort.
+        yield slice(None), old.size  # All exponents are 0, as without a parent: one group needs no sort.
         return
     exponents = ((old << 1) >> (_MANTISSA_BITS[dtype] + 1)).astype(np.uint8)
-    order = np.argsort(exponents, kind="stable")  # A radix sort, for keys of eight bits.
+    order = np.argsort(exponents, kind="stable")  # numpy uses a radix sort for 8-bit keys.
     begin = 0
     for end in np.searchsorted(exponents.take(order), np.arange(256), side="right").tolist():
         if end - begin >= MIN_GROUP or begin < end == old.size:
@@ -127,7 +127,7 @@ def _read_planes(size: int, patterns: np.dtype[Any], reader: FrameReader) -> Pat
 
 
 def _packed(symbols: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Symbols of `bits`, the first in a byte's lowest bits."""
+    """Pack symbols of `bits` bits into bytes, the first symbol in the lowest bits."""
     a_byte = 8 // bits
     padded = np.pad(symbols, (0, -symbols.size % a_byte))
     packed = padded[0::a_byte].copy()

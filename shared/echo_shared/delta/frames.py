@@ -1,6 +1,7 @@
-"""What a payload is made of: frames, each a length and a zstd frame.
+"""Frames of a payload: a length, then a zstd frame.
 
-The reader knows beforehand what a frame holds, or at most; nothing is allocated on a frame's own word.
+The reader knows each frame's content size, or a limit on it, in advance. It never allocates memory for a size that only
+the frame declares.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from echo_shared.errors import CodecError
 from echo_shared.files import Readable
 
 LEVEL: Final = 1
-"""zstd's. Levels 3 and 9 are slower and gain nothing on what `arrays` makes."""
+"""zstd level; levels 3 and 9 are slower and do not compress the output of `arrays` further."""
 MAX_CONTENT_BYTES: Final = 2 << 20
-"""Of one frame."""
+"""Limit on one frame's content."""
 
 _LENGTH: Final = struct.Struct("<I")
 _WINDOW_BYTES: Final = 2 * MAX_CONTENT_BYTES
 
 
 def damaged(got: str) -> CodecError:
-    """The error of a payload that does not decode."""
-    return CodecError("A policy version's payload is damaged, or made against another parent.", got=got)
+    """Return the error for a payload that does not decode."""
+    return CodecError("A policy version's payload is damaged, or was made against another parent.", got=got)
 
 
 class FrameWriter:
@@ -38,11 +39,11 @@ class FrameWriter:
         self._stream.write(bytes([value]))
 
     def plain(self, content: bytes) -> None:
-        """A length and `content` as it is."""
+        """Write a length and the uncompressed `content`."""
         self._stream.write(_LENGTH.pack(len(content)) + content)
 
     def frame(self, content: NDArray[np.uint8], *, dictionary: bytes = b"") -> None:
-        """Adds `content` [N], of MAX_CONTENT_BYTES at most, compressed; parts of it may be taken from `dictionary`."""
+        """Write `content` [N], at most MAX_CONTENT_BYTES, compressed with an optional `dictionary`."""
         compressor = self._compressor
         if dictionary:
             options: dict[str, Any] = {"dict_data": _raw(dictionary), "write_checksum": True}
@@ -59,23 +60,23 @@ class FrameReader:
         return self._take(1)[0]
 
     def plain(self, limit: int) -> bytes:
-        """The next part as it is, of `limit` bytes at most."""
+        """Return the next uncompressed part. Raises CodecError if it exceeds `limit` bytes."""
         length: int = _LENGTH.unpack(self._take(_LENGTH.size))[0]
         if length > limit:
-            raise damaged(f"a part of {length} bytes where {limit} are the most")
+            raise damaged(f"a part has {length} bytes, the limit is {limit}")
         return self._take(length)
 
     def frame(self, content_bytes: int, *, dictionary: bytes = b"") -> NDArray[np.uint8]:
-        """The content of the next frame, [content_bytes]."""
+        """Return the next frame's content, uint8 [content_bytes]. Raises CodecError if its size differs."""
         frame = self.plain(content_bytes + content_bytes // 128 + 128)
         decompressor = self._decompressor
         if dictionary:
             decompressor = zstandard.ZstdDecompressor(dict_data=_raw(dictionary), max_window_size=_WINDOW_BYTES)
         try:
-            # zstandard allocates what the frame declares, whatever max_output_size says.
+            # zstandard allocates the size that the frame declares and ignores max_output_size.
             declared = zstandard.frame_content_size(frame)
             if declared != content_bytes:
-                raise damaged(f"a part that holds {declared} bytes, {content_bytes} expected")
+                raise damaged(f"a part holds {declared} bytes instead of {content_bytes}")
             content = decompressor.decompress(frame, allow_extra_data=False) if content_bytes else b""
         except zstandard.ZstdError as error:
             raise damaged(str(error)) from error
@@ -83,7 +84,7 @@ class FrameReader:
 
     def expect_end(self) -> None:
         if self._stream.read(1):
-            raise damaged("bytes after its end")
+            raise damaged("bytes follow its end")
 
     def _take(self, count: int) -> bytes:
         taken = self._stream.read(count)

@@ -1,11 +1,11 @@
-"""A directory as one payload, and back.
+"""Encoding of a directory as one payload, and decoding.
 
-Tensors of a safetensors file are coded against the parent's of the same name, dtype and shape, or against zeros where
-it has none. All else (the safetensors header, other files) is compressed with what the parent has at the same place as
-dictionary.
+Each tensor of a safetensors file is encoded against the parent's tensor of the same name, dtype and shape, or against
+zeros if the parent has none. Everything else (the safetensors header, other files) is compressed with a dictionary:
+the parent's bytes at the same place.
 
-Payload: magic, length of the index, index (JSON), then frames in the index's order. How much each of them holds follows
-from the index, from the headers and from the parent.
+Payload: magic, length of the index, index (JSON), then frames in the index's order. The size of each frame's content
+follows from the index, the headers and the parent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAGIC: Final = b"EchoDlt1"
 MAX_FILES: Final = 256
 MAX_INDEX_BYTES: Final = 256 * MAX_FILES
 MAX_HEADER_BYTES: Final = 8 << 20
-"""A safetensors file with a larger header is coded like any other file."""
+"""A safetensors file with a larger header is encoded like any other file."""
 _CANNOT: Final = "A policy version cannot be read or written."
 
 
@@ -44,7 +44,7 @@ class _Entry(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
     size_bytes: Annotated[int, Field(ge=0, le=1 << 62)]
     header_bytes: Annotated[int, Field(ge=0, le=MAX_HEADER_BYTES)]
-    """Of a safetensors file, whose tensors follow; 0 of any other file."""
+    """Header size of a safetensors file with tensors; 0 for any other file."""
 
 
 class _Index(BaseModel):
@@ -56,14 +56,14 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """A file that is there, or nothing. `layout`: its tensors, if they are coded as such."""
+    """A file's bytes, empty if the file is missing. `layout`: its tensors, if they are encoded as tensors."""
 
     content: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     layout: Layout | None = None
 
 
 class _Output:
-    """A file that is written, and hashed, from its beginning to its end. Use `_Output.open`."""
+    """A file that is hashed while it is written in order. Create it with `_Output.open`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -81,15 +81,14 @@ class _Output:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of what has been written, hexadecimal."""
+        """SHA-256 of the bytes written so far, hexadecimal."""
         return self._hash.hexdigest()
 
 
 def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> None:
-    """Writes all files in `directory` as one `payload`: a delta against the directory `parent`, or a keyframe.
+    """Write all files in `directory` to one `payload`: a delta against the directory `parent`, else a keyframe.
 
-    Raises CodecError for a directory with subdirectories, links or names that are not plain, and for a parent that is
-    not there; StorageError.
+    Raises CodecError for subdirectories, links or names that are not plain, and for a missing parent; StorageError.
     """
     temporary = payload.with_name(f"{payload.name}.{os.getpid()}.tmp")
     with disk_errors(_CANNOT, payload.parent):
@@ -111,19 +110,19 @@ def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> Non
 def decode(
     payload: Readable, directory: Path, *, files: Mapping[str, int], parent: Path | None = None
 ) -> Mapping[str, str]:
-    """Writes the files of `payload` into `directory`, which is made if it is not there. Reads it in order, to its end.
-    Returns the SHA-256 of each (hexadecimal): hashed as they are written, they are not read again for it.
+    """Write the files of `payload` into `directory`, which is created if needed. Reads the payload in order to its end.
 
-    `files`: the name and size in bytes of every file that it must hold. A delta needs the `parent` it was made against;
-    a keyframe looks at none. What fails may leave unfinished files. Raises CodecError for a payload that is damaged,
-    does not fit `parent` or holds other files; StorageError.
+    Returns the SHA-256 of each file (hexadecimal), computed while writing. `files` gives the name and size in bytes of
+    every expected file. A delta needs the `parent` that it was made against; a keyframe ignores it. After an error,
+    unfinished files may remain. Raises CodecError for a payload that is damaged, does not fit `parent` or holds other
+    files; StorageError.
     """
     with disk_errors(_CANNOT, directory):
         reader = FrameReader(payload)
         index = _read_index(payload, reader)
         found = {entry.name: entry.size_bytes for entry in index.files}
         if found != dict(files):
-            raise damaged(f"other files than were announced: {', '.join(sorted(found)) or 'none'}")
+            raise damaged(f"it holds other files than announced: {', '.join(sorted(found)) or 'none'}")
         parent = _existing(parent) if index.delta else None
         directory.mkdir(parents=True, exist_ok=True)
         hashes = {}
@@ -137,7 +136,7 @@ def decode(
 
 def _existing(parent: Path | None) -> Path:
     if parent is None or not parent.is_dir():
-        raise CodecError("A delta is of no use without the version it is made against.", got=str(parent))
+        raise CodecError("A delta cannot be used without its parent version.", got=str(parent))
     return parent
 
 
@@ -154,15 +153,15 @@ def _index_of(files: dict[str, _Stored], *, delta: bool) -> _Index:
 
 def _read_index(stream: Readable, reader: FrameReader) -> _Index:
     if stream.read(len(MAGIC)) != MAGIC:
-        raise damaged("other first bytes")
+        raise damaged("its first bytes are wrong")
     try:
         index = _Index.model_validate_json(reader.plain(MAX_INDEX_BYTES))
     except ValidationError as error:
         raise damaged(_first(error)) from error
     if len({entry.name.lower() for entry in index.files}) < len(index.files):
-        raise damaged("two files of one name")
+        raise damaged("two files have the same name")
     if any(entry.header_bytes > entry.size_bytes for entry in index.files):
-        raise damaged("a header larger than its file")
+        raise damaged("a header is larger than its file")
     return index
 
 
@@ -173,7 +172,7 @@ def _first(error: ValidationError) -> str:
 
 def _stored_file(path: Path) -> _Stored:
     if path.is_symlink() or not path.is_file():
-        raise CodecError("A policy version may hold plain files only.", got=str(path))
+        raise CodecError("A policy version may only hold plain files.", got=str(path))
     if not path.stat().st_size:
         return _Stored()
     content = np.memmap(path, dtype=np.uint8, mode="r")
@@ -186,7 +185,7 @@ def _parents_file(parent: Path | None, name: str) -> _Stored:
 
 
 def _layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> Layout | None:
-    """The layout of a file that is its header and then its tensors, one after the other; None of any other file."""
+    """Return the layout of a file that is a header followed by contiguous tensors; None for any other file."""
     try:
         layout = read_layout(content, file_bytes=file_bytes, name=name)
     except CodecError:
@@ -204,7 +203,7 @@ def _encode_file(file: _Stored, parent: _Stored, writer: FrameWriter) -> None:
         writer.frame(file.content[begin:end], dictionary=parent.content[begin:end].tobytes())
     if file.layout:
         for chunk in _chunks(file.layout, parent.layout):
-            # A copy, for the file aligns nothing.
+            # Copy, because the memory-mapped file is not aligned.
             new = np.array(file.content[chunk.begin : chunk.end]).view(PATTERNS[chunk.dtype])
             encode_array(new, chunk.compared_with(parent), chunk.dtype, writer)
 
@@ -219,7 +218,7 @@ def _decode_file(entry: _Entry, parent: _Stored, reader: FrameReader, output: _O
     if entry.header_bytes:
         layout = _layout(np.frombuffer(header, np.uint8), file_bytes=entry.size_bytes, name=entry.name)
         if layout is None or layout.header_bytes != entry.header_bytes:
-            raise damaged(f"a header of {entry.name} that does not fit")
+            raise damaged(f"the header of {entry.name} does not fit")
         for chunk in _chunks(layout, parent.layout):
             output.write(decode_array(chunk.compared_with(parent), chunk.dtype, reader).data)
 
@@ -231,19 +230,19 @@ def _parts(size_bytes: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunk:
-    """Bytes begin .. end of a file, all of one dtype.
+    """Bytes `begin` to `end` of a file, all of one dtype.
 
-    Large enough for the code tables not to count, small enough for all that is made of it to stay in a cache.
+    A chunk is large enough to amortize the code tables and small enough to keep its temporaries in the CPU cache.
     """
 
     dtype: str
     begin: int
     end: int
     pieces: list[tuple[int, int | None]]
-    """How many bytes, and where the parent's file has what they are compared with, if it has."""
+    """(size in bytes, offset in the parent's file of the bytes to compare with, None = compare with zeros)."""
 
     def compared_with(self, parent: _Stored) -> Patterns:
-        """The parent's bit patterns [N] where it has them, else zeros [N]."""
+        """Return the parent's bit patterns [N], with zeros where the parent has none."""
         patterns = np.zeros(self.end - self.begin, np.uint8)
         at = 0
         for size, place in self.pieces:
@@ -254,7 +253,7 @@ class _Chunk:
 
 
 def _chunks(layout: Layout, parent: Layout | None) -> Iterator[_Chunk]:
-    """The file's tensors in their order, cut and joined to chunks of MAX_CONTENT_BYTES at most."""
+    """Yield the file's tensors in order, cut and joined into chunks of at most MAX_CONTENT_BYTES."""
     chunk: _Chunk | None = None
     for name, tensor in sorted(layout.tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         old = parent.tensors.get(name) if parent else None
