@@ -1,8 +1,8 @@
-"""A LoRA adapter in PEFT's directory layout, read with numpy alone, ready for any engine.
+"""LoRA adapters in PEFT's directory layout, read with numpy only, for any engine.
 
-The scaling (alpha/r, rsLoRA, rank and alpha patterns) is folded into B, so every engine adds B·A·x and nothing else.
-Only what every engine can apply is accepted: plain LoRA on the attention and MLP projections, without biases, extra
-modules or changes to the base. An adapter comes from the network: whatever does not fit is a CodecError.
+The scaling (alpha/r, rsLoRA, rank and alpha patterns) is folded into B, so engines only add B·A·x. An adapter must be
+plain LoRA on the attention and MLP projections, without biases, extra modules or changes to the base, because every
+engine must support it. Adapters come from the network: anything else raises CodecError.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ CONFIG_FILE: Final = "adapter_config.json"
 ATTENTION: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 FEED_FORWARD: Final = frozenset({"gate_proj", "up_proj", "down_proj"})
 PROJECTIONS: Final = ATTENTION | FEED_FORWARD
-"""The linear layers that an adapter may change, by the last part of their names."""
+"""Last name parts of the linear layers that an adapter may change."""
 MAX_RANK: Final = 1_024
 
 _TENSOR_NAME: Final = re.compile(
     r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])(?:\.([A-Za-z0-9_-]+))?\.weight"
 )
-"""A layer, its last part, which half, and the adapter's name. PEFT leaves out the name when it saves; a state that was
-saved by other means has `.default` there."""
+"""Groups: layer, last part of its name, half (A or B), adapter name.
+
+PEFT omits the adapter name when it saves; a state dict saved by other means contains `.default`."""
 _OTHERWISE_NAMED: Final = re.compile(rf"(?:.*\.)?(?:{'|'.join(sorted(PROJECTIONS))})\..*lora_[AB].*", re.IGNORECASE)
 _READ_KEYS: Final = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"})
 _HARMLESS_KEYS: Final = frozenset(
@@ -55,10 +56,10 @@ _HARMLESS_KEYS: Final = frozenset(
         "task_type",
     }
 )
-"""What decides how an adapter is trained, not what it computes. Any other key must be unset."""
+"""Settings of training that do not affect the adapter's output. Any other key must be unset."""
 
 _BASE_KEEPING_INITS: Final = (True, False, "gaussian", "orthogonal")
-"""Initialisations that leave the base weights alone; the others subtract something from them."""
+"""Initializations that keep the base weights; the others subtract from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class LoraModule:
     """The low-rank update of one linear layer: weight += b @ a."""
 
     path: str
-    """The layer's name in the base model, such as model.layers.0.self_attn.q_proj."""
+    """Layer name in the base model, such as model.layers.0.self_attn.q_proj."""
     a: NDArray[np.float32]
     """[r, in]"""
     b: NDArray[np.float32]
@@ -75,7 +76,7 @@ class LoraModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """All updates of one policy version, in path order."""
+    """All layer updates of one policy version, ordered by path."""
 
     modules: tuple[LoraModule, ...]
 
@@ -85,12 +86,12 @@ class Adapter:
 
 
 def lora_scaling(rank: int, alpha: float, *, rslora: bool) -> float:
-    """What B·A is multiplied by: alpha / r (arXiv 2106.09685, section 4.1) or alpha / √r (rsLoRA, 2312.03732)."""
+    """Return the factor of B·A: alpha / r (arXiv 2106.09685, section 4.1) or alpha / √r (rsLoRA, 2312.03732)."""
     return alpha / math.sqrt(rank) if rslora else alpha / rank
 
 
 def load_adapter(directory: Path) -> Adapter:
-    """The adapter in `directory`. Raises CodecError when it is damaged, not finite, or more than plain LoRA."""
+    """Read the adapter in `directory`. Raises CodecError if it is damaged, not finite, or not plain LoRA."""
     config = _read_config(directory / CONFIG_FILE)
     halves: dict[str, dict[str, NDArray[np.float32]]] = {}
     named: set[str] = set()
@@ -102,13 +103,13 @@ def load_adapter(directory: Path) -> Adapter:
         match = _TENSOR_NAME.fullmatch(name)
         if match is None and _OTHERWISE_NAMED.fullmatch(name):
             raise CodecError(
-                "An adapter's tensors have other names than PEFT gives them.",
+                "An adapter's tensor names are not those of PEFT.",
                 got=name,
                 do="Save it with PEFT's save_pretrained: base_model.model.LAYER.lora_A.weight and lora_B.weight.",
             )
         if match is None or match[2] not in PROJECTIONS:
             raise CodecError(
-                "An adapter changes a part of the model that engines cannot adapt.",
+                "An adapter changes a layer that engines cannot adapt.",
                 got=name,
                 do=f"Train LoRA on {', '.join(sorted(PROJECTIONS))} only.",
             )
@@ -120,18 +121,18 @@ def load_adapter(directory: Path) -> Adapter:
         raise CodecError(
             "A file holds several adapters.",
             got=f"{', '.join(sorted(name or 'one without a name' for name in named))} in {WEIGHTS_FILE}",
-            do="Save one alone: save_pretrained(..., selected_adapters=[NAME]).",
+            do="Save only one: save_pretrained(..., selected_adapters=[NAME]).",
         )
     return Adapter(modules=tuple(_module(path, half, config) for path, half in sorted(halves.items())))
 
 
 def not_finite(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[str, ...]:
-    """Return the names of the tensors that hold a value that is not finite, in order."""
+    """Return the sorted names of the tensors that hold a value that is not finite."""
     return tuple(name for name in sorted(tensors) if not np.isfinite(tensors[name]).all())
 
 
 def plain_name(name: str) -> str:
-    """The name of a tensor of an adapter that `load_adapter` has read, without the adapter's own name."""
+    """Return a tensor's name without the adapter's own name; `load_adapter` must have accepted the tensor."""
     match = _TENSOR_NAME.fullmatch(name)
     assert match is not None, "it was read"
     return f"base_model.model.{match[1]}.lora_{match[3]}.weight"
@@ -145,7 +146,7 @@ def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[
     alpha = _by_pattern(config.get("alpha_pattern"), path, config["lora_alpha"])
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != rank or b.shape[1] != rank:
         raise CodecError(
-            "An adapter's tensors do not have the rank that its configuration says.",
+            "An adapter's tensors do not have the rank that its configuration gives.",
             got=f"{path}: A {a.shape}, B {b.shape}, r = {rank}",
         )
     scaling = lora_scaling(rank, alpha, rslora=bool(config.get("use_rslora")))
@@ -192,7 +193,7 @@ def _is_alpha(value: object) -> bool:
 
 
 def _check_pattern(key: str, patterns: Any, valid: Callable[[object], bool]) -> None:
-    # PEFT reads these names as regular expressions; a stranger's are taken only where they are plain names.
+    # PEFT reads these names as regular expressions; only plain names are accepted from untrusted peers.
     plain = isinstance(patterns, dict) and all(re.fullmatch(r"\^?[A-Za-z0-9_.]+", name) for name in patterns)
     if not plain or not all(valid(value) for value in patterns.values()):
         raise CodecError("An adapter's pattern is not a map of plain layer names to numbers.", got=key)

@@ -1,5 +1,4 @@
-"""The program of a process that computes what it is asked: it opens what it needs for that, says that it is ready, and
-answers one request after the other until its parent is gone."""
+"""Main loop of a worker process: open, report that it is ready, then answer requests until the parent is gone."""
 
 from __future__ import annotations
 
@@ -13,8 +12,11 @@ log = logging.getLogger(__name__)
 
 
 def serve(pipe: ParentPipe, opened: Callable[[Frame], Callable[[Frame], Iterable[Frame]]]) -> int:
-    """The exit status. `opened`: given the opening frame, what gives a request's answers, each sent as soon as it is
-    there; it raises EchoError when nothing can be answered."""
+    """Run the loop and return the process's exit status.
+
+    `opened` takes the opening frame and returns a function that yields the answers to one request; each answer is sent
+    as soon as it is yielded. `opened` raises EchoError if the worker cannot start.
+    """
     opening = pipe.receive()
     if opening is None:
         return 0

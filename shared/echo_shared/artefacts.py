@@ -1,6 +1,6 @@
-"""Signed manifests: what an artefact (the base model, or one policy version) consists of, and that the hub says so.
+"""Signed manifests of artefacts, which are the base model or one policy version.
 
-A node trusts a file only when its manifest carries the pinned hub key's signature and the file has the manifest's hash.
+A node trusts a file only if its manifest is signed with the pinned hub key and the file has the manifest's hash.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from echo_shared.identity import Identity
 from echo_shared.messages import ArtefactOffer
 
 ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", ".model", ".jinja"})
-"""Weights travel as safetensors or GGUF, the rest as plain text; nothing that could run code."""
+"""Weights travel as safetensors or GGUF, everything else as plain text; nothing executable."""
 SEALED_SUFFIX: Final = ".sealed"
-"""Of a sealed file, behind its name in the artefact."""
+"""Appended to the name of a sealed file."""
 PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
-"""The one file of a keyframe's or a delta's carrier: what `echo_shared.delta` makes of the artefact's files, sealed."""
+"""The only file of a keyframe or delta carrier: the artefact's files, encoded by `echo_shared.delta` and sealed."""
 
 DELTA_REACH: Final = 4
-"""Newest policy versions that every node keeps: a delta's parent is one of them."""
+"""Number of newest policy versions that every node keeps, so that each can be a delta's parent."""
 
 
 class ManifestFile(BaseModel):
@@ -46,17 +46,17 @@ class ManifestFile(BaseModel):
         if path.is_absolute() or ".." in path.parts or "\\" in value or ":" in value or str(path) != value:
             raise ValueError("a file's path must stay inside the artefact")
         if not value.isprintable() or not all(map(is_portable_name, path.parts)):
-            raise ValueError("a file's path must be printable, and possible on every system")
+            raise ValueError("a file's path must be printable and portable between operating systems")
         if path.suffix not in ALLOWED_SUFFIXES:
-            raise ValueError(f"a file must be one of {', '.join(sorted(ALLOWED_SUFFIXES))}")
+            raise ValueError(f"a file's suffix must be one of {', '.join(sorted(ALLOWED_SUFFIXES))}")
         return value
 
 
 class Manifest(BaseModel):
-    """What the hub signs: the artefact's files, and the carrier that they travel in.
+    """The document that the hub signs: an artefact's files, and the carrier that transports them.
 
-    The carrier is a directory of sealed files (`echo_shared.sealing`), and what the torrent describes. One version may
-    have two: a delta against an earlier version, and a keyframe, which takes none.
+    A carrier is a directory of sealed files (`echo_shared.sealing`) with its own torrent. One version may have two: a
+    delta against an earlier version, and a keyframe that stands alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -68,33 +68,33 @@ class Manifest(BaseModel):
     policy_version: Annotated[int, Field(ge=0)]
     """0 for the base model."""
     parent: int | None = None
-    """The version this one was trained from."""
+    """Version that this one was trained from."""
     carrier: Literal["files", "keyframe", "delta"]
-    """files: each file sealed as it is. keyframe and delta: all of them in one payload (`echo_shared.delta`)."""
+    """files: each file sealed separately. keyframe, delta: all files in one payload (`echo_shared.delta`)."""
     delta_parent: Annotated[int, Field(ge=0)] | None = None
-    """The version that a delta is against; None for a carrier that takes none."""
+    """Parent version of a delta; None for other carriers."""
     key_id: Annotated[int, Field(ge=0)]
-    """The run key that the carrier is sealed with."""
+    """Id of the run key that sealed the carrier."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Of the carrier's torrent."""
+    """Info-hash of the carrier's torrent."""
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
-    """Of the artefact itself, not of its carrier."""
+    """Files of the artefact itself, not of its carrier."""
     source: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?@[0-9a-f]{40}$", max_length=256)] | None = None
-    """The base model's id and revision on the model hub, where these very files can be had as well."""
+    """Id and revision of the base model on the model hub, which serves identical files."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Manifest:
         if (self.carrier == "delta") != (self.delta_parent is not None):
-            raise ValueError("a delta, and nothing else, names its parent")
+            raise ValueError("a delta must name its parent, and other carriers must not")
         if (self.carrier == "files") != (self.kind == "base"):
-            raise ValueError("a base travels as its files, a policy version as one payload")
+            raise ValueError("a base travels as separate files, a policy version as one payload")
         if len({file.path.casefold() for file in self.files}) < len(self.files):
-            raise ValueError("two files of one name")
+            raise ValueError("two files have the same name")
         return self
 
     @property
     def carrier_name(self) -> str:
-        """The directory of the sealed files: for a base all of `files` with `SEALED_SUFFIX`, else `PAYLOAD_NAME`."""
+        """Name of the carrier's directory. It holds `files` with `SEALED_SUFFIX` for a base, else `PAYLOAD_NAME`."""
         suffixes = {"files": ".s", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
         return self.name + suffixes[self.carrier]
 
@@ -104,28 +104,28 @@ class Manifest(BaseModel):
 
     @property
     def content(self) -> str:
-        """Names the artefact by its files and their hashes (64 hex digits), whatever it was carried and sealed by."""
+        """Hash of the artefact's name, files and file hashes (64 hex digits), independent of carrier and key."""
         return content_of(self.name, self.files)
 
     def encode(self) -> bytes:
-        """The bytes that are signed."""
+        """Return the bytes to sign."""
         return self.model_dump_json().encode()
 
 
 def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: int) -> str:
-    """The artefact's directory: unique among all runs that a node may ever join."""
+    """Return the artefact's directory name, which is unique across runs."""
     safe_run = re.sub(r"[^A-Za-z0-9_-]", "-", run_id)
     return f"{safe_run}-base" if kind == "base" else f"{safe_run}-v{policy_version:06d}"
 
 
 def content_of(name: str, files: Iterable[ManifestFile]) -> str:
-    """`Manifest.content` of these files under this name."""
+    """Return `Manifest.content` for these files and this name."""
     parts = [name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
-    """The manifest in `offer`. Raises RemoteProtocolError unless `hub_key` has signed it and it is well-formed."""
+    """Return the manifest in `offer`. Raises RemoteProtocolError if `hub_key` has not signed it, or it is malformed."""
     if not identity.verify(hub_key, offer.signature, offer.manifest):
         raise RemoteProtocolError("A manifest is not signed by the hub.", got=f"{len(offer.manifest)} bytes")
     try:
@@ -136,7 +136,7 @@ def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
 
 
 def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_path: str) -> ArtefactOffer:
-    """The offer that announces `manifest`; it names no peers yet."""
+    """Sign `manifest` and return its offer, without peers."""
     encoded = manifest.encode()
     return ArtefactOffer(
         manifest=encoded,
@@ -148,11 +148,11 @@ def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_pa
 
 
 def verify_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:
-    """Raises SwarmError unless the files of `manifest` have these SHA-256 hashes (hexadecimal), by their paths."""
+    """Compare SHA-256 hashes by file path (hexadecimal) with `manifest`. Raises SwarmError at a difference."""
     for file in manifest.files:
         if hashes.get(file.path) != file.sha256:
             raise SwarmError(
-                "A file of an artefact is missing or not what the hub signed.",
+                "A file of an artefact is missing or differs from the one that the hub signed.",
                 got=f"{file.path} of {manifest.name}",
-                do="It is fetched again by itself; if this repeats, tell the hub's operator.",
+                do="It is fetched again automatically; if this repeats, tell the hub's operator.",
             )

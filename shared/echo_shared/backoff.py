@@ -1,4 +1,4 @@
-"""How long to wait before trying again, and before starting again what has died."""
+"""Delays before retries, and before restarts of dead processes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 
 def backoff_s(attempt: int, jitter: float, *, first_s: float = 1.0, limit_s: float = 60.0) -> float:
-    """The wait before retry number `attempt` (0 = the first): doubled each time up to `limit_s`, then halved or less.
+    """Return the wait before retry number `attempt` (0 = the first), in seconds: doubled each time up to `limit_s`.
 
-    `jitter` in [0, 1) takes up to half of it away, so that many nodes do not come back in the same instant.
+    `jitter` in [0, 1) shortens the wait by up to half, to spread the reconnects of many nodes.
     """
     return min(limit_s, first_s * 2.0 ** min(attempt, 30)) * (1.0 - jitter / 2.0)
 
 
 class Restarts:
-    """When what dies again and again is started again: sooner at first, later each time, in the end not at all.
+    """Delays between restarts of a process that keeps dying: longer each time, until the restarts end.
 
-    Knows no clock: who asks has waited, and says how long the dead one had lived.
+    Reads no clock: the caller waits, and passes how long the process lived.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class Restarts:
         jitter: Callable[[], float],
         steady_s: float = math.inf,
     ) -> None:
-        """`most` deaths in a row are the end; one that lived for `steady_s` or longer begins a new row."""
+        """After `most` deaths in a row no restart follows; a process that lived `steady_s` resets the count."""
         self.deaths = 0
-        """In a row."""
+        """Deaths in a row."""
         self._most = most
         self._first_s = first_s
         self._limit_s = limit_s
@@ -39,11 +39,11 @@ class Restarts:
         self._steady_s = steady_s
 
     def succeeded(self) -> None:
-        """What runs has done what it is for: deaths before that no longer count."""
+        """Reset the count of deaths, because the process has done its work."""
         self.deaths = 0
 
     def died(self, *, lived_s: float = 0.0) -> float | None:
-        """How long to wait before the next start; None = it has died too often in a row."""
+        """Return the wait before the next restart in seconds; None = too many deaths in a row."""
         if lived_s >= self._steady_s:
             self.deaths = 0
         self.deaths += 1

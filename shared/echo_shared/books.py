@@ -1,8 +1,8 @@
-"""What the hub's books say of a run: its store counts these records, its pages show them as they are.
+"""Records of a run in the hub's database, and the form in which the pages show them.
 
-They are here because the pages import nothing of the hub. Their fields are those of the JSON of /api/v1/: a name is a
-promise. Times are seconds since the epoch on the hub's clock, durations end in `_s`, sizes in `_bytes`, shares and
-accuracies lie in 0..1.
+The pages use these classes without importing the hub. Their field names are those of the JSON under /api/v1/, so
+renaming one breaks clients. Times are seconds since the epoch on the hub's clock. Durations end in `_s`, sizes in
+`_bytes`; shares and accuracies lie in 0..1.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 
 FLAT: Final = MappingProxyType({"flat": True})
-"""Marks a field whose own fields, or items, are those of the object around it in JSON."""
+"""Metadata of a field whose own fields, or items, are merged into the enclosing JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """Where every rollout ever leased is now: leased = trained + evaluated + dropped + in flight."""
+    """Current state of every rollout ever leased: leased = trained + evaluated + dropped + in flight."""
 
     leased: int = 0
     trained: int = 0
     evaluated: int = 0
-    """By nodes, on held-out problems."""
+    """Drawn by nodes on held-out problems."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """By `DropReason` value."""
+    """Counts by `DropReason` value."""
     in_flight: int = 0
-    """Leased, received or scored, and not yet trained on or evaluated."""
+    """Leased, received or scored, but not yet trained on or evaluated."""
 
     @property
     def num_dropped(self) -> int:
@@ -40,7 +40,7 @@ class Accounting:
 
 
 class Severity(StrEnum):
-    """How much an event matters."""
+    """Importance of an event."""
 
     INFO = "info"
     WARNING = "warning"
@@ -49,55 +49,55 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """Something that has happened in a run: a node joined, the learner died, a problem began."""
+    """An event of a run, such as a node that joined, a dead learner, or the start of a problem."""
 
     ALSO_IN_JSON: ClassVar = ("warning",)
 
     number: int = 0
-    """The store gives it: later events have greater ones."""
+    """Assigned by the store; later events have higher numbers."""
     at: float
     kind: str = "log"
-    """`node_joined` and the like; `log` = nothing but a line of the log. Up to 32 characters."""
+    """Such as `node_joined`; `log` = only a log line. At most 32 characters."""
     severity: Severity = Severity.INFO
     subject: str = ""
-    """Whom it concerns, such as a node's id; up to 64 characters."""
+    """The node or part concerned, such as a node id; at most 64 characters."""
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    """More of it, for programs."""
+    """Details for programs."""
 
     @property
     def warning(self) -> bool:
-        """Whether an operator should look at it."""
+        """True if an operator should read the event."""
         return self.severity is not Severity.INFO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Which events are asked for; empty = any."""
+    """Filter for events; empty fields match any event."""
 
     kind: str = ""
     severity: str = ""
-    """At least this one."""
+    """Lowest severity."""
     subject: str = ""
     before: int | None = None
-    """Of lower numbers than this."""
+    """Only events with a lower number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTotals:
-    """What all nodes together have cost while they were active."""
+    """Cost of all nodes together while they were active."""
 
     dollars: float = 0.0
     active_s: float = 0.0
-    """Summed over the nodes that cost something."""
+    """Sum over the nodes that have a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invite:
-    """What admits one person's nodes: as many keys as it says, until it expires or is revoked."""
+    """Admits up to `max_keys` nodes of one person, until it expires or is revoked."""
 
     invite_id: int = 0
-    """The store gives it."""
+    """Assigned by the store."""
     name: str
     token_hash: str
     max_keys: int
@@ -107,7 +107,7 @@ class Invite:
 
 
 class CountedName(NamedTuple):
-    """The name of a node whose work has counted. `invite_id`: of the invite that it came by."""
+    """Name of a node whose rollouts have counted; `invite_id` is the invite that admitted it."""
 
     node_id: str
     name: str
@@ -116,8 +116,10 @@ class CountedName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTotals:
-    """One node that ever joined or was leased to. `name`, `backend` and `device` are what it says of itself: hostile
-    input."""
+    """One node that ever joined or received a lease.
+
+    The node itself reports `name`, `backend` and `device`: treat them as hostile input.
+    """
 
     node_id: str
     name: str
@@ -126,73 +128,72 @@ class NodeTotals:
     first_seen: float
     last_seen: float
     banned_at: float | None = None
-    """None = it may take part."""
+    """None = not banned."""
     invite: str = ""
-    """Whose invite it came by, as the operator named that; empty = it came by none."""
+    """Operator's name for the invite that admitted the node; empty = none."""
     cost_per_hour: float = 0.0
-    """What it asked for when it joined last, in US dollars; 0 = it is a gift."""
+    """Price that the node asked for when it last joined, in US dollars; 0 = donated."""
     power_watts: float = 0.0
-    """What it says that it draws; 0 = not stated."""
+    """Power draw that the node reports; 0 = not stated."""
     cost: float = 0.0
-    """What it has cost while it was active, in US dollars, by the books: seconds behind at most."""
+    """Cost of its active time so far, in US dollars; updated within seconds."""
     active_s: float = 0.0
-    """The time that this is for; of gifts it is not kept."""
+    """Active time that was paid for; not recorded for donated nodes."""
     trained_rollouts: int = 0
     trained_tokens: int = 0
     evaluated_rollouts: int = 0
-    """Drawn to see how good a version is."""
+    """Rollouts drawn to evaluate a version."""
     share: float = 0.0
-    """Of all rollouts that were trained on or evaluated."""
+    """Fraction of all rollouts trained on or evaluated."""
     received: int = 0
-    """Rollouts that came in, whatever became of them."""
+    """Rollouts that arrived, whatever their final state."""
     dropped: int = 0
     others_checked: int = 0
-    """Rollouts of others that it has computed again, and whose finding stands."""
+    """Checks of other nodes' rollouts that this node made and the hub upheld."""
     others_checked_tokens: int = 0
-    """Those of the prompts included."""
+    """Tokens of those checks, prompts included."""
     standing: str = ""
-    """What the hub thinks of it: new, proven, suspect, quarantined; empty = nothing of it was ever checked."""
+    """The hub's verdict: new, proven, suspect or quarantined; empty = never checked."""
     standing_reason: str = ""
-    """Why it is suspect or quarantined."""
+    """Reason for suspect or quarantined."""
     standing_since: float = 0.0
     verified_in_a_row: int = 0
     checks: int = 0
-    """Rollouts of which the hub has computed again what this node drew."""
+    """Rollouts of this node whose tokens the hub has recomputed."""
     failed_checks: int = 0
     last_checked: float | None = None
-    """None = never."""
+    """None = never checked."""
     precision: str = ""
-    """Of its engine's weights when it was last checked, as it said; empty = not known."""
+    """Precision of its engine's weights at the last check, as the node reported it; empty = unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumNodes:
-    """How many there are in the books."""
+    """Number of nodes in the database."""
 
     known: int
-    """That ever joined."""
+    """Nodes that ever joined."""
     useful: int
-    """Of whose rollouts some were trained on or evaluated."""
+    """Nodes with at least one rollout trained on or evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """What a step took of one of several tasks."""
+    """A step's share of one of several tasks."""
 
     num_groups: int
-    """In its batch."""
+    """Groups in the step's batch."""
     mean_reward: float | None = None
-    """Of the episodes of these; None: there are none."""
+    """Mean over the episodes of these groups; None = no groups."""
     share_solved: float | None = None
-    """Of them: the share with the task's highest reward."""
+    """Share of those episodes with the task's highest reward."""
     num_flat: int = 0
-    """Groups whose rewards are all equal, which teach nothing: those in the batch, and those that were dropped for it
-    since the step before."""
+    """Groups with equal rewards, which give no gradient, in the batch or dropped since the previous step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One trained step. It turned version `step` - 1 into `step`."""
+    """One training step. It turned version `step` - 1 into `step`."""
 
     step: int
     planned_at: float
@@ -200,44 +201,45 @@ class StepRecord:
     num_groups: int
     num_rollouts: int
     num_tokens: int
-    """Of the completions."""
+    """Completion tokens."""
     mean_reward: float
     staleness_mean: float
-    """Over groups."""
+    """Mean over groups."""
     staleness_max: int
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts dropped before the step was trained, from the first day on, by reason."""
+    """Rollouts dropped from the start of the run until this step was trained, by reason."""
     by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
-    """By the key of the task; empty where the run has one task alone."""
+    """Figures by task key; empty if the run has only one task."""
     figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
-    """All of `echo_shared.step_figures` by their keys. In JSON they stand among the step's other fields."""
+    """All of `echo_shared.step_figures` by key. In JSON they are merged into the step's fields."""
     components: Mapping[str, float] = field(default_factory=dict)
-    """The mean of each component of the batch's rewards, before it is weighed; empty: they are the task's score
-    alone."""
+    """Mean of each component of the batch's rewards, unweighted; empty = the reward is only the task's score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One published version, and how it reached the nodes."""
+    """One published version and its distribution to the nodes."""
 
     policy_version: int
     published_at: float
     payload_bytes: int | None = None
-    """Of what travelled in the adapter's place; None when it is not known, as are the next two."""
+    """Size of the transferred payload; None = unknown, as for the next two fields."""
     carrier: str | None = None
     """`keyframe` or `delta`."""
     way: str | None = None
-    """How the hub sent it: `inline`, `broadcast`, `swarm` or `web_seed`."""
+    """Transport used by the hub: `inline`, `broadcast`, `swarm` or `web_seed`."""
     dissemination_p50_s: float | None = None
-    """From the announcement to the node's report that its copy is complete and intact, on the hub's clock, as are the
-    two below; over the nodes that were connected at the announcement."""
+    """Time from the announcement to a node's report of a complete, intact copy, on the hub's clock.
+
+    This and the next two fields cover the nodes that were connected at the announcement.
+    """
     dissemination_p95_s: float | None = None
     dissemination_max_s: float | None = None
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """How many nodes fetched it, each by where most of its bytes came from: `swarm`, `web_seed`, `shared_memory`,
+    """Number of nodes by the transport that delivered most of the bytes: `swarm`, `web_seed`, `shared_memory`,
     `inline` or `broadcast`."""
     bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """From `swarm`, `web_seed`, `shared_memory`, from the hub's hand (`pushed`) and handed on by nodes (`mesh`)."""
+    """Bytes by source: `swarm`, `web_seed`, `shared_memory`, `pushed` by the hub, forwarded by nodes (`mesh`)."""
 
     @property
     def num_fetched(self) -> int:
@@ -246,45 +248,45 @@ class VersionRecord:
 
 class EvaluationKind(StrEnum):
     GREEDY = "greedy"
-    """The most likely completion, token by token."""
+    """The most likely token at each position."""
     SAMPLED = "sampled"
-    """Several at the run's temperature."""
+    """Several completions at the run's temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How one version does on the held-out problems, all completions by exactly this version."""
+    """Results of one version on the held-out problems; only this version drew the completions."""
 
     name: str = ""
-    """Of its evaluation set; empty for the run's own figures: those of its only set, or the mean of all."""
+    """Name of the evaluation set; empty = the run's own figures, from its only set or the mean of all sets."""
     policy_version: int
     kind: EvaluationKind
     num_problems: int
-    """Those with a scored completion."""
+    """Problems with at least one scored completion."""
     samples: int
-    """Completions of each problem."""
+    """Completions per problem."""
     num_unscored: int
-    """Completions on which the scorer failed; they count in no mean."""
+    """Completions on which the scorer failed; excluded from all means."""
     accuracy: float
-    """The share of a problem's completions that solve it, mean over problems: mean@k."""
+    """Share of a problem's completions that solve it, mean over problems: mean@k."""
     accuracy_error: float
-    """Its standard error."""
+    """Standard error of `accuracy`."""
     pass_at: Mapping[int, float]
-    """k -> the probability that one of k completions solves a problem, for k = 2, 4, ... and `samples`."""
+    """k -> probability that at least one of k completions solves a problem, for k = 2, 4, ... and `samples`."""
     mean_reward: float
     mean_tokens: float
-    """Drawn tokens of a completion, over all turns."""
+    """Drawn tokens per completion, over all turns."""
     share_truncated: float
-    """Of the completions: cut off by length in their last turn."""
+    """Share of completions whose last turn reached the length limit."""
     seconds: float
-    """Of the sampling engine's time; by nodes, from the first lease to the last completion."""
+    """Time of the sampling engine; with nodes, from the first lease to the last completion."""
     evaluated_at: float
     components: Mapping[str, float] = field(default_factory=dict)
-    """The mean of each component of the rewards, over completions; empty: they are the task's score alone."""
+    """Mean of each component of the rewards over completions; empty = the reward is only the task's score."""
 
     @property
     def text(self) -> str:
-        """greedy 92.4% ± 1.2%; of several samples mean@8 91.0% ± 1.0%, pass@8 97.1%"""
+        """Summary, such as "greedy 92.4% ± 1.2%" or "mean@8 91.0% ± 1.0%, pass@8 97.1%"."""
         sampled = self.kind is EvaluationKind.SAMPLED
         how = f"mean@{self.samples}" if sampled else "greedy"
         known = f"{self.name}{': ' if self.name else ''}{how} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"

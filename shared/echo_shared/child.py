@@ -1,10 +1,9 @@
-"""A child process that talks over its standard streams, and how it ended. `echo_shared.supervised` looks after one.
+"""A child process that exchanges frames over its standard streams. `echo_shared.supervised` monitors one.
 
-Frames are a 4-byte little-endian length and one MessagePack map; numpy arrays of any shape may stand in it. Both ends
-are this project's own code on one machine, so frames are trusted. The child ends by itself when its parent dies: its
-standard input then ends. What it has started itself ends with it, on POSIX. Whatever the child prints goes to its log
-file, never into the frames; a log that has grown beyond `LOG_BYTES` is set aside at the next start, and the one set
-aside before it is gone.
+A frame is a 4-byte little-endian length and one MessagePack map, which may contain numpy arrays of any shape. Both ends
+run this project's code on one machine, so frames are trusted. The child exits when its parent dies, because its
+standard input ends; on POSIX, the processes that it started end with it. The child's prints go to its log file, never
+into the frames. At the next start, a log larger than `LOG_BYTES` is renamed and replaces the previously renamed one.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ _HEADER = struct.Struct("<I")
 _ARRAY = 1
 
 HEADER_BYTES: Final = _HEADER.size
-"""Of what `pack_frame` makes; `unpack_frame` takes the rest."""
+"""Size of the header that `pack_frame` writes; `unpack_frame` takes the bytes after it."""
 
 OUT_OF_MEMORY_STATUS: Final = 70
-"""Exit status of a child that has no memory left for its work."""
+"""Exit status of a child that ran out of memory."""
 
 LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
 PIPE_BYTES: Final = 2**20
 UNSENT_BYTES: Final = 2**22
-"""That wait for the child to take them before `send` waits: at once, the system takes a fraction of a large frame."""
+"""Bytes buffered for the child before `send` waits; a pipe takes only a fraction of a large frame at once."""
 _READ_BYTES: Final = 256 * 1024
-"""At most, at once."""
+"""Limit on one read."""
 ENDING_S: Final = 60.0
-"""From when a child has closed its pipe until it is asked to end, and from then until it is killed."""
+"""Time to exit after the child closed its pipe, then after SIGTERM, before it is killed."""
 _LOOK_S: Final = 1.0
-"""Between two looks whether a child has ended while its pipes are open: what it has started may hold them."""
+"""Interval of checks for the child's exit, because its own children may keep the pipes open."""
 
 
 def _default(value: Any) -> msgpack.ExtType:
@@ -78,31 +77,30 @@ def unpack_frame(body: bytes) -> Frame:
 
 
 class Death(StrEnum):
-    """Why a child is gone."""
+    """Reason why a child ended."""
 
     UNSTARTED = "unstarted"
     """The system did not start it."""
     EXITED = "exited"
-    """It ended by itself, with an exit status."""
+    """It exited by itself with an exit status."""
     SIGNALLED = "signalled"
-    """A signal ended it: it crashed, or somebody killed it."""
+    """A signal ended it: a crash, or a kill by another process."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It had none left, took more than it may, or was killed for it by the system."""
+    """It ran out of memory, exceeded its limit, or was killed by the kernel for its memory use."""
     LATE = "late"
-    """An answer took too long, so its parent killed it."""
+    """An answer took too long, so the parent killed it."""
     SILENT = "silent"
-    """It showed no sign of life, or closed its pipe and lived on, so its parent killed it."""
+    """It sent no sign of life, or closed its pipe without exiting, so the parent killed it."""
     STALLED = "stalled"
-    """It lived, but did not get on with its work, so its parent killed it."""
+    """It was alive but made no progress, so the parent killed it."""
     STOPPED = "stopped"
-    """Its parent stopped it."""
+    """The parent stopped it."""
 
 
 class ChildExited(EchoError):
-    """The child is gone, for the reason `death`.
+    """The child ended, for the reason `death`.
 
-    `returncode` < 0 is a signal, None a child that never was; `last_words` the last line that it left in its log, or
-    nothing.
+    `returncode` < 0 is a signal, None a child that never started; `last_words` is the last line of its log, or "".
     """
 
     default_code = "child_exited"
@@ -110,7 +108,7 @@ class ChildExited(EchoError):
     def __init__(
         self, name: str, *, returncode: int | None, log: Path, last_words: str = "", death: Death | None = None
     ) -> None:
-        how = "it never began" if returncode is None else describe_end(returncode)
+        how = "it never started" if returncode is None else describe_end(returncode)
         super().__init__(f"The {name} process ended: {how}.", got=last_words or how, do=f"More is in {log}.")
         self.name = name
         self.returncode = returncode
@@ -118,13 +116,13 @@ class ChildExited(EchoError):
         self.death = death or (Death.EXITED if (returncode or 0) >= 0 else Death.SIGNALLED)
 
     def because(self, death: Death, did: str, *, got: str | None) -> ChildExited:
-        """The same end, told by who knows its reason: "The NAME process `did`."."""
+        """Set the reason found by the caller, with the text "The NAME process `did`.", and return self."""
         self.death, self.what, self.got = death, f"The {self.name} process {did}.", got
         return self
 
 
 def describe_end(returncode: int) -> str:
-    """For people: "killed by SIGSEGV", "exit status 3"."""
+    """Return a text such as "killed by SIGSEGV" or "exit status 3"."""
     if returncode >= 0:
         return f"exit status {returncode if returncode < 256 else hex(returncode)}"  # Windows has NTSTATUS codes.
     try:
@@ -145,8 +143,10 @@ OpenEnd = Callable[[], Awaitable[asyncio.StreamWriter]]
 
 @contextlib.contextmanager
 def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
-    """What a child reads from, and what opens the other end once the child is there; None: the library does. Linux has
-    wider pipes than by default: a loop that is busy comes to it seldom."""
+    """Yield the child's stdin and a function that opens the parent's end; None = asyncio opens it.
+
+    On Linux the pipe is enlarged, because a busy event loop seldom gets to fill it.
+    """
     if sys.platform == "win32":
         yield asyncio.subprocess.PIPE, None
         return
@@ -155,7 +155,7 @@ def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
     if sys.platform == "linux":
         import fcntl
 
-        with contextlib.suppress(OSError):  # A user may have so many such pages.
+        with contextlib.suppress(OSError):  # The kernel limits the pipe memory of a user.
             fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     async def open_end() -> asyncio.StreamWriter:
@@ -173,7 +173,7 @@ def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
 
 
 class Child:
-    """The parent's end."""
+    """The parent's end of the pipes."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Child:
         self._log = log
         self._log_begin = log_begin
         self._unread = bytearray()
-        """What it has sent, from the beginning of a frame on."""
+        """Bytes received from the child, from the start of a frame."""
         self._seen_ended = False
         self._over = False
         self._suspended = False
@@ -207,9 +207,9 @@ class Child:
         env: Mapping[str, str] | None = None,
         ending_s: float = ENDING_S,
     ) -> Child:
-        """Runs `python -m module arguments`, its standard error appended to `log`; `env` adds to this process's own.
+        """Run `python -m module arguments` with standard error appended to `log`; `env` extends the environment.
 
-        `ending_s`: how long it may take to end once it has closed its pipe.
+        `ending_s`: seconds to exit after the child has closed its pipe.
         """
         with _open_log(log) as log_file, _wide_pipe() as (their_end, open_our_end):
             log_begin = log_file.tell()
@@ -222,7 +222,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
                 env={**os.environ, **user_variables(), **(env or {})},
-                start_new_session=True,  # Ctrl-C in a terminal is the parent's to handle; and `kill` needs a group.
+                start_new_session=True,  # The parent handles Ctrl-C, and `kill` needs a process group.
             )
             stdin = process.stdin if open_our_end is None else await open_our_end()
         assert stdin is not None
@@ -234,7 +234,7 @@ class Child:
         return self._process.pid
 
     async def send(self, frame: Mapping[str, Any]) -> None:
-        """Waits while the pipe is full. Raises ChildExited when nobody reads it any more."""
+        """Send a frame; waits while the pipe is full. Raises ChildExited if the child no longer reads."""
         try:
             self._stdin.write(pack_frame(frame))
             await self._stdin.drain()
@@ -242,13 +242,13 @@ class Child:
             raise await self.exited() from error
 
     async def receive(self) -> Frame:
-        """The child's next frame. Raises ChildExited at its end. Cancel-safe, with one reader at a time."""
+        """Return the child's next frame. Raises ChildExited at its end. Cancel-safe, for one reader at a time."""
         while (frame := await self.look(_LOOK_S)) is None:
             pass
         return frame
 
     async def look(self, within_s: float) -> Frame | None:
-        """The child's next frame, or None when it sends none `within_s`. Otherwise as `receive`."""
+        """Return the child's next frame, or None if none arrives `within_s`. Otherwise as `receive`."""
         if (frame := self._whole_frame()) is not None:
             return frame
         try:
@@ -257,13 +257,13 @@ class Child:
         except asyncio.IncompleteReadError as error:
             raise await self.exited() from error
         except TimeoutError:
-            if self._seen_ended:  # At the last look already, so all that it had sent has been read.
+            if self._seen_ended:  # The child had exited by the previous timeout: every frame is read.
                 raise await self.exited() from None
             self._seen_ended = self._process.returncode is not None
             return None
 
     async def _read(self) -> Frame:
-        """Keeps its place in a frame when it is cancelled."""
+        """Read the next frame. A cancelled read keeps the bytes received."""
         assert self._process.stdout is not None
         while (frame := self._whole_frame()) is None:
             more = await self._process.stdout.read(_READ_BYTES)
@@ -273,7 +273,7 @@ class Child:
         return frame
 
     def _whole_frame(self) -> Frame | None:
-        """The first of what was read, if all of it was."""
+        """Remove and return the first received frame, if it is complete."""
         if len(self._unread) < HEADER_BYTES:
             return None
         end = HEADER_BYTES + _HEADER.unpack_from(self._unread)[0]
@@ -285,7 +285,7 @@ class Child:
         return unpack_frame(body)
 
     async def exited(self) -> ChildExited:
-        """What its end was, once it has ended; one that closed its pipe is of no more use, and is made to end."""
+        """Wait for the exit and return its description. A child that closed its pipe but runs on is ended."""
         lived_on = False
         for make_end in (self.terminate, self.kill):
             try:
@@ -303,9 +303,9 @@ class Child:
         return ended
 
     async def _end(self) -> int:
-        """Its exit status, once it has ended; then nothing that it has started is left.
+        """Wait for the exit, kill the processes that the child started, and return the exit status.
 
-        `Process.wait` alone would also wait for whoever else holds its pipes, in some releases of Python
+        `Process.wait` alone also waits for other holders of its pipes, in some releases of Python
         (https://github.com/python/cpython/issues/119710).
         """
         while self._process.returncode is None:
@@ -313,7 +313,7 @@ class Child:
                 async with asyncio.timeout(_LOOK_S):
                     await self._process.wait()
         self.kill()
-        self._over = True  # From here on its number may be another's.
+        self._over = True  # The system may reuse the process id now.
         return self._process.returncode
 
     def _last_words(self) -> str:
@@ -323,11 +323,11 @@ class Child:
                 log.seek(max(self._log_begin, size - _LAST_WORDS_BYTES))
                 said = log.read().decode(errors="replace").split("\n")
         except OSError:
-            return ""  # Somebody has deleted it: what it said is gone.
+            return ""  # The log was deleted.
         return next((line.strip() for line in reversed(said) if line.strip()), "")
 
     def suspend(self) -> None:
-        """Stops it and all that it has started where they are, until `resume`; `stop` and `kill` end it even so."""
+        """Pause the child and the processes that it started until `resume`; `stop` and `kill` still end them."""
         self._suspended = True
         if sys.platform == "win32":
             for process in self._family():
@@ -337,7 +337,7 @@ class Child:
             self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets what was suspended go on. Harmless when it runs, or has ended."""
+        """Continue after `suspend`. No effect if the child runs or has exited."""
         self._suspended = False
         if sys.platform == "win32":
             for process in self._family():
@@ -347,7 +347,7 @@ class Child:
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it and, on POSIX, all that it has started, at once; `receive` then tells. Harmless when it has ended."""
+        """Kill the child and, on POSIX, the processes that it started; `receive` then raises. No effect after exit."""
         if sys.platform == "win32":
             if not self._over:
                 with contextlib.suppress(ProcessLookupError):
@@ -358,7 +358,7 @@ class Child:
     if sys.platform == "win32":
 
         def _family(self) -> list[psutil.Process]:
-            """Itself first: it then starts no more of the others."""
+            """Return the child, then its descendants. The child comes first, so that it cannot start more processes."""
             if self._over:
                 return []
             with contextlib.suppress(psutil.Error):
@@ -369,21 +369,21 @@ class Child:
     else:
 
         def _signal(self, number: signal.Signals) -> None:
-            """To it and all that it has started. Harmless when it has ended."""
+            """Signal the child and the processes that it started. No effect after exit."""
             if not self._over:
-                # PermissionError: what macOS says of a group in which all have ended.
+                # PermissionError: macOS raises it for a group whose processes have all exited.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
     def terminate(self) -> None:
-        """Asks it to end, by SIGTERM (on Windows it ends it); `stop` waits for that. Harmless when it has ended."""
+        """Request the exit with SIGTERM (on Windows this kills); `stop` waits for it. No effect after exit."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended.
+        """Close the child's input, which requests its exit, and kill it after `timeout_s`. No effect after exit.
 
-        One that is suspended is killed at once.
+        A suspended child is killed at once.
         """
         self._stdin.close()
         try:
@@ -396,14 +396,14 @@ class Child:
 
 
 class ParentPipe:
-    """The child's end, blocking. Making one takes over the standard streams: prints then go to standard error.
+    """The child's end, blocking. Creating one takes over the standard streams: prints then go to standard error.
 
-    A thread reads frames into a queue, so that a busy child can look for news without waiting (`poll`). For a child
-    that has something to do before it has threads, `opening` takes the first frame, and `begin` starts that one.
+    A thread reads frames into a queue, so that a busy child can check for frames without waiting (`poll`). A child that
+    must work before it starts threads passes `begun=False`, reads the first frame with `opening`, then calls `begin`.
     """
 
     def __init__(self, *, begun: bool = True) -> None:
-        """`begun`: frames are read from the start."""
+        """`begun`: start the reading thread at once."""
         self._input: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._output: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
@@ -415,11 +415,11 @@ class ParentPipe:
             self.begin()
 
     def opening(self) -> Frame | None:
-        """The first frame, before `begin`; None when the parent has closed the pipe, or is gone."""
+        """Return the first frame, before `begin`; None if the parent has closed the pipe or died."""
         return self._take(self._read_one())
 
     def begin(self) -> None:
-        """Reads from here on."""
+        """Start the reading thread."""
         threading.Thread(target=self._read, name="parent-pipe", daemon=True).start()
 
     def _read_one(self) -> Frame | None:
@@ -427,7 +427,7 @@ class ParentPipe:
             return None
         (size,) = _HEADER.unpack(header)
         body = self._input.read(size)
-        return None if len(body) < size else unpack_frame(body)  # Shorter where the parent died in mid-frame.
+        return None if len(body) < size else unpack_frame(body)  # Shorter if the parent died in mid-frame.
 
     def _read(self) -> None:
         while (frame := self._read_one()) is not None:
@@ -437,23 +437,23 @@ class ParentPipe:
 
     @property
     def closed(self) -> bool:
-        """The parent has closed the pipe, or is gone, whatever frames are still unread."""
+        """True once the parent has closed the pipe or died, even if frames are unread."""
         return self._closed
 
     @property
     def ended(self) -> bool:
-        """The parent has closed the pipe, or is gone; there will be no more frames."""
+        """True once the parent has closed the pipe or died and all frames were read."""
         return self._ended
 
     def receive(self, *, timeout_s: float | None = None) -> Frame | None:
-        """The next frame; None once the parent has closed the pipe or is gone, or after `timeout_s` (see `ended`)."""
+        """Return the next frame; None at the end (see `ended`) or after `timeout_s`."""
         try:
             return None if self._ended else self._take(self._frames.get(timeout=timeout_s))
         except queue.Empty:
             return None
 
     def poll(self) -> Frame | None:
-        """The next frame if one is there; None otherwise (look at `ended`)."""
+        """Return the next frame if one has arrived; otherwise None (check `ended`)."""
         return self.receive(timeout_s=0)
 
     def _take(self, frame: Frame | None) -> Frame | None:
@@ -461,7 +461,7 @@ class ParentPipe:
         return frame
 
     def send(self, frame: Mapping[str, Any]) -> None:
-        """From any thread. Raises BrokenPipeError when the parent is gone."""
+        """Send a frame, from any thread. Raises BrokenPipeError if the parent is gone."""
         packed = pack_frame(frame)
         with self._sending:
             self._output.write(packed)

@@ -1,8 +1,8 @@
-"""Messages as frames, and back: one MessagePack map each, of which nothing is built that its message has no use for.
+"""Encoding of messages as frames, one MessagePack map each, and decoding.
 
-A frame of a few bytes a value can ask for a hundred times its size in memory, and for seconds: 8 MiB of empty lists.
-So large frames are read by their message's own fields: where it has a number or a text no list is built, lists are no
-longer than it says, and what it does not know is skipped. Small ones are built at once, and looked at afterwards.
+A small frame can expand to a hundred times its size in memory and cost seconds: 8 MiB of empty lists, for example.
+Large frames are therefore decoded with the message's field types: scalar fields accept no lists, lists are limited to
+their maximum length, and unknown fields are skipped without decoding. Small frames are decoded first, then checked.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from echo_shared.messages.fields import pack_array, printable_line
 _T = TypeVar("_T")
 
 SMALL_BYTES: Final = 16_384
-"""A frame of no more is built at once: it holds no more values than bytes."""
+"""Frames up to this size are decoded at once: a frame holds at most one value per byte."""
 MOST_FIELDS: Final = 64
-"""Of one map. No message has as many; a newer peer's may have more than are known here."""
+"""Limit for one map. No message has as many fields; a newer peer may send unknown ones."""
 _CONTAINERS: Final = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-"""First bytes of MessagePack's maps and arrays."""
+"""First bytes of MessagePack maps and arrays."""
 
 _from_hub: TypeAdapter[FromHub] = TypeAdapter(Annotated[FromHub, Field(discriminator="type")])
 _from_node: TypeAdapter[FromNode] = TypeAdapter(Annotated[FromNode, Field(discriminator="type")])
@@ -38,13 +38,13 @@ _BY_TYPE: Final[Mapping[str, type[Message]]] = {
 
 
 def encode(message: FromHub | FromNode) -> bytes:
-    """The message as one frame."""
+    """Return the message as one frame."""
     frame: bytes = msgpack.packb(message.__dict__, default=_plain)
     return frame
 
 
 def _plain(value: object) -> dict[str, Any]:
-    """What of a message MessagePack has no type for: the messages within it, and arrays."""
+    """Convert nested messages and arrays, for which MessagePack has no types."""
     if isinstance(value, Message):
         return value.__dict__
     if isinstance(value, np.ndarray):
@@ -62,7 +62,7 @@ def decode_from_hub(frame: bytes) -> FromHub:
 
 
 def decode_from_node(frame: bytes) -> FromNode:
-    """Return the message in `frame`, from a node; raises as `decode_from_hub`."""
+    """Return the message in `frame`, sent by a node; raises as `decode_from_hub`."""
     return _decode(frame, _from_node)
 
 
@@ -88,7 +88,7 @@ def _check(messages: Sequence[FromHub | FromNode], adapter: TypeAdapter[Any]) ->
         except CodecError as error:
             raise _cannot_read(f"{message.type}: {error.brief}") from error
         if not is_same:
-            raise _cannot_read(f"{message.type}: it is read as another")
+            raise _cannot_read(f"{message.type}: decoding changes it")
 
 
 def _cannot_read(got: str) -> LocalProtocolError:
@@ -96,7 +96,7 @@ def _cannot_read(got: str) -> LocalProtocolError:
     return LocalProtocolError(
         "This installation cannot read Echo's own messages.",
         got=f"{got} (with {libraries})",
-        do="Install the versions of these libraries that constraints.txt names, and report it.",
+        do="Install the versions of these libraries that constraints.txt names, and report the error.",
     )
 
 
@@ -104,7 +104,7 @@ def _decode(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
     try:
         return _decoded(frame, adapter)
     except CodecError:
-        check_codec()  # A peer is to blame only if this end can read an honest frame.
+        check_codec()  # Blame the peer only if this installation can decode a valid frame.
         raise
 
 
@@ -122,7 +122,7 @@ def _decoded(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
 
 
 def _said(error: ValidationError) -> str:
-    """Return the first fault and its place. pydantic may quote the peer: what goes into logs is cut and printable."""
+    """Return the first fault and its place. pydantic may quote the peer, so the text is cut and made printable."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "the message"
     return printable_line(f"{place}: {first['msg']}")[:200]
@@ -133,47 +133,47 @@ def _not_valid(got: str) -> CodecError:
 
 
 _TYPE: Final = MapForm({"type": None})
-"""The form in which only a frame's type is read."""
+"""Form that reads only a frame's type."""
 
 
 def _read(frame: bytes) -> Any:
-    """The map in `frame`, as far as the message that it says it is knows its fields."""
+    """Decode the map in `frame`, limited to the fields of the message type that it names."""
     found = _Reader(frame, "the message").read(_TYPE)
     if not isinstance(found, dict):
-        raise _not_valid(f"the message: {type(found).__name__}, where a map was expected")
+        raise _not_valid(f"the message: {type(found).__name__} instead of a map")
     name = str(found.get("type"))[:64]
     kind = _BY_TYPE.get(name)
     return _Reader(frame, name).read(_TYPE if kind is None else form_of(kind))
 
 
 class _Reader:
-    """Raises CodecError where the frame is not as the form says, and ValueError where it is no MessagePack."""
+    """Decodes by form. Raises CodecError if the frame breaks the form, ValueError if it is not MessagePack."""
 
     def __init__(self, frame: bytes, name: str) -> None:
         self._frame = frame
         self._place = [name]
-        """The message's name, and the keys of the value that is being read, from the outermost in."""
+        """Message name, then the keys down to the value that is being decoded."""
         self._unpacker = msgpack.Unpacker(read_size=len(frame), max_buffer_size=len(frame))
         self._unpacker.feed(frame)
 
     def read(self, form: Form) -> Any:
-        """The frame's only value."""
+        """Return the frame's only value."""
         value = self._value(form)
         if self._unpacker.tell() != len(self._frame):
-            raise ValueError("there is more after its end")
+            raise ValueError("extra bytes follow its end")
         return value
 
     def _value(self, form: Form) -> Any:
         at = self._unpacker.tell()
         if at >= len(self._frame):
-            raise ValueError("it ends too soon")
+            raise ValueError("it ends too early")
         if self._frame[at] not in _CONTAINERS:
             return self._unpacker.unpack()
         if isinstance(form, MapForm):
             return self._map(form)
         if isinstance(form, ListForm):
             return self._list(form)
-        raise self._not_valid("a list or a map, where a number or a text was expected")
+        raise self._not_valid("a list or a map instead of a number or a text")
 
     def _map(self, form: MapForm) -> dict[Any, Any]:
         number = self._unpacker.read_map_header()

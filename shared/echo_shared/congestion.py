@@ -1,18 +1,17 @@
-"""By which congestion control a connection sends: the system's own, or BBR where packets are lost without congestion.
+"""Congestion control of a connection: the system's default, or BBR where packets are lost without congestion.
 
-Cubic and Reno take each loss for a full queue, and halve their window or so: with 1 % of packets lost, and 60 ms there
-and back, one connection carries 2.4 Mbit/s whatever the line (Mathis et al., The Macroscopic Behavior of the TCP
-Congestion Avoidance Algorithm, 1997). BBR goes by the rate at which packets arrive (Cardwell et al., 2016). Where
-nothing is lost but to full queues it is the slower one, so a connection changes to it only when it has seen that its
-line is lossy: retransmissions while no queue had formed, by Page's cumulative sum test (1954). It does not change back.
+Cubic and Reno treat each loss as a full queue and shrink their window. With 1 % of packets lost and a round trip of
+60 ms, one connection carries 2.4 Mbit/s on any line (Mathis et al., The Macroscopic Behavior of the TCP Congestion
+Avoidance Algorithm, 1997). BBR follows the rate at which packets arrive (Cardwell et al., 2016). BBR is slower where
+only full queues lose packets. A connection therefore switches only after its line proved lossy: packets were
+retransmitted while no queue had formed, by Page's cumulative sum test (1954). It never switches back.
 
-A hub pools what its connections see: each carries too few packets to tell a loss of 0.2 % before many versions have
-gone, while all together tell it within one. What one place reports, which can feign losses, is not enough for
-that, nor is what two do: several have to lose packets at the same time. A node does not pool: its few slow links fill
-its uplink by Cubic, of whose flows a loss slows down one, and would drive each other's packets out of its router's
-queue by BBR.
+A hub pools the observations of its connections: alone, each needs many versions to detect a loss of 0.2 %, together
+they need one version. Reports of one or two places do not suffice, because a place can feign losses: several must lose
+packets at the same time. A node does not pool. Its few slow links fill its uplink well with Cubic, where a loss slows
+one flow; BBR flows would push each other's packets out of the router's queue.
 
-Linux only, and where the kernel has BBR; elsewhere nothing changes.
+Linux only, with BBR in the kernel; on other systems nothing changes.
 """
 
 from __future__ import annotations
@@ -30,33 +29,33 @@ _log = logging.getLogger(__name__)
 
 CLEAN_LOSS: Final = 2e-4
 LOSSY_LOSS: Final = 3e-3
-"""Shares of packets, between which the test tells."""
+"""Packet loss of a clean and of a lossy line; the test decides between them."""
 ENOUGH: Final = 4.0
-"""Natural logarithm of how much more likely a lossy line makes what was seen: two losses among 500 packets."""
+"""Threshold of the log-likelihood ratio of lossy over clean: two losses among 500 packets reach it."""
 FEWEST_PLACES: Final = 3
 BYTES_A_LOSS: Final = 2_000_000
-"""What a pool takes for lossy: where 0.2 % are lost, that is about three losses."""
+"""Bytes per loss below which a pool counts as lossy; a loss of 0.2 % gives about three losses in as many bytes."""
 LOOK_BYTES: Final = 16_384
-"""Are sent between two looks."""
+"""Bytes sent between two checks."""
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
-"""Whether this system counts what a connection sends, and lets a program choose how it does."""
+"""True if this system reports a connection's counters and lets a program choose the congestion control."""
 BBR: Final = b"bbr"
 _SO_MAX_PACING_RATE: Final = 47
 _NAME_BYTES: Final = 16
 _INFO_BYTES: Final = 220
 _PACKET_BYTES, _RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _DELIVERED, _NEEDLESS = 16, 68, 100, 148, 156, 192, 216
-"""Where these stand in Linux' `struct tcp_info`."""
+"""Byte offsets in Linux' `struct tcp_info`."""
 
 
 class LossTest:
-    """Whether a line loses packets that no queue had to drop."""
+    """Detects losses that no full queue explains, on one connection."""
 
     def __init__(self) -> None:
         self._sum = 0.0
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent) -> None:
-        """Two looks at its connection, one after the other."""
+        """Add two consecutive snapshots of the connection."""
         if sent.queues or last.queues:
             return
         num_packets, num_lost = sent.num_packets - last.num_packets, sent.num_lost - last.num_lost
@@ -66,21 +65,21 @@ class LossTest:
 
 
 class LossPool:
-    """Whether lines to several places lose such packets at the same time.
+    """Detects such losses on connections to several places at the same time.
 
-    Of each place one loss counts. All are forgotten once BYTES_A_LOSS have arrived for each, at whatever place: not
-    packets, of which a place may ask for small ones.
+    Each place counts as one loss. All losses expire once BYTES_A_LOSS bytes per loss have arrived, at any place. Bytes
+    count instead of packets, because a place could request small packets.
     """
 
     def __init__(self) -> None:
         self._to_come = 0
-        """Bytes that are to arrive until then."""
+        """Bytes that must still arrive before the losses expire."""
         self._num_lost: dict[str, int] = {}
-        """By place; those that turned out to have arrived are taken back."""
+        """Lost packets by place; packets that arrived after all are subtracted."""
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent, place: str) -> None:
-        """Two looks at one connection, which is with this place, one after the other."""
+        """Add two consecutive snapshots of one connection to `place`."""
         if sent.queues or last.queues:
             return
         before = self._num_lost.pop(place, 0)
@@ -95,19 +94,19 @@ class LossPool:
 
 
 class LossWatch:
-    """Of one connection. Tell it of each frame that is `sent`."""
+    """Watches one connection. Call `sent` for each frame."""
 
     def __init__(self, transport: asyncio.BaseTransport | None, pool: LossPool | None = None, place: str = "") -> None:
-        """`pool`: of all connections of this host, where they are to change together; this one is with `place`."""
+        """`pool`: shared by all connections of this host that switch together; this connection leads to `place`."""
         self._socket = transport.get_extra_info("socket") if CAN_LOOK and transport is not None else None
-        """None: there is nothing to look at, or no more."""
+        """None: nothing to watch, or watching has ended."""
         self._test = LossTest()
         self._pool, self._place = pool, place
         self._last: Sent | None = None
         self._unseen_bytes = LOOK_BYTES
 
     def sent(self, num_bytes: int) -> None:
-        """So much more; changes to BBR once the line is known to be lossy. Raises nothing."""
+        """Count sent bytes, and switch to BBR once the line proved lossy. Raises nothing."""
         self._unseen_bytes += num_bytes
         if self._socket is None or self._unseen_bytes < LOOK_BYTES:
             return
@@ -123,29 +122,29 @@ class LossWatch:
                 _use_bbr(self._socket)
             if self._last is None or is_lossy:
                 self._socket = None
-        except OSError as error:  # It has ended, or the kernel does not have it, or does not let this process.
+        except OSError as error:  # The connection ended, or the kernel lacks BBR or forbids it to this process.
             _log.debug("A connection keeps its congestion control: %s", error)
             self._socket = None
 
 
 def pace(connection: socket.socket, bytes_per_s: int) -> None:
-    """Has the kernel send no faster, packet by packet: a frame at once would stand in the line's queue. Raises OSError.
+    """Limit the kernel's sending rate, packet by packet: a whole frame at once would fill the line's queue.
 
-    Linux only, as `CAN_LOOK` says.
+    Raises OSError. Linux only, see `CAN_LOOK`.
     """
     connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_s)
 
 
 def _use_bbr(connection: socket.socket) -> None:
-    """Does nothing where that is what it sends by. Raises OSError."""
+    """Switch to BBR unless the connection already uses it. Raises OSError."""
     now = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
     if now.rstrip(b"\0") != BBR:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)
-        _log.debug("Packets are lost without congestion on the way to %s: BBR from now on.", connection.getpeername())
+        _log.debug("Packets to %s are lost without congestion: switching to BBR.", connection.getpeername())
 
 
 def sent_by(connection: socket.socket) -> Sent | None:
-    """None: this kernel does not count it. Raises OSError."""
+    """Return the connection's counters; None if this kernel does not report them. Raises OSError."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
         return None

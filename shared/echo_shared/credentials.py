@@ -1,12 +1,13 @@
-"""The handshake's frames as HTTP's own authentication headers (RFC 9110, section 11): it is over before an upgrade.
+"""Handshake frames in HTTP authentication headers (RFC 9110, section 11), so that it ends before the upgrade.
 
     GET /node, Authorization: Echo hello=…                  ──►
             ◄── 401, WWW-Authenticate: Echo challenge=…
     GET /node, Authorization: Echo hello=…, nonce=…, proof=…  ──►
             ◄── 101, and Welcome is the first frame; or another status, and the body is a Refused
 
-Frames are in base64url without padding. `nonce` is the challenge's own, so that the hub need not remember whom it has
-asked. `Authorization`, in which the invite token travels, no client takes along to another host that it is sent on to.
+Frames are encoded as base64url without padding. `nonce` repeats the challenge's nonce, so the hub keeps no state
+between the requests. `Authorization` also carries the invite token; HTTP clients drop this header on a redirect to
+another host.
 """
 
 from __future__ import annotations
@@ -21,36 +22,36 @@ from echo_shared.errors import RemoteProtocolError
 
 SCHEME: Final = "Echo"
 MOST_CHARACTERS: Final = 8_000
-"""Of one header. The longest proof takes about half of it; servers and proxies allow a line of 8 KiB."""
+"""Limit for one header. The longest proof takes about half; servers and proxies allow lines of 8 KiB."""
 REFUSED_TYPE: Final = "application/vnd.msgpack"
-"""Content type of an answer whose body is a Refused, or another message."""
+"""Content type of a response whose body is a Refused or another message."""
 BOOKS_RECEIPTS: Final = "/node/receipts"
 BOOKS_CERTIFICATE: Final = "/node/certificate"
-"""Where a node with these credentials asks what the hub's books say of its own work, without a websocket."""
+"""Paths at which a node with these credentials reads its own records, without a websocket."""
 BOOKS_TEAM: Final = "/node/team"
-"""Where it asks for its team, and makes, joins or leaves one."""
+"""Path at which a node reads its team, or creates, joins or leaves one."""
 MOST_RECEIPTS: Final = 1_024
-"""Rollouts that one such request may ask for."""
+"""Limit on the rollouts in one request to BOOKS_RECEIPTS."""
 
 _PARAMETER: Final = re.compile(r"([a-z]{1,16})=([A-Za-z0-9_-]{0,8000})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a node's request carries: only `hello` in the first one, all three in the second."""
+    """Credentials of a node's request: only `hello` in the first request, all three in the second."""
 
     hello: bytes
     nonce: bytes = b""
     proof: bytes = b""
 
     def header(self) -> str:
-        """The value of `Authorization`."""
+        """Return the value of `Authorization`."""
         fields = {"hello": self.hello, "nonce": self.nonce, "proof": self.proof}
         return _header({name: value for name, value in fields.items() if value})
 
     @classmethod
     def of_header(cls, header: str) -> Credentials | None:
-        """None where the header is of another scheme. Raises RemoteProtocolError when it is this one, and broken."""
+        """Parse `Authorization`; None for another scheme. Raises RemoteProtocolError if the value is malformed."""
         fields = _fields(header)
         if fields is None:
             return None
@@ -60,12 +61,12 @@ class Credentials:
 
 
 def challenge_header(challenge: bytes) -> str:
-    """The value of `WWW-Authenticate` that asks for a proof."""
+    """Return the value of `WWW-Authenticate` that requests a proof."""
     return _header({"challenge": challenge})
 
 
 def challenge_of(header: str) -> bytes | None:
-    """The Challenge's frame in `WWW-Authenticate`; None where a server asks for something else."""
+    """Return the Challenge frame in `WWW-Authenticate`; None for another scheme."""
     fields = _fields(header)
     return None if fields is None else fields.get("challenge")
 

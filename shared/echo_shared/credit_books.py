@@ -1,8 +1,8 @@
-"""What the hub's books say of credit: a board of nodes or teams, one of them in full, and one receipt. All is public.
+"""Public credit records: the leaderboard of nodes or teams, one of its entries in full, and one receipt.
 
-They are here because the pages import nothing of the hub. Fields are those of the JSON of /api/v1/leaderboard and its
-neighbours: a name is a promise. Times are seconds since the epoch on the hub's clock, days are UTC days numbered from
-1970-01-01. Names are what nodes and teams call themselves: hostile input.
+The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/leaderboard and
+related routes, so renaming one breaks clients. Times are seconds since the epoch on the hub's clock; days are UTC days
+since 1970-01-01. Nodes and teams choose their names: treat them as hostile input.
 """
 
 from __future__ import annotations
@@ -19,92 +19,92 @@ BOARD_ORDERS: Final[tuple[BoardOrder, ...]] = get_args(BoardOrder)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardQuery:
-    """Which rows of which board are asked for."""
+    """Selects rows of one board."""
 
     kind: BoardKind = "node"
     order: BoardOrder = "rank"
     reverse: bool = False
-    """Numbers go from the largest down, ranks and names from the first up; this turns it round."""
+    """Reverse the default order: largest numbers first, but lowest ranks and first names first."""
     search: str = ""
-    """Somewhere in the name, whatever the case of its letters; or the start of a node's id."""
+    """Substring of the name, in any case, or start of a node id."""
     team: str = ""
-    """Nodes that are in the team of this name alone."""
+    """Only nodes in the team of this name."""
     after: int = 0
-    """Rows that are passed over."""
+    """Number of rows to skip."""
     limit: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkKinds:
-    """What kinds of work a node's credit is for, and what else it did."""
+    """Kinds of work that earned a node's credit, and checks, which earn none."""
 
     trained_rollouts: int = 0
     trained_tokens: int = 0
     evaluated_rollouts: int = 0
     others_checked: int = 0
-    """Rollouts of others that it has computed again: counted, and no credit."""
+    """Checks of other nodes' rollouts: counted, but without credit."""
     others_checked_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One node's or team's work that counted: was trained on or evaluated."""
+    """Credit of one node or team: rollouts trained on or evaluated."""
 
     kind: BoardKind
     rank: int
-    """From 1, by rollouts, among all of its kind."""
+    """From 1, by rollouts, among all nodes or all teams."""
     node: str = ""
-    """The start of a node's id: enough to tell it from others. Of a team it is empty."""
+    """Shortest unique start of the node id; empty for a team."""
     name: str
     team: str = ""
-    """That the node is in now."""
+    """Current team of the node."""
     members: int = 0
-    """Of a team."""
+    """Members of a team."""
     rollouts: int
     tokens: int
-    """Of these, those of others' rollouts that it has drawn a part of among them."""
+    """Tokens that it drew of rollouts that counted, including parts of rollouts shared with other nodes."""
     share: float
-    """Of all rollouts that counted."""
+    """Fraction of all rollouts that counted."""
     recent: float
-    """Tokens a day of late: see `echo_hub.store.recent_average`."""
+    """Recent tokens per day: see `echo_hub.store.recent_average`."""
     steps: int
-    """That it took part in."""
+    """Number of steps with a rollout of this node or team."""
     streak_days: int
-    """Days in a row up to today or yesterday; 0 = the last one has ended."""
+    """Consecutive days up to today or yesterday; 0 = the streak has ended."""
     longest_streak: int
     first_day: int | None
     """None: nothing has counted in this run."""
     last_day: int | None
     elsewhere_rollouts: int = 0
-    """In runs of other hubs, by their signed exports."""
+    """Rollouts in runs of other hubs, from their signed exports."""
     elsewhere_tokens: int = 0
     last_seen: float = 0.0
-    """Of a node; 0 = it was never here."""
+    """For a node; 0 = it never connected."""
     work: WorkKinds = field(default=WorkKinds(), metadata=FLAT)
-    """Of a node."""
+    """For a node."""
 
     @property
     def all_rollouts(self) -> int:
-        """Over all runs that this hub knows of."""
+        """Sum over all runs that this hub knows."""
         return self.rollouts + self.elsewhere_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Some rows of a board."""
+    """A page of rows of a board."""
 
     rows: tuple[Standing, ...]
     num_found: int
-    """Rows that fit what was asked for."""
+    """Rows that match the query."""
     num_ranked: int
-    """All of the board."""
+    """All rows of the board."""
     has_elsewhere: bool = False
-    """Other hubs' exports are in it."""
+    """True: rows include exports of other hubs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditDay:
-    """What counted on one day."""
+    """Credit of one day."""
 
     day: int
     rollouts: int
@@ -113,7 +113,7 @@ class CreditDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunElsewhere:
-    """One run of another hub whose signed export was taken in."""
+    """One imported run of another hub."""
 
     run_id: str
     run_name: str
@@ -127,22 +127,22 @@ class Holder:
 
     standing: Standing
     days: tuple[CreditDay, ...]
-    """On which something counted, in order; of very many the newest."""
+    """Days with credit, in order; only the newest if there are many."""
     elsewhere: tuple[RunElsewhere, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
-    """A holder's part in some consecutive steps."""
+    """Share of a node or team in a range of steps."""
 
     rollouts: int
     share: float
-    """Of the tokens that these steps were trained on."""
+    """Fraction of the tokens that these steps were trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicReceipt:
-    """What became of one rollout, as its own node is told it."""
+    """State of one rollout, as reported to its own node."""
 
     rollout_id: str
     state: str
@@ -151,11 +151,11 @@ class PublicReceipt:
     checked: str
     """A `Checked` value."""
     node: str
-    """The start of the id of the node that it was leased to."""
+    """Start of the id of the node that held the lease."""
     name: str
     policy_version: int
     step: int | None
-    """Whose batch its group is in."""
+    """Step whose batch contains its group."""
     num_tokens: int | None
     leased_at: float
     received_at: float | None

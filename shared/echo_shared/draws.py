@@ -1,9 +1,9 @@
-"""Seeded inverse-CDF sampling: the one definition of which token a rollout must draw.
+"""Seeded inverse-CDF sampling, which defines the token that a rollout must draw.
 
-Token t of rollout `index` under `seed` is the first id whose cumulative probability, in id order under the full softmax
-at the lease's temperature, exceeds u[t]; u[t] is the t-th output of Philox(key=(seed, index)). Every backend draws this
-way, so that anyone who holds the weights can check a rollout afterwards: `interval` gives the place of a token, and
-`nats_outside` how far u lies from it. These are the reference; implementations elsewhere are tested against them.
+Token t of rollout `index` under `seed` is the first id whose cumulative probability exceeds u[t]. Probabilities are
+summed in id order, under the full softmax at the lease's temperature; u[t] is output t of Philox(key=(seed, index)).
+Every backend draws this way, so a check with the same weights can recompute a rollout: `interval` locates a token, and
+`nats_outside` gives the distance of u from it. These are the reference; other implementations are tested against them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_TAIL: Final = 1e-3
-"""Where less probability than this is left to either side of a place in the cumulative distribution, it counts as so
-much: what is left there is rounding."""
+"""Smallest tail probability in log-odds: smaller tails on either side are rounding noise and are raised to it."""
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 64-bit sub-seed: a hash of `parts`, so neighbours in any part share nothing (never `seed + i`)."""
+    """Return a 64-bit sub-seed, a hash of `parts`; unlike `seed + i`, adjacent values give unrelated seeds."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         encoded = f"{type(part).__name__}:{part}".encode()
@@ -31,19 +30,19 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def uniforms(seed: int, index: int, count: int) -> NDArray[np.float64]:
-    """u[0:count] in [0, 1) for rollout `index` of group `seed`; 53 random bits each; a prefix never changes."""
+    """Return u[0:count] in [0, 1) for rollout `index` of group `seed`; 53 random bits each, stable under `count`."""
     return all_uniforms([(seed, index, count)])
 
 
 def group_uniforms(seed: int, indices: Sequence[int], count: int) -> NDArray[np.float64]:
-    """`uniforms` of several rollouts of one group, [len(indices), count]."""
+    """Return `uniforms` of several rollouts of one group, [len(indices), count]."""
     return all_uniforms([(seed, index, count) for index in indices]).reshape(len(indices), count)
 
 
 def all_uniforms(drawn: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
-    """`uniforms` of each (seed, index, count), one after the other."""
+    """Return `uniforms` of each (seed, index, count), concatenated."""
     generator = np.random.Philox(key=0)
-    state = generator.state  # To set it takes a third of the time that a new generator takes.
+    state = generator.state  # Setting the state takes a third of the time of a new generator.
     rows = [np.empty(0, np.uint64)]
     for seed, index, count in drawn:
         state["state"]["key"][:] = seed, index
@@ -55,11 +54,11 @@ def all_uniforms(drawn: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
 def draw(
     logits_RV: NDArray[np.float32], u_R: NDArray[np.float64], temperature: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Draw one token a row.
+    """Draw one token per row.
 
     Args: `logits_RV` [rows, vocabulary]; `u_R` [rows] in [0, 1); `temperature` > 0 divides the logits.
     Returns: token ids [rows] and their log-probabilities [rows] in nats, under the softmax at `temperature`.
-    Where rounding leaves the total below u, the last id with non-zero probability is drawn.
+    If rounding leaves the total below u, the last id with non-zero probability is drawn.
     """
     scaled = logits_RV.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
@@ -76,8 +75,10 @@ def draw(
 def interval(
     logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where each token's interval begins, [rows], in cumulative probability, and how wide it is: the tokens'
-    log-probabilities [rows] in nats, -inf for one without probability. NaN where logits are not finite."""
+    """Return the start of each token's interval in cumulative probability [rows] and its log-probability [rows].
+
+    Log-probabilities are in nats, -inf for probability 0. NaN where logits are not finite.
+    """
     scaled = logits_RV.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
     cumulative = np.cumsum(np.exp(scaled), axis=-1)

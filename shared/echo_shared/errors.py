@@ -1,12 +1,13 @@
-"""The project's errors: one tree, each with a stable wire `code` and a text: what happened, what was got, what to do.
+"""All errors of the project, as a class tree. Each has a stable wire `code` and a text that says what happened, what was
+found, and what to do.
 
 EchoError
-├── ConfigError           a setting, file or argument the user can mend
-├── LocalProtocolError    we tried to break the protocol: a bug on this end
-├── RemoteProtocolError   the peer broke the protocol, or sent what no honest peer sends
+├── ConfigError           a setting, file or argument that the user can correct
+├── LocalProtocolError    this end broke the protocol: a bug here
+├── RemoteProtocolError   the peer broke the protocol, or sent data that no honest peer sends
 │   └── CodecError        bytes that do not decode into a known, valid message or adapter
-├── RefusedError          the peer understood and said no (its `code` says why)
-├── ConnectError          the peer cannot be reached, or went away
+├── RefusedError          the peer refused a valid request (its `code` gives the reason)
+├── ConnectError          the peer cannot be reached, or disconnected
 ├── StorageError          disk or database: full, locked, in use, damaged
 ├── SwarmError            an artefact that could not be fetched, seeded or verified
 ├── BackendError          the sampling engine failed
@@ -19,15 +20,15 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 DISK_FULL: Final = "disk_full"
-"""The code of a StorageError that some free space cures."""
+"""Code of a StorageError that ends when disk space is freed."""
 POLICY_UNUSABLE: Final = "policy_unusable"
-"""The code of an error that lies in a policy version: its adapter cannot be applied, or computes no numbers."""
+"""Code of an error in a policy version: its adapter cannot be applied, or gives values that are not finite."""
 DATABASE_AWAY: Final = "database_away"
-"""The code of a StorageError that the database server's return cures."""
+"""Code of a StorageError that ends when the database server returns."""
 
 
 class EchoError(Exception):
-    """Base of all errors that a user may see; `str()` is the whole text, ready to print."""
+    """Base of all errors shown to users; `str()` is the complete text."""
 
     default_code: ClassVar[str] = "error"
 
@@ -48,7 +49,7 @@ class EchoError(Exception):
 
     @property
     def brief(self) -> str:
-        """What happened and what was got, without the advice."""
+        """The event and the value found, without the advice."""
         return self.what if self.got is None else f"{self.what} ({self.got})"
 
 
@@ -69,7 +70,7 @@ class CodecError(RemoteProtocolError):
 
 
 class RefusedError(EchoError):
-    """The peer has said no; `code` is one of `echo_shared.messages.RefusalCode`."""
+    """The peer refused; `code` is one of `echo_shared.messages.RefusalCode`."""
 
     default_code = "refused"
 

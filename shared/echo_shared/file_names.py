@@ -1,4 +1,4 @@
-"""Which names of files every system takes."""
+"""Portable file names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from typing import Final
 
 _DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
-"""https://learn.microsoft.com/windows/win32/fileio/naming-a-file: a device, whatever follows the point."""
+"""Windows device names (https://learn.microsoft.com/windows/win32/fileio/naming-a-file), with any extension."""
 
 
 def is_portable_name(name: str) -> bool:
-    """Whether this is one name below a directory, the same on every system; Windows takes fewer than others."""
+    """Return True if this is one path component that every system accepts; Windows accepts the fewest."""
     return (
         0 < len(name) <= 255
         and not name.endswith((" ", "."))

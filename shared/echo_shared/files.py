@@ -1,4 +1,4 @@
-"""Files of this host: written whole or not at all, and safe on the disk."""
+"""Files of this host that are written completely or not at all, and survive a power failure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _REPLACED: Final = ".replaced-"
 
 
 class Readable(Protocol):
-    """Bytes in order."""
+    """A stream of bytes."""
 
     def read(self, count: int, /) -> bytes:
-        """The next `count` bytes; fewer at the end alone."""
+        """Return the next `count` bytes; fewer only at the end."""
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Puts all of `data` into `path`, or leaves it as it is, even when the power fails. Only its owner may read it."""
+    """Replace `path` by `data`, completely or not at all, even in a power failure. Only the owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -37,15 +37,15 @@ def write_private(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # On a full disk it would take what room there is.
+        temporary.unlink(missing_ok=True)  # It would take space on a full disk.
         raise
 
 
 @contextmanager
 def atomic_directory(final: Path) -> Iterator[Path]:
-    """Yields an empty directory that becomes `final` when the block ends well, replacing what was there.
+    """Yield an empty directory that replaces `final` when the block ends without an error.
 
-    All of it is on disk before it has its name. Raises StorageError when the disk refuses.
+    All files are on disk before the rename. Raises StorageError for disk errors.
     """
     unfinished = final.with_name(f"{_UNFINISHED}{final.name}")
     try:
@@ -70,7 +70,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Returns once a file's content, or a directory's names, are on the disk, and outlive a power cut. Blocks."""
+    """Flush a file's content or a directory's entries to the disk, so that they survive a power failure. Blocks."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot sync a directory.
     handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
@@ -82,7 +82,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """A block in which what the disk of `place` refuses is raised as StorageError: `what`, or that the disk is full."""
+    """Raise OSError within the block as StorageError with the text `what`, or as a full disk of `place`."""
     try:
         yield
     except OSError as error:
@@ -90,7 +90,7 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
-    """The StorageError that `disk_errors` raises; `code` is the error's number to the system, or to C."""
+    """Return the StorageError that `disk_errors` raises; `code` is the errno."""
     if code in _NO_ROOM:
         return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.", code=DISK_FULL)
     return StorageError(what, got=got, do=f"Check that {place} can be read and written.")

@@ -1,17 +1,16 @@
-"""How many small frames the other end of a websocket may send (RFC 6455): counted on raw bytes, before anything is made
-of them.
+"""Rate limit on the small websocket frames (RFC 6455) of a peer, counted on raw bytes before any parsing.
 
 A frame of two bytes costs the reader about as much as a message of a kilobyte, and a library answers or joins frames
-before its user sees a message. So small frames have two token buckets:
+before its user sees a message. Small frames therefore draw from two token buckets:
 
 - Control frames (pings, pongs, closes), frames too short for a message, and fragments shorter than SMALL_BYTES that end
-  no message. An end that works sends a few a minute, and a proxy that cuts messages into pieces cuts larger ones.
-- Other frames shorter than SMALL_BYTES. An end that works sends so many only where its reader takes them.
+  no message. A working peer sends a few per minute; a proxy that splits messages makes larger fragments.
+- Other frames shorter than SMALL_BYTES. A working peer sends many only if its reader keeps up.
 
-A message has at most MOST_FRAGMENTS. Larger frames are bounded by their bytes, which is their reader's business.
+A message has at most MOST_FRAGMENTS fragments. The reader itself limits larger frames by their bytes.
 
     gate = FrameGate(now=0.0)
-    gate.admits(chunk, now=0.1)    # False: too many small frames have come; end the connection
+    gate.admits(chunk, now=0.1)    # False: too many small frames have arrived; end the connection
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from typing import Final
 
 SMALL_BYTES: Final = 1_024
 LEAST_BYTES: Final = 24
-"""Echo's messages are at least so long, but for a node's last word."""
+"""Smallest size of Echo's messages, except for a node's Goodbye."""
 CONTROLS_PER_S: Final = 50.0
 CONTROLS_AT_ONCE: Final = 500.0
 MESSAGES_PER_S: Final = 1_000.0
 MESSAGES_AT_ONCE: Final = 20_000.0
-"""More than a reader that takes MESSAGES_PER_S after a burst of ten seconds' worth can find in its buffers."""
+"""Exceeds the backlog in the buffers of a reader that takes MESSAGES_PER_S, after a burst of ten seconds."""
 MOST_FRAGMENTS: Final = 16_384
-"""Of one message: a library may keep each by itself until the last one is there."""
+"""Fragments of one message; a library may hold each separately until the last one."""
 
 _HEAD_ENDS: Final = b"\r\n\r\n"
 _FINAL: Final = 0x80
@@ -39,20 +38,20 @@ _ENDS: Final = (_FINAL, _FINAL | 0x1, _FINAL | 0x2)
 
 
 class FrameGate:
-    """Counts the frames of one direction of one connection. `now`: seconds by any clock that only goes forward."""
+    """Counts the frames of one direction of one connection. `now`: seconds of a monotonic clock."""
 
     def __init__(self, *, now: float, after_head: bool = False) -> None:
-        """`after_head`: an HTTP head comes first, which ends at the first empty line."""
+        """`after_head`: an HTTP head comes first, up to the first empty line."""
         self._at = now
         self._controls = CONTROLS_AT_ONCE
         self._messages = MESSAGES_AT_ONCE
         self._begun = b""
-        """Bytes of a header that is not whole yet; of the HTTP head its last three."""
+        """Bytes of an incomplete header; within the HTTP head, its last three bytes."""
         self._in_head = after_head
         self._fragments = 0
-        """Of the present message."""
+        """Fragments of the current message so far."""
         self._left_bytes = 0
-        """Bytes of the present frame's payload that have not come."""
+        """Bytes of the current frame's payload that have not arrived."""
 
     def admits(self, data: bytes, *, now: float) -> bool:
         """Count the frames that begin in `data`; return False once there are too many."""
@@ -74,7 +73,7 @@ class FrameGate:
         return self._count(data, at)
 
     def _count(self, data: bytes, at: int) -> bool:
-        """Count from the header at `at` on."""
+        """Count frames from the header at offset `at`."""
         end = len(data)
         while at + 2 <= end:
             first, second = data[at], data[at + 1]

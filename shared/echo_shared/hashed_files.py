@@ -1,4 +1,4 @@
-"""An artefact's files on the disk, described and verified by their hashes. Both read all of them, so both block."""
+"""Hashing of an artefact's files on disk, to describe or verify them. Both read every file, so both block."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from echo_shared.errors import SwarmError
 
 
 def describe_files(directory: Path) -> tuple[ManifestFile, ...]:
-    """Every file below `directory`, hashed, in path order."""
+    """Return all files below `directory` with their hashes, in path order."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return tuple(describe_file(path, name=path.relative_to(directory).as_posix()) for path in paths)
 
 
 def describe_file(path: Path, *, name: str) -> ManifestFile:
-    """The file at `path`, hashed, as `name` in the artefact. Raises SwarmError when it must not be part of one."""
+    """Return the file at `path`, hashed, under `name`. Raises SwarmError if it cannot be part of an artefact."""
     try:
         return ManifestFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
     except ValidationError as error:
         raise SwarmError(
             "This file cannot be part of an artefact.",
             got=f"{path}: {error.errors(include_url=False)[0]['msg']}",
-            do="Take it out of the directory; models must be safetensors or GGUF.",
+            do="Remove it from the directory; models must be safetensors or GGUF.",
         ) from error
 
 
 def verify_files(manifest: Manifest, directory: Path) -> None:
-    """Raises SwarmError unless every file of `manifest` lies in `directory` with the right size and hash."""
+    """Raise SwarmError unless `directory` holds every file of `manifest` with the right size and hash."""
     paths = {file.path: directory / file.path for file in manifest.files if _has_size(directory / file.path, file)}
     verify_hashes(manifest, {name: _sha256(path) for name, path in paths.items()})
 

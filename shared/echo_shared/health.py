@@ -1,9 +1,9 @@
-"""In which state a hub is, in one word: the same at /healthz, on the operator's page, at /metrics and on the terminal.
+"""State of a hub, as shown at /healthz, at /metrics, on the operator's page and on the terminal.
 
     starting ──> live <──> ready ──> finished
                    └─> degraded <─┘
 
-Whoever asks gets an answer in each of them, so a hub that answers is alive.
+A hub answers requests in every state.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from enum import StrEnum
 
 
 class HubState(StrEnum):
-    """In one word."""
+    """The hub's state."""
 
     STARTING = "starting"
-    """It loads the base model: nodes may join, and nothing is trained."""
+    """The base model is loading: nodes may join, but no step is trained."""
     LIVE = "live"
-    """It could train, and waits for a first node."""
+    """The hub could train, but no node has connected yet."""
     READY = "ready"
-    """It trains, or evaluates, with the nodes that it has."""
+    """The hub trains or evaluates with its nodes."""
     DEGRADED = "degraded"
-    """It serves, and an operator should look: something is broken, or was found wanting."""
+    """The hub works, but something is broken or suspect and needs the operator."""
     FINISHED = "finished"
-    """The run is over; its pages are still served."""
+    """The run is over; the pages remain available."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The state, and why it is no better one, a sentence each."""
+    """The state, with one sentence per reason that prevents a better state."""
 
     state: HubState
     reasons: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""A child process's sign of life: a thread tells its parent every beat that it runs, and whether it gets on.
+"""A child process's heartbeat: a thread regularly tells the parent that the child is alive and makes progress.
 
-Time without progress is counted in beats, not by a clock: a machine that slept has not stalled.
+Time without progress is counted in beats instead of clock time, so that a suspended machine does not look stalled.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Final
 from echo_shared.child import ParentPipe
 
 ALIVE: Final = "alive"
-"""The type of a frame that is a sign of life, and no answer."""
+"""Type of a heartbeat frame, as opposed to an answer."""
 
 
 class Heartbeat:
-    """Sends {"type": ALIVE, "stalled_s": ...}: how long the child's loop has had work and made no step."""
+    """Sends {"type": ALIVE, "stalled_s": ...}, where stalled_s is the time since the last step while there is work."""
 
     def __init__(self, pipe: ParentPipe, beat_s: float) -> None:
         self.working = False
-        """There is work, so steps are to be expected."""
+        """True while steps are expected."""
         self._pipe = pipe
         self._beat_s = beat_s
         self._steps = 0
@@ -39,12 +39,12 @@ class Heartbeat:
         self._thread.join()
 
     def step(self) -> None:
-        """The child's loop has got on."""
+        """Note that the child's loop has made progress."""
         self._steps += 1
 
     @contextmanager
     def at_work(self, *, expects_steps: bool = True) -> Iterator[None]:
-        """Until the block is left there is work, or, within it, a wait in which no step is to be expected."""
+        """Mark the block as work; with `expects_steps=False`, as a wait within work that makes no steps."""
         before, self.working = self.working, expects_steps
         self.step()
         try:
@@ -53,7 +53,7 @@ class Heartbeat:
             self.working = before
 
     def beat(self) -> None:
-        """Tells the parent once. Raises BrokenPipeError when it is gone."""
+        """Send one heartbeat. Raises BrokenPipeError if the parent is gone."""
         steps = self._steps
         self._stalled_beats = self._stalled_beats + 1 if self.working and steps == self._seen else 0
         self._seen = steps
@@ -64,4 +64,4 @@ class Heartbeat:
             try:
                 self.beat()
             except BrokenPipeError:
-                return  # The child's own thread sees it too.
+                return  # The child's main thread detects this as well.

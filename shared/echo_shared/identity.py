@@ -1,4 +1,4 @@
-"""Ed25519 identities: who a node is, who a hub is, and what the hub has signed."""
+"""Ed25519 identities of nodes and hubs: keys, ids, signatures and fingerprints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 
 class Identity:
-    """A private key and what follows from it."""
+    """A private key, with its public key, id and signatures."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -27,9 +27,9 @@ class Identity:
 
     @classmethod
     def from_pem(cls, pem: bytes) -> Identity:
-        """The key in a PEM file's bytes.
+        """Read a private key from PEM bytes.
 
-        Raises ValueError when they are no private key, TypeError when it is encrypted or of another kind than Ed25519.
+        Raises ValueError if they hold no private key, TypeError if the key is encrypted or not Ed25519.
         """
         key = load_pem_private_key(pem, password=None)
         if not isinstance(key, Ed25519PrivateKey):
@@ -37,7 +37,7 @@ class Identity:
         return cls(key)
 
     def to_pem(self) -> bytes:
-        """The private key, unencrypted."""
+        """Return the private key as unencrypted PEM."""
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @property
@@ -45,12 +45,12 @@ class Identity:
         return node_id(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """This key's signature over `data`, 64 bytes."""
+        """Return the signature over `data`, 64 bytes."""
         return self._key.sign(data)
 
 
 def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
-    """Whether `signature` is `public_key`'s over `data`."""
+    """Return True if `signature` over `data` was made with `public_key`."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -59,11 +59,11 @@ def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def node_id(public_key: bytes) -> str:
-    """The short name of a node in logs, pages and the store: 20 hexadecimal characters of the key's hash."""
+    """Return the node's short id in logs, pages and the store: 20 hexadecimal characters of the key's hash."""
     return hashlib.blake2b(public_key, digest_size=10).hexdigest()
 
 
 def fingerprint(public_key: bytes) -> str:
-    """A key as people compare it: eight groups of four hexadecimal characters."""
+    """Return the key's fingerprint for people to compare: eight groups of four hexadecimal characters."""
     digits = hashlib.blake2b(public_key, digest_size=16).hexdigest()
     return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))

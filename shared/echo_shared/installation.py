@@ -1,9 +1,8 @@
-"""How this copy of Echo was installed, and the commands that add to it or renew it.
+"""How this copy of Echo was installed, and the commands that extend or upgrade it.
 
-They never ask a package index for Echo by its name, for that may be anybody's there: they name the place that this copy
-came from, which pip has noted (PEP 610: https://packaging.python.org/specifications/direct-url/). A checkout, a wheel,
-a folder of wheels, a repository or a download are such places. Where it is not known, or gone, what an extra brings is
-named instead of Echo.
+The commands never request Echo by name from a package index, where anyone could own the name. They use the origin that
+pip recorded (PEP 610: https://packaging.python.org/specifications/direct-url/): a checkout, a wheel, a folder of
+wheels, a repository or a download. If the origin is unknown or gone, they list the requirements of an extra instead.
 """
 
 from __future__ import annotations
@@ -20,42 +19,42 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 NAME: Final = "echo-swarm"
-"""Of the distribution."""
+"""Name of the distribution."""
 
 _PINS: Final = "constraints.txt"
 _OF_WHEELHOUSE: Final = "wheelhouse"
-"""The file in an environment by which the installers know which wheelhouse it is of."""
+"""File in an environment that names the wheelhouse it was installed from."""
 _UNPINNED: Final = ("vllm",)
-"""Extras that need other releases than those which a checkout pins."""
+"""Extras that need other versions than those in a checkout's constraints file."""
 _OF_EXTRA: Final = re.compile(
     r"(?P<what>[^;]+);(?P<where>.*?)\s*(?:\band\s+)?extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]"
 )
 
 
 def how_to_install(extra: str) -> str:
-    """The command, in this platform's shell, that adds what `extra` needs; without one that fits, the advice."""
+    """Return the command, for this platform's shell, that installs `extra`; a sentence of advice if there is none."""
     arguments = _from_source(extra) or _requirements(extra)
     if not arguments:
-        return f"Install Echo anew with its extra {extra}, from where this copy came."
+        return f"Reinstall Echo with its extra {extra}, from the source of this copy."
     return _pip(arguments)
 
 
 def how_to_upgrade() -> str:
-    """What brings a newer release here."""
+    """Return the advice or command that installs a newer release."""
     if (Path(sys.prefix) / _OF_WHEELHOUSE).is_file():
-        return f"Run the line again that has installed it, or with a newer wheelhouse: {_installer()}"
+        return f"Run the installer's command again, or use a newer wheelhouse: {_installer()}"
     direct_url = _direct_url()
     place, arguments = _local(direct_url), _from_source("")
     if place is None or not arguments:
         whence = _whence(direct_url)
-        return f"Install the newer release from where this one came{whence and f' ({whence})'}."
+        return f"Install the newer release from the source of this one{whence and f' ({whence})'}."
     if place.is_dir():
-        return f"Bring {place} up to date, then: {_pip(arguments)}"
-    return f"Get the newer release of {place.name}, and install it as this one: {_pip(arguments)}"
+        return f"Update {place}, then run: {_pip(arguments)}"
+    return f"Get the newer release of {place.name}, and install it like this one: {_pip(arguments)}"
 
 
 def _installer() -> str:
-    """What the installer has left beside this copy, as a command."""
+    """Return the command that runs the installer stored with this copy."""
     if sys.platform == "win32":
         script = Path(sys.prefix) / "installers" / "windows" / "install.ps1"
         return shell_line(["powershell", "-ExecutionPolicy", "Bypass", "-File", str(script), "-From", "ARCHIVE"])
@@ -64,7 +63,7 @@ def _installer() -> str:
 
 
 def installed_version() -> str | None:
-    """The release that lies on the disk now, which may be another than the one that runs; None where none does."""
+    """Return the release on disk, which may differ from the running one; None if there is none."""
     try:
         return metadata.version(NAME)
     except metadata.PackageNotFoundError:
@@ -72,7 +71,7 @@ def installed_version() -> str | None:
 
 
 def shell_line(arguments: Sequence[str], *, windows: bool = sys.platform == "win32") -> str:
-    """The arguments as one line to be pasted into a POSIX shell, or into PowerShell on Windows."""
+    """Quote the arguments as one line for a POSIX shell, or for PowerShell on Windows."""
     if not windows:
         return shlex.join(arguments)
     quoted = [one if re.fullmatch(r"[\w.:\\/=+-]+", one) else "'" + one.replace("'", "''") + "'" for one in arguments]
@@ -84,7 +83,7 @@ def _pip(arguments: Sequence[str]) -> str:
 
 
 def _from_source(extra: str) -> list[str]:
-    """pip's arguments for this copy's own source with `extra`; none where it is not known, or no longer there."""
+    """Return pip's arguments for this copy's source with `extra`; empty if the source is unknown or gone."""
     direct_url = _direct_url()
     place, suffix = _local(direct_url), f"[{extra}]" if extra else ""
     if place is not None and (place / "pyproject.toml").is_file():
@@ -99,7 +98,7 @@ def _from_source(extra: str) -> list[str]:
 
 
 def _requirements(extra: str) -> list[str]:
-    """What `extra` brings, each for pip; none where nothing is known of it."""
+    """Return the requirements of `extra` for pip; empty if they are unknown."""
     try:
         requirements = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
@@ -110,7 +109,7 @@ def _requirements(extra: str) -> list[str]:
 
 
 def _direct_url() -> Mapping[str, Any]:
-    """What pip noted of this copy's origin; of a copy that runs without being installed, its checkout; or nothing."""
+    """Return pip's record of the origin; for a copy that is not installed, its checkout; empty if unknown."""
     try:
         noted = metadata.distribution(NAME).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -124,7 +123,7 @@ def _direct_url() -> Mapping[str, Any]:
 
 
 def _local(direct_url: Mapping[str, Any]) -> Path | None:
-    """The file or directory of this machine that it names, which may be gone."""
+    """Return the recorded local file or directory, which may be gone; None for a remote origin."""
     parts = urlsplit(str(direct_url.get("url", "")))
     if parts.scheme != "file":
         return None
@@ -132,7 +131,7 @@ def _local(direct_url: Mapping[str, Any]) -> Path | None:
 
 
 def _whence(direct_url: Mapping[str, Any]) -> str:
-    """The origin as pip takes it, or nothing."""
+    """Return the origin in pip's notation; empty if unknown."""
     url = str(direct_url.get("url", ""))
     vcs: Mapping[str, str] = direct_url.get("vcs_info", {})
     place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url

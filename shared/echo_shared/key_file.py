@@ -1,4 +1,4 @@
-"""An identity's private key in a PEM file that its owner alone may read."""
+"""PEM file of an identity's private key, readable only by its owner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from echo_shared.identity import Identity
 
 
 def load(path: Path) -> Identity:
-    """The key at `path`. Raises ConfigError when the file is missing or is no Ed25519 private key."""
+    """Read the key at `path`. Raises ConfigError if the file is missing or holds no Ed25519 private key."""
     try:
         return Identity.from_pem(path.read_bytes())
     except TypeError as error:
         raise ConfigError(
-            "The identity key is of another kind.", got=f"{path}: {error}", do="Use an Ed25519 key without a password."
+            "The identity key has the wrong type.", got=f"{path}: {error}", do="Use an Ed25519 key without a password."
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -24,7 +24,7 @@ def load(path: Path) -> Identity:
 
 
 def load_or_create(path: Path) -> Identity:
-    """The key at `path`; a new one, readable by its owner alone, where there is none. Otherwise as `load`."""
+    """Read the key at `path`, or create one that only its owner may read. Raises as `load`."""
     if path.exists():
         return load(path)
     identity = Identity.generate()

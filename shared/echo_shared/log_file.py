@@ -1,7 +1,6 @@
-"""A log file that a full disk does not stop: what it does not take is counted, and the count is written later.
+"""A log file that survives a full disk: lines that cannot be written are counted, and the count is logged later.
 
-Each line is handed to the system when it is logged, by whoever logs it: what a program said last before it was killed
-is there.
+The logging thread itself passes each line to the system, so the last line before a kill is in the file.
 """
 
 from __future__ import annotations
@@ -16,13 +15,15 @@ from typing import Final
 
 LOG_BYTES: Final = 2**20
 KEPT: Final = 2
-"""Older files beside the newest one, by default."""
-_MISSING: Final = "%d lines are missing here: the disk did not take them."
+"""Default number of older files to keep."""
+_MISSING: Final = "%d lines are missing here, because the disk could not be written."
 
 
 class LogFile(RotatingFileHandler):
-    """Set aside at `max_bytes`, `kept` times. What the disk refuses still goes to all other handlers; `refused` is
-    called with the first error in a row, by the thread that logs, and may log."""
+    """Rotates at `max_bytes` and keeps `kept` older files. Disk errors do not affect other handlers.
+
+    `refused` is called with the first error in a row, in the logging thread; it may log.
+    """
 
     def __init__(
         self,
@@ -34,11 +35,11 @@ class LogFile(RotatingFileHandler):
     ) -> None:
         super().__init__(file, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="backslashreplace")
         self.missing = 0
-        """Lines that the disk did not take, since it took one."""
+        """Lines lost since the last line that was written."""
         self._refused = refused
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Never raises, and says nothing on standard error."""
+        """Write the record. Never raises for disk errors, and prints nothing on standard error."""
         try:
             if self.shouldRollover(record):
                 self.doRollover()
@@ -49,17 +50,17 @@ class LogFile(RotatingFileHandler):
             self.missing += 1
             if self.missing == 1:
                 self._refused(error)
-        except (TypeError, ValueError):  # What is logged does not fit its own text.
+        except (TypeError, ValueError):  # The arguments do not fit the format string.
             self.handleError(record)
 
     def _note(self, behind: logging.LogRecord) -> str:
-        """How many lines are missing, as the line before `behind`."""
+        """Return the line that reports missing lines, to be written before `behind`."""
         note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, _MISSING, (self.missing,), None)
         note.created, note.msecs = behind.created, behind.msecs
         return self.format(note)
 
     def _write(self, text: str) -> None:
-        """All of it, or an error and nothing."""
+        """Write all of `text`, or raise and write nothing."""
         if self.stream is None:
             self.stream = self._open()
         end = self.stream.seek(0, os.SEEK_END)
@@ -67,7 +68,7 @@ class LogFile(RotatingFileHandler):
             self.stream.write(text)
             self.stream.flush()
         except OSError:
-            stream, self.stream = self.stream, None  # It keeps what it could not write.
+            stream, self.stream = self.stream, None  # The stream still buffers the unwritten text.
             with suppress(OSError):
                 stream.close()
             os.truncate(self.baseFilename, end)

@@ -1,7 +1,7 @@
-"""A log as people read it: the last lines, and what comes behind them, across the files' rotation.
+"""Reader of a log's last lines and of new lines, across file rotation.
 
-What was in `node.log` before it grew too long is in `node.log.1`, and before that in `node.log.2`. No file stays open
-between two looks: Windows would not let the writer rename it.
+`node.log` becomes `node.log.1` when it is full, and later `node.log.2`. No file stays open between calls, because
+Windows would not let the writer rename it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from echo_shared.messages.fields import printable
 
 
 class LogReader:
-    """Reads one log from its end on; it need not be there yet. `kept` older files may lie beside it.
+    """Reads one log from its end; the log may not exist yet. Up to `kept` older files are read.
 
-    Lines are text that a terminal may show: a log holds what strangers and libraries said, and nothing is to obey it.
+    Lines are made safe for a terminal, because a log contains text from untrusted peers and libraries.
     """
 
     def __init__(self, path: Path, *, kept: int = KEPT) -> None:
         self._path = path
         self._kept = kept
         self._identity: tuple[int, int] | None = None
-        """Of the file that was read last."""
+        """Identity of the file that was read last."""
         self._offset = 0
         self._rest = b""
-        """The beginning of a line that is not whole yet."""
+        """Start of an incomplete line."""
 
     def last(self, count: int) -> list[str]:
-        """The last `count` lines, oldest first; `more` goes on behind them. Raises StorageError."""
+        """Return the last `count` lines, oldest first; `more` continues after them. Raises StorageError."""
         found: list[bytes] = []
         for path in [self._path, *self._older()]:
             data = self._read(path, 0)
@@ -47,7 +47,7 @@ class LogReader:
         return [_line(one) for one in found[max(0, len(found) - count) :]]
 
     def more(self) -> Iterator[str]:
-        """The whole lines that have come since. Raises StorageError."""
+        """Yield the complete lines that were added since the last call. Raises StorageError."""
         now = _identity(self._path)
         if now is None:
             return
@@ -57,7 +57,7 @@ class LogReader:
         yield from self._read_on(self._path)
 
     def _rest_of_former(self) -> Iterator[str]:
-        """What was written to the file that has another name now, after it was read last."""
+        """Yield the remaining lines of the file that has been rotated since the last call."""
         former = next((path for path in self._older() if self._identity and _identity(path) == self._identity), None)
         if former is not None:
             yield from self._read_on(former)
@@ -97,7 +97,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Whole lines, and the rest."""
+    """Split into complete lines and the rest."""
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]
 

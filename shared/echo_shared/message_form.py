@@ -1,11 +1,10 @@
-"""The form of a message: which of its fields hold lists and maps, and how long a list may be.
+"""The form of a message: which fields hold lists and maps, and how long each list may be.
 
 `form_of(Receipts)` is `MapForm({"type": None, "receipts": ListForm(MapForm({"rollout_id": None, ...}), 4096)})`:
-`receipts` is a list of at most 4,096 maps, each other field one number or text.
+`receipts` is a list of at most 4,096 maps; every other field is one number or text.
 
-Forms are read from the JSON Schema of a message, which is a published format. Python's own descriptions of types are
-not read: libraries change how they define them. A schema that is not understood is a LocalProtocolError, because a
-guess would make this end refuse what an honest peer sends.
+Forms are derived from a message's JSON Schema, a published format, because libraries change how they represent Python
+types. An unknown schema raises LocalProtocolError: a guess could refuse messages of honest peers.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from echo_shared.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class ListForm:
-    """A list of at most `most` values of one form."""
+    """A list of at most `most` values that share one form."""
 
     item: Form
     most: int
@@ -29,13 +28,13 @@ class ListForm:
 
 @dataclass(frozen=True, slots=True)
 class MapForm:
-    """A map; keys other than those of `fields` have no use."""
+    """A map; keys that `fields` lacks are ignored."""
 
     fields: Mapping[str, Form]
 
 
 Form = ListForm | MapForm | None
-"""What a value may be made of; None = one number, text, boolean, nil or run of bytes."""
+"""Form of a value; None = one number, text, boolean, nil or byte string."""
 
 _REFERENCE: Final = "#/$defs/"
 _PLAIN: Final = frozenset({"string", "integer", "number", "boolean", "null"})
@@ -44,7 +43,7 @@ _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
 
 @cache
 def form_of(kind: type[Message]) -> MapForm:
-    """Return the form of a kind of message. Raises LocalProtocolError when its schema is not understood."""
+    """Return the form of a message class. Raises LocalProtocolError if its schema is not understood."""
     schema = kind.model_json_schema(by_alias=False, mode="validation")
     form = _form(schema, schema.get("$defs", {}), kind.__name__)
     if not isinstance(form, MapForm) or form.fields.keys() != kind.model_fields.keys():
@@ -76,7 +75,7 @@ def _form(schema: Mapping[str, Any], definitions: Mapping[str, Any], place: str)
 
 
 def _only_container(forms: list[Form], schema: Mapping[str, Any], place: str) -> Form:
-    """Return the form that all these values fit: a form says nothing of plain values, so one container is enough."""
+    """Return the one container form among alternatives; plain values need no form of their own."""
     containers = [form for form in forms if form is not None]
     if any(form != containers[0] for form in containers):
         raise _not_understood(place, schema)
@@ -85,7 +84,7 @@ def _only_container(forms: list[Form], schema: Mapping[str, Any], place: str) ->
 
 def _not_understood(place: str, schema: Mapping[str, Any]) -> LocalProtocolError:
     return LocalProtocolError(
-        "The form of a message cannot be told.",
+        "The schema of a message is not understood.",
         got=f"{place}: {schema!r}"[:400],
         do="Install the versions of libraries that this release of Echo was tested with.",
     )

@@ -1,9 +1,8 @@
-"""When what is drawn by an older version is worth going on with by a newer one, in mid-completion: the node's rule,
-which simulated nodes follow too.
+"""Rule for switching running completions to a newer policy version; real and simulated nodes share it.
 
-The engine then reads again all that was drawn so far, under the new version, before it draws on. So
-- what ends within `ENDS_S` anyhow, at the engine's pace, is let end by the version that it has;
-- of the node's time, reading again takes no more than `READING_SHARE`, however often versions are published.
+After a switch, the engine must prefill everything drawn so far under the new version. Therefore
+- completions that end within `ENDS_S` at the engine's speed keep their version;
+- prefilling takes at most `READING_SHARE` of the node's time, however often versions are published.
 """
 
 from __future__ import annotations
@@ -12,23 +11,25 @@ from typing import Final
 
 ENDS_S: Final = 2.0
 READING: Final = 1 / 16
-"""What it costs to read a token, over what it costs to draw one."""
+"""Cost of prefilling one token, relative to drawing one."""
 READING_SHARE: Final = 1 / 5
 
 
 class MovingOn:
-    """`is_due` is asked, `moved` told."""
+    """Decides when to switch: ask `is_due`, and report each switch with `moved`."""
 
     def __init__(self) -> None:
         self.not_before = 0.0
-        """Reading has its share of the time until then."""
+        """Earliest time of the next switch."""
 
     def is_due(self, left_tokens: int, *, token_s: float, now: float) -> bool:
-        """Whether to break in: the completions that run have `left_tokens` to go at most, the longest of them, which
-        take `token_s` each; 0 = not known."""
+        """Return True if a switch is worthwhile.
+
+        The longest running completion may draw `left_tokens` more, at `token_s` seconds per token; 0 = unknown.
+        """
         return now >= self.not_before and (token_s == 0.0 or left_tokens * token_s > ENDS_S)
 
     def moved(self, read_tokens: int, *, tokens_per_s: float, now: float) -> None:
-        """So many tokens, prompts included, are read again; the engine draws `tokens_per_s`, 0 = not known."""
+        """Note a switch that prefills `read_tokens`, prompts included; the engine draws `tokens_per_s`, 0 = unknown."""
         if tokens_per_s:
             self.not_before = now + read_tokens * READING / tokens_per_s / READING_SHARE

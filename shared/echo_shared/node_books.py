@@ -1,7 +1,8 @@
-"""What the hub's books say of one node: what became of its rollouts, what checks found, and what was decided of it.
+"""Records of one node in the hub's database: its rollouts' outcomes, check results and trust decisions.
 
-They are here because the pages import nothing of the hub. Fields are those of the JSON of /api/v1/nodes/ID: a name is a
-promise. Times are seconds since the epoch on the hub's clock, log-probabilities and log-odds are nats.
+The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/nodes/ID, so
+renaming one breaks clients. Times are seconds since the epoch on the hub's clock; log-probabilities and log-odds are in
+nats.
 """
 
 from __future__ import annotations
@@ -14,69 +15,69 @@ from echo_shared.rollout_books import RolloutSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOutcome:
-    """What became of some of a node's rollouts, all of them final."""
+    """Count of a node's final rollouts with one outcome."""
 
     outcome: str
-    """trained, evaluated, or the `DropReason` value for which they were dropped."""
+    """trained, evaluated, or a `DropReason` value."""
     rollouts: int
     received: int
-    """Those of them that came in."""
+    """Rollouts that arrived at the hub."""
     tokens: int
-    """That the node drew, in rollouts which others began or ended too."""
+    """Tokens drawn by this node, including its parts of rollouts shared with other nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClass:
-    """Tokens by how far off they were."""
+    """Histogram bin of tokens by deviation."""
 
     edge: float | None
-    """No more than this, nats, and more than the edge of the class before; None: more than any edge."""
+    """Upper edge of the bin in nats; the previous bin's edge is the lower one. None: no upper edge."""
     tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckEvidence:
-    """What computing a node's tokens again has shown: `echo_hub.core.trust.evidence` says what is counted."""
+    """Results of recomputing a node's tokens; `echo_hub.core.trust.evidence` defines what is counted."""
 
     draws: tuple[TokenClass, ...]
-    """By how far the draw lay outside the claimed token's interval, in log-odds. An honest node's are in the first
-    classes."""
+    """Tokens by the distance of the draw from the claimed token's interval, in log-odds. An honest node's tokens fall
+    into the first bins."""
     claims: tuple[TokenClass, ...]
-    """By how much the claimed log-odds were off."""
+    """Tokens by the error of the claimed log-odds."""
     mismatch_kl: float
-    """Mean over the tokens of the k3 estimate of KL(behaviour ‖ truth), nats."""
+    """Mean over tokens of the k3 estimate of KL(behavior ‖ truth), nats."""
     bias: float | None
-    """Mean over the claims of the true less the claimed log-odds, nats; None: nothing was claimed."""
+    """Mean of true minus claimed log-odds, nats; None: no claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustDecision:
-    """One line of the log of decisions."""
+    """Log entry of one trust decision."""
 
     number: int
     decided_at: float
     decision: str
-    """quarantined, released (by the hub itself) or pardoned (by the operator)."""
+    """quarantined, released (by the hub) or pardoned (by the operator)."""
     reason: str
     rollout_id: str
-    """Which led to it; empty = none."""
+    """Rollout that led to the decision; empty = none."""
     evidence: CheckEvidence | None
-    """What that showed."""
+    """Evidence from that rollout's check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """All that the books have of one node. Of what there may be much, the newest first, and not all."""
+    """All records of one node. Long lists hold only the newest entries, newest first."""
 
     totals: NodeTotals
     public_key: str
-    """Ed25519, in hexadecimal digits; empty = it never joined."""
+    """Ed25519, hexadecimal; empty = it never joined."""
     outcomes: tuple[NodeOutcome, ...]
-    """The most rollouts first."""
+    """Ordered by number of rollouts, largest first."""
     shown: CheckEvidence | None
-    """What its checks have shown since its standing began last; None: nothing that counts."""
+    """Evidence since its current standing began; None: no evidence that counts."""
     decisions: tuple[TrustDecision, ...]
     checked: tuple[RolloutSummary, ...]
     """Rollouts that were checked."""
     rollouts: tuple[RolloutSummary, ...]
-    """Rollouts that were leased to it."""
+    """Rollouts leased to the node."""

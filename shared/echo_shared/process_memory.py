@@ -1,4 +1,4 @@
-"""What a process takes of the machine's memory for itself."""
+"""Memory used by a process, and memory left on the machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 import psutil
 
 _OOM_SCORE_ADJ: Final = 800
-"""Of 1000: the kernel's killer then takes the worker before anything of its user's."""
+"""Out of 1000: makes the kernel kill this worker before the user's other processes."""
 _KERNEL_COUNTS: Final = Path("/proc/vmstat")
 
 
 def own_bytes(pid: int) -> int:
-    """Memory that this process alone holds; not model files mapped into it, which the system may let go of.
+    """Return the bytes that only this process holds, without mapped model files, which the system can evict.
 
-    On macOS, model files count too. 0 when it has ended, or the system does not say.
+    On macOS, mapped files are included. Returns 0 after the process has ended, or if the system reports nothing.
     """
     try:
         process = psutil.Process(pid)
@@ -26,18 +26,18 @@ def own_bytes(pid: int) -> int:
             return int(used.rss - used.shared)
         if sys.platform == "win32":
             return int(used.private)
-        return int(used.rss)  # To tell mapped files apart takes root there.
+        return int(used.rss)  # Excluding mapped files needs root on macOS.
     except (psutil.Error, OSError):
         return 0
 
 
 def left_bytes() -> int:
-    """Memory that the machine has left for whoever asks for it."""
+    """Return the bytes of memory available on the machine."""
     return int(psutil.virtual_memory().available)
 
 
 def kernel_kills() -> int | None:
-    """Processes that the kernel has killed for their memory since it started; None where it does not say."""
+    """Return the number of processes that the kernel killed for memory since boot; None if it is not reported."""
     try:
         counts = dict(line.split() for line in _KERNEL_COUNTS.read_text(encoding="ascii").splitlines())
         return int(counts["oom_kill"])
@@ -46,7 +46,7 @@ def kernel_kills() -> int | None:
 
 
 def go_first() -> None:
-    """Has the kernel end this process before what its user works with, should the machine run out of memory."""
+    """Make the kernel kill this process before the user's other programs when memory runs out."""
     if sys.platform == "linux":
         with suppress(OSError):  # A sandbox may forbid it.
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ), encoding="ascii")

@@ -1,23 +1,23 @@
-"""A cap on a rate of bytes: a bucket that fills evenly, knows no clock, and lets nobody past who comes too soon."""
+"""A byte rate limit as a token bucket without a clock: callers pass the time and wait themselves."""
 
 from __future__ import annotations
 
 from typing import Final
 
 BURST_S: Final = 0.1
-"""What may go at once after a time in which nothing went, as a time at the full rate."""
+"""Token bucket burst, in seconds at the full rate."""
 
 
 class RateCap:
-    """Bytes a second; 0 = no cap."""
+    """Limit in bytes per second; 0 = no limit."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
-        """May change at any time: what has passed has been counted by what it was then."""
+        """May change at any time; bytes already counted keep the old rate."""
         self._paid_until = 0.0
 
     def delay_s(self, count_bytes: int, now: float) -> float:
-        """How long to wait before so many bytes may go; they count as gone. First come, first served."""
+        """Count `count_bytes` as sent and return the seconds to wait before sending them, in call order."""
         if not self.bytes_per_s:
             return 0.0
         self._paid_until = max(self._paid_until, now - BURST_S) + count_bytes / self.bytes_per_s

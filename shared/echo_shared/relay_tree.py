@@ -1,11 +1,11 @@
-"""Who hands a piece on to whom, in three bytes a node.
+"""Route of a piece as a tree of nodes, in three bytes per node.
 
-    the piece comes to 7, which hands it on to 3 and 9; 9 hands it on to 2
+    node 7 receives the piece and forwards it to 3 and 9; 9 forwards it to 2
 
-    pack([(3, 0, b""), (9, 1, pack([(2, 0, b"")]))]) == 3·0 9·1 2·0    number·children, each before those below it
-    split(3·0 9·1 2·0) == [(3, b""), (9, 2·0)]                         what 7 does: 9 gets what lies below 9
+    pack([(3, 0, b""), (9, 1, pack([(2, 0, b"")]))]) == 3·0 9·1 2·0    number·children, parents before children
+    split(3·0 9·1 2·0) == [(3, b""), (9, 2·0)]                         node 7 sends 9 the subtree below 9
 
-The hub numbers its nodes; a number is two bytes, little-endian, and how many children a node has is one.
+The hub numbers its nodes. A number takes two bytes, little-endian, and a count of children one byte.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NODE_BYTES: Final = 3
 
 
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Nodes side by side, each with how many children it has and what is packed below it."""
+    """Encode sibling nodes, each given as (number, count of children, encoded subtree)."""
     return b"".join([number.to_bytes(2, "little") + bytes((count,)) + below for number, count, below in branches])
 
 
 def pack_all(number: int, children: Mapping[int, Sequence[int]]) -> bytes:
-    """All that lies below this node. `children`: of each node that has any."""
+    """Encode everything below node `number`. `children` maps each parent to its children."""
     nodes: list[int] = []
     waiting = list(reversed(children.get(number, ())))
     while waiting:
@@ -37,7 +37,7 @@ def pack_all(number: int, children: Mapping[int, Sequence[int]]) -> bytes:
 
 
 def split(packed: bytes) -> list[tuple[int, bytes]]:
-    """The nodes at the top, each with what is packed below it. Raises CodecError."""
+    """Return the top nodes, each with its encoded subtree. Raises CodecError if `packed` is cut off."""
     branches: list[tuple[int, bytes]] = []
     start = 0
     while start < len(packed):
@@ -48,11 +48,11 @@ def split(packed: bytes) -> list[tuple[int, bytes]]:
 
 
 def _end(packed: bytes, start: int) -> int:
-    """Where the node that begins there ends, with all that lies below it."""
+    """Return the end offset of the node at `start`, its subtree included."""
     open_nodes = 1
     while open_nodes:
         if start + NODE_BYTES > len(packed):
-            raise CodecError("A piece's way is cut off.", got=f"{len(packed)} bytes")
+            raise CodecError("A piece's route is cut off.", got=f"{len(packed)} bytes")
         open_nodes += packed[start + 2] - 1
         start += NODE_BYTES
     return start

@@ -1,5 +1,7 @@
-"""Rewards with their components; when rewards count as equal, and what is still to come at each turn of an episode: the
-ledger's and the learner's groups without advantage are the same ones."""
+"""Rewards with components, equality of rewards, and returns per turn of an episode.
+
+The ledger and the learner share `all_equal`, so both find the same groups without advantage.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 RELATIVE_TOLERANCE: Final = 1e-9
-"""Far above float64's rounding, far below any difference that a task means: 0.1 + 0.2 and 0.3 are equal."""
+"""Far above float64 rounding and far below any intended difference: 0.1 + 0.2 equals 0.3."""
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
-    """Whether the rewards differ by no more than rounding; true of none and of one."""
+    """Return True if the rewards differ by no more than rounding; also for none or one."""
     if not rewards:
         return True
     low, high = min(rewards), max(rewards)
@@ -20,7 +22,7 @@ def all_equal(rewards: Sequence[float]) -> bool:
 
 
 class Reward(float):
-    """A reward that knows its components, each under its name, before they are weighed."""
+    """A reward with its named, unweighted components."""
 
     components: Mapping[str, float]
 
@@ -31,12 +33,12 @@ class Reward(float):
 
 
 def components_of(reward: float) -> Mapping[str, float] | None:
-    """None where the reward is the task's alone."""
+    """Return the reward's components; None if it is only the task's score."""
     return reward.components if isinstance(reward, Reward) else None
 
 
 def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, float] | None:
-    """The mean of each component over the rewards that have it; None where none has any."""
+    """Return each component's mean over the rewards that contain the component; None if none contains any."""
     found: dict[str, list[float]] = {}
     for components in of_each:
         for name, value in (components or {}).items():
@@ -45,9 +47,9 @@ def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, 
 
 
 def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) -> list[float]:
-    """For each turn of an episode what it and those behind it have earned, each further one `discount` times as much.
+    """Return the discounted return of each turn of an episode: each later turn's reward is multiplied by `discount`.
 
-    `turn_rewards`: of all turns but the last, which has earned the rest of the episode's `reward`.
+    `turn_rewards` covers all turns but the last; the last one gets the rest of the episode's `reward`.
     """
     found = [reward - math.fsum(turn_rewards)]
     for earned in reversed(turn_rewards):
@@ -56,6 +58,6 @@ def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) ->
 
 
 def of_each_turn(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
-    """For each turn the returns of all episodes that came to it, in their order. `episodes`: the `returns` of each."""
+    """Return, for each turn, the returns of all episodes that reached it, in order; `episodes` are their `returns`."""
     most = max(map(len, episodes), default=0)
     return [[found[turn] for found in episodes if turn < len(found)] for turn in range(most)]

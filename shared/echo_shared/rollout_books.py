@@ -1,8 +1,8 @@
-"""What the hub's books say of single rollouts: what is asked for, one row of a list, and one group in full.
+"""Records of single rollouts in the hub's database: a filter, a list row, and one group in full.
 
-They are here because the pages import nothing of the hub. Fields are those of the JSON of /api/v1/rollouts: a name is a
-promise. Times are seconds since the epoch on the hub's clock, log-probabilities are nats. Texts are what a model or a
-stranger's node made up: hostile input.
+The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/rollouts, so
+renaming one breaks clients. Times are seconds since the epoch on the hub's clock, log-probabilities are in nats. Texts
+come from models and untrusted nodes: treat them as hostile input.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from echo_shared.messages import ReceiptState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """Which rollouts are asked for: those that fit all of it. None and "" ask for nothing."""
+    """Filter for rollouts; all set fields must match. None and "" match any rollout."""
 
     step: int | None = None
-    """Of the groups of this step's batch, with those of them that were dropped."""
+    """Groups of this step's batch, dropped rollouts included."""
     group: int | None = None
     node: str = ""
-    """The id of the node that it was leased to."""
+    """Id of the node that held the lease."""
     version: int | None = None
-    """The policy version of its lease."""
+    """Policy version of the lease."""
     state: str = ""
     """A `ReceiptState` value."""
     drop: str = ""
@@ -36,48 +36,48 @@ class RolloutFilter:
     tokens_min: int | None = None
     tokens_max: int | None = None
     text: str = ""
-    """Somewhere in the completion, whatever the case of its letters."""
+    """Substring of the completion, in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """One leased rollout: its receipt, and when it came through each state."""
+    """One leased rollout: its receipt, and the time of each state."""
 
     rollout_id: str
     group_id: int
     index: int
     turn: int
-    """Of its episode; 0 = the first, and the only one but in environments."""
+    """Turn of its episode; 0 = the first, and the only one outside environments."""
     step: int | None
-    """Whose batch its group is in."""
+    """Step whose batch contains its group."""
     evaluation: str
-    """Which held-out problem, if it was drawn to evaluate its version; else empty."""
+    """Held-out problem, for a rollout of an evaluation; else empty."""
     task: str = ""
-    """The key of its task; empty where the run has one task alone."""
+    """Task key; empty if the run has only one task."""
     node_id: str
     node_name: str
     policy_version: int
     state: str
     drop_reason: str | None
     detail: str
-    """More of why it was dropped."""
+    """Details of the drop reason."""
     checked: str
     reward: float | None
     components: Mapping[str, float] | None
-    """What the reward is made of, before it is weighed; None: it is the task's score alone, or there is none."""
+    """Components of the reward, unweighted; None: the reward is only the task's score, or missing."""
     num_tokens: int | None
-    """Drawn; None: it has not come in."""
+    """Number of drawn tokens; None: the rollout has not arrived."""
     leased_at: float
     received_at: float | None
     scored_at: float | None
     final_at: float | None
-    """When it was trained on, evaluated or dropped."""
+    """Time when it was trained on, evaluated or dropped."""
     not_kept: str
-    """Why its tokens are not there any more: share or bytes, as the settings of keeping have it; else empty."""
+    """Retention setting that removed its tokens: share or bytes; else empty."""
 
     @property
     def is_in_flight(self) -> bool:
-        """A node still has it: it may come in yet."""
+        """True while a node holds the lease, so that the rollout may still arrive."""
         return self.state == ReceiptState.LEASED
 
 
@@ -87,43 +87,43 @@ class RolloutRow:
 
     summary: RolloutSummary = field(metadata=FLAT)
     text: str | None
-    """The completion, its special tokens written out; None: its tokens are not there."""
+    """Completion with special tokens shown; None: its tokens are not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsPage:
-    """Some rollouts, those that were leased last first."""
+    """A page of rollouts, newest lease first."""
 
     rollouts: tuple[RolloutRow, ...]
     before: str
-    """Goes on after these when asked with it; empty: there are no more. There may be more even after few or none: one
-    answer looks at a bounded number of rollouts."""
+    """Cursor of the next page; empty: this is the last one. A page may be short or empty before the last one, because
+    each request examines a bounded number of rollouts."""
     kept_rollouts: int
-    """Of final rollouts, those whose tokens are there to read; in all of the run, as the next ones."""
+    """Final rollouts of the run whose tokens are stored. The next fields also count the whole run."""
     kept_bytes: int
     left_out_by_share: int
     deleted_by_bytes: int
     retired_rollouts: int = 0
-    """That are not in the books any more: archived, or dropped as the settings of keeping have it."""
+    """Rollouts removed from the database: archived, or deleted by the retention settings."""
     retired_step: int = 0
-    """They belong to the steps up to this one; 0: there are none."""
+    """Last step whose rollouts were removed; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The shortest run of tokens that is a text: most often one token."""
+    """Shortest run of tokens that decodes to text, usually one token."""
 
     text: str
     num_tokens: int
     logprob: float
-    """The sum over its tokens, by whoever drew them."""
+    """Sum over its tokens, as reported by the node that drew them."""
     version: int
-    """The policy version that drew its last token."""
+    """Policy version that drew its last token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSpan:
-    """Tokens that one node drew by one version, one after the other."""
+    """Consecutive tokens that one node drew with one version."""
 
     node_id: str
     policy_version: int
@@ -132,51 +132,51 @@ class DrawnSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutText:
-    """What was drawn, and what an environment answered."""
+    """Text of a completion and the environment's answer."""
 
     text: str
     pieces: tuple[Piece, ...]
-    """The text is theirs, one after the other."""
+    """The pieces concatenate to `text`."""
     completion_ids: tuple[int, ...]
     behavior_logprobs: tuple[float, ...]
     spans: tuple[DrawnSpan, ...]
     finish_reason: str
     sampling_s: float
     observation: str
-    """Empty: it was the last turn. Masked out of the loss."""
+    """The environment's answer, masked out of the loss; empty after the last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """A rollout in its group."""
+    """A rollout within its group."""
 
     summary: RolloutSummary = field(metadata=FLAT)
     advantage: float | None
-    """As the run's objective has it; None: its group is in no step's batch, or it is not in the group's part of it."""
+    """Advantage under the run's objective; None: the step's batch does not contain the rollout."""
     drawn: RolloutText | None
-    """None: its tokens are not there."""
+    """None: its tokens are not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """One prompt with all that was ever leased of it, by index, turn and lease."""
+    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
 
     group_id: int
     step: int | None
     evaluation: str
     opened_at: float | None
-    """None: of an evaluation."""
+    """None: the group belongs to an evaluation."""
     drop_reason: str | None
     staleness: int | None
-    """Optimizer steps from sampling to consumption; None: it is in no step's batch."""
+    """Optimizer steps from sampling to consumption; None: no step's batch contains the group."""
     planned_at: float | None
     trained_at: float | None
     published_at: float | None
-    """When the version that it was trained into was published."""
+    """Publication time of the version that the group's step produced."""
     task: str = ""
-    """The key of its task; empty where the run has one task alone."""
+    """Task key; empty if the run has only one task."""
     prompt: str
-    """Its special tokens written out."""
+    """Prompt with special tokens shown."""
     rollouts: tuple[RolloutView, ...]
     retired: bool = False
-    """They are not in the books any more: archived, or dropped as the settings of keeping have it."""
+    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""

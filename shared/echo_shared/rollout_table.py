@@ -1,12 +1,11 @@
-"""What a batched engine knows of the rollouts in progress on the host: one row a rollout, as arrays, so that a step is
-a few array calls and no Python loop over tokens.
+"""Host-side state of a batched engine's rollouts: arrays with one row per rollout, so that no step loops over tokens.
 
-An engine begins rollouts in rows (`start`), and for each step feeds the model every row's last token (`next_inputs`),
-draws by every row's next uniform (`next_draws`) and notes what was drawn (`record`), which ends rows and frees them. A
-rollout with a prefix begins behind it. What rollouts in progress have drawn is told once, by `news`. A free row is
-filled by another rollout, or by the last rows (`close_gaps`), which the engine then moves in its own memory as well.
+An engine starts rollouts in rows (`start`). In each step it feeds every row's last token (`next_inputs`), draws with
+every row's next uniform (`next_draws`) and stores the drawn tokens (`record`), which frees the rows of finished
+rollouts. A rollout with a prefix starts after it. `news` returns newly drawn tokens once. A free row takes another
+rollout, or one of the last rows (`close_gaps`); the engine must then also move its own data of that row.
 
-Dimensions: W rows of the table, R rows that a call is about, T tokens, S stop tokens.
+Dimensions: W rows of the table, R rows of a call, T tokens, S stop tokens.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One rollout in progress; `started` by the clock that `record` is told the time of."""
+    """One rollout in progress; `started` is a time of the clock that also supplies `now` to `record`."""
 
     group: GroupRequest
     index: int
     started: float
     num_given: int = 0
-    """Tokens at its beginning that the request gave."""
+    """Number of leading tokens that the request gave."""
 
     def finished(self, ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32], now: float) -> FinishedRollout:
-        """Its completion: token ids [T] and their log-probabilities [T] in nats."""
+        """Return the completion from its token ids [T] and log-probabilities [T] in nats."""
         stopped = int(ids_T[-1]) in self.group.stop_ids
         return FinishedRollout(
             lease_id=self.group.lease_id,
@@ -50,11 +49,11 @@ class Rollout:
 
 
 class RolloutTable:
-    """Rollouts by row, with the tokens that they have so far. Grows as it is filled."""
+    """Rollouts by row, with their tokens so far. Grows on demand."""
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout | None] = []
-        """By row; None = the row is free."""
+        """Rollout of each row; None = the row is free."""
         self._tokens_W, self._positions_W = (np.zeros(0, dtype=np.int32) for _ in range(2))
         self._drawn_W, self._told_W, self._limit_W, self._end_W = (np.zeros(0, dtype=np.int64) for _ in range(4))
         self._temperature_W = np.zeros(0)
@@ -65,24 +64,24 @@ class RolloutTable:
         self._now = 0.0
 
     def __len__(self) -> int:
-        """Rows, free ones included."""
+        """Return the number of rows, free ones included."""
         return len(self.rollouts)
 
     def free(self) -> list[int]:
-        """The free rows between the others, rising."""
+        """Return the free rows between others, in ascending order."""
         return [row for row, rollout in enumerate(self.rollouts) if rollout is None]
 
     def longest(self) -> int:
-        """Tokens that the longest rollout may come to, its prompt included; 0 when there is none."""
+        """Return the largest possible length of a rollout in tokens, prompt included; 0 if the table is empty."""
         used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
         return int(self._end_W[used].max(initial=0))
 
     def start(self, rows: Sequence[int], group: GroupRequest, indices: Sequence[int], started: float) -> None:
-        """Begins rollouts of `group`, one an index, in as many rows that are free or behind the last.
+        """Start one rollout of `group` per index, in `rows`, which must be free or follow the last row.
 
-        They have drawn nothing yet: what is fed next is the last token of the prompt, or of its prefix.
+        The first token to feed is the last one of the prompt, or of the rollout's prefix.
         """
-        rows = list(rows)  # By a tuple numpy would index dimensions.
+        rows = list(rows)  # numpy would take a tuple as one index per dimension.
         self._make_room(max(rows) + 1, group.max_tokens, len(group.stop_ids))
         self.rollouts += [None] * (max(rows) + 1 - len(self.rollouts))
         for row, index in zip(rows, indices, strict=True):
@@ -100,7 +99,7 @@ class RolloutTable:
             self._give_prefixes(dict(zip(indices, rows, strict=True)), group, started)
 
     def _give_prefixes(self, rows: Mapping[int, int], group: GroupRequest, started: float) -> None:
-        """Puts the rollouts among `rows`, by index, that have a prefix behind it."""
+        """Advance the rollouts that have a prefix past it; `rows` maps index to row."""
         for prefix in group.prefixes:
             row, count = rows.get(prefix.index), len(prefix.ids)
             if row is not None:
@@ -111,7 +110,7 @@ class RolloutTable:
                 self._drawn_W[row] = self._told_W[row] = count
 
     def news(self) -> list[DrawnPart]:
-        """What the rollouts in progress have drawn since the last call; a prefix is no news."""
+        """Return the tokens drawn since the last call, for each rollout in progress; prefixes are excluded."""
         parts = []
         for row in np.flatnonzero(self._drawn_W[: len(self)] > self._told_W[: len(self)]).tolist():
             rollout, new = self.rollouts[row], slice(self._told_W[row], self._drawn_W[row])
@@ -132,19 +131,19 @@ class RolloutTable:
         return parts
 
     def next_inputs(self, rows_R: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Each row's last token [R], which is to be fed next, and its position [R]."""
+        """Return each row's last token [R], to be fed next, and its position [R]."""
         return self._tokens_W[rows_R], self._positions_W[rows_R]
 
     def next_draws(self, rows_R: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The uniform in [0, 1) that each row's next token is drawn by [R], and the temperature that it is drawn at."""
+        """Return the uniform in [0, 1) for each row's next draw [R], and its temperature [R]."""
         return self._u_WT[rows_R, self._drawn_W[rows_R]], self._temperature_W[rows_R]
 
     def record(
         self, rows_R: NDArray[np.int64], tokens_R: NDArray[np.int64], logprobs_R: NDArray[np.float64], now: float
     ) -> dict[int, FinishedRollout]:
-        """Notes one drawn token a row [R], and their log-probabilities [R] in nats.
+        """Store one drawn token per row [R], with log-probabilities [R] in nats.
 
-        Returns the rollouts that this ends, by row, rising where `rows_R` is; these rows are free from now on.
+        Returns the finished rollouts by row, in the order of `rows_R`; their rows become free.
         """
         self._now = now
         drawn_R = self._drawn_W[rows_R]
@@ -165,7 +164,7 @@ class RolloutTable:
         return finished
 
     def rows_of(self, lease_id: int) -> list[int]:
-        """The rows of a lease's rollouts, rising."""
+        """Return the rows of a lease's rollouts, in ascending order."""
         return [
             row
             for row, rollout in enumerate(self.rollouts)
@@ -173,12 +172,12 @@ class RolloutTable:
         ]
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Frees these rows, whatever they hold."""
+        """Free these rows, finished or not."""
         for row in rows:
             self.rollouts[row] = None
 
     def close_gaps(self) -> tuple[list[int], list[int]]:
-        """Moves the last rows into the free ones, and ends the table behind them; returns from where to where."""
+        """Move the last rows into free ones and shorten the table. Returns (source rows, target rows)."""
         used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
         targets = [row for row in self.free() if row < len(used)]
         sources = used[len(used) - len(targets) :]

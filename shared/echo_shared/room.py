@@ -1,7 +1,7 @@
-"""Room on a disk: what a full one does not take is tried again until there is some, and all else waits for it.
+"""Retries of writes to a full disk, which block all other work until there is space.
 
-So a hub whose disk is full stands still, says so, and goes on by itself: nothing is leased, acknowledged or trained on
-that was not written. A database server that is away is waited for in the same way, by a `Room` of its own.
+A hub with a full disk thus stops, reports it, and resumes automatically: it leases, acknowledges or trains on nothing
+that was not written. A second `Room` waits in the same way for a database server that is away.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ RETRY_S: Final = 1.0
 
 
 class Room:
-    """Safe to use from several threads. What is tried again must have left nothing behind when it failed. `code`: of
-    the StorageErrors that are waited for. `full` is called with what the disk (or server) says when somebody begins to
-    wait, `over` when nobody waits any more; from any thread."""
+    """Retries a write while it fails for lack of space. Thread-safe. A failed write must leave nothing behind.
+
+    `code` is the code of the StorageErrors to wait for. `full` is called with the error text when the first writer
+    starts to wait, `over` when the last one has finished, from any thread.
+    """
 
     def __init__(
         self,
@@ -38,28 +40,30 @@ class Room:
         self._given_up = Event()
         self._lock = Lock()
         self._waiting: dict[object, str] = {}
-        """Who waits, and what the disk has said."""
+        """Waiting writer -> error text."""
 
     @property
     def lacks(self) -> str:
-        """What the disk says to somebody who waits; empty = nobody does."""
+        """The disk-full message if a writer is waiting, else ""."""
         with self._lock:
             return next(iter(self._waiting.values()), "")
 
     def elsewhere(self, who: str, said: str) -> None:
-        """Another process, `who`, waits for room on the same disk, which says `said`; empty = it no longer waits."""
+        """Note that another process, `who`, waits for space on the same disk with the error `said`; "" = it stopped."""
         if said:
             self._begin(who, said)
         else:
             self._done(who)
 
     def give_up(self) -> None:
-        """Nobody waits any more: what does not fit is raised."""
+        """End all waiting: errors are raised from now on."""
         self._given_up.set()
 
     def until(self, write: Callable[[], T]) -> T:
-        """What `write` gives once no full disk keeps it from it; blocks. Raises what else it raises, and StorageError
-        once it is given up."""
+        """Call `write` until it succeeds, and return its result. Blocks.
+
+        Raises other errors at once, and StorageError after `give_up`.
+        """
         turn = object()
         try:
             while True:
@@ -73,7 +77,7 @@ class Room:
             self._done(turn)
 
     async def until_done(self, write: Callable[[], Awaitable[T]]) -> T:
-        """The same on the event loop."""
+        """Do the same on the event loop."""
         turn = object()
         try:
             while True:
@@ -88,7 +92,7 @@ class Room:
             self._done(turn)
 
     def _wait(self, turn: object, error: StorageError) -> None:
-        """Raises the error if waiting does not cure it."""
+        """Register a waiting writer. Raises the error if waiting does not help."""
         if error.code != self._code:
             raise error
         self._begin(turn, error.got or error.what)

@@ -1,7 +1,7 @@
-"""What an engine is asked to compute again of another node's completion, and what it finds, token by token.
+"""Request to recompute another node's completion, and the result, token by token.
 
-The node is told neither what was claimed of the completion nor its seed: it says where each token's interval lies in
-the cumulative distribution, and the hub sees whether the draw fell into it.
+The request omits the claimed log-probabilities and the seed. The node reports each token's interval in the cumulative
+distribution; the hub checks that the draw lies in it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 Intervals = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Where each token's interval begins, and its log-probability in nats; both [T]."""
+"""(start of each token's interval, log-probability in nats), both [T]."""
 
 LEAST_LOGPROB: Final = -1e4
-"""Said of a token without probability: a message holds finite numbers."""
+"""Reported for a token of probability 0, because messages hold only finite numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """One completion, and by which versions it is to be computed again."""
+    """One completion, and the versions to recompute it with."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]
     completion_ids: NDArray[np.int32]
     versions: tuple[tuple[int, int], ...]
-    """Version and number of tokens, in order, one after the other; of all of the completion."""
+    """(version, number of tokens), in token order, covering the whole completion."""
     temperature: float
 
     def spans(self) -> Iterator[tuple[int, NDArray[np.int32], int]]:
-        """Each version, all that is to be fed to it and to be found of it, and the place of its first token there."""
+        """Yield (version, ids to feed, index of the version's first token in ids) for each version."""
         ids = np.concatenate([self.prompt_ids, self.completion_ids])
         first = len(self.prompt_ids)
         for version, count in self.versions:
@@ -42,7 +42,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What the engine found of a completion; both arrays empty: it cannot tell."""
+    """Recomputed intervals of a completion; both arrays are empty if the engine cannot compute them."""
 
     rollout_id: str
     below: NDArray[np.float32]
@@ -50,7 +50,7 @@ class Scored:
 
     @classmethod
     def of(cls, rollout_id: str, found: list[Intervals]) -> Scored:
-        """Of the spans, in order. What is no number is as good as nothing."""
+        """Join the spans' intervals in order. A NaN makes the result empty."""
         below = np.concatenate([one for one, _ in found] or [np.zeros(0)])
         logprobs = np.concatenate([one for _, one in found] or [np.zeros(0)])
         if np.isnan(below).any() or np.isnan(logprobs).any():

@@ -1,12 +1,12 @@
 """Sealed files: an artefact's files encrypted with a run key, so that only the run's members can read them.
 
-A sealed file is MAGIC, a random salt, then the content in chunks of `CHUNK_BYTES`, each with AES-256-GCM's tag. The
-file has a key of its own, HKDF-SHA256 (RFC 5869) of run key and salt, so the nonces may count from 0. Nonce: 11 bytes
-counter, 1 byte that is 1 for the last chunk: the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár, "Online
-Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance" (CRYPTO 2015), by which chunks that are left out,
-swapped, repeated or cut off at the end are noticed like changed ones.
+A sealed file is MAGIC, a random salt, then the content in chunks of `CHUNK_BYTES`, each with its AES-256-GCM tag. Its
+file key is HKDF-SHA256 (RFC 5869) of run key and salt, so nonces can count from 0. A nonce is an 11-byte counter and
+one byte that is 1 for the last chunk. This is the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár,
+"Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance" (CRYPTO 2015). It detects chunks that are
+changed, omitted, reordered, repeated or cut off.
 
-It says who may read, not who wrote: every member has the run key. Who wrote it is what the signed manifest proves.
+Sealing controls who can read a file. Every member has the run key, so only the signed manifest proves the author.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ _COUNTER_BYTES: Final = 11
 
 
 def new_key() -> bytes:
-    """A run key."""
+    """Return a random run key."""
     return os.urandom(KEY_BYTES)
 
 
 def seal(source: Path, target: Path, key: bytes) -> None:
-    """Writes `source`, of any size, to `target`, readable with `key` alone; another sealing gives other bytes.
+    """Encrypt `source`, of any size, to `target`, readable only with `key`. Each call gives different bytes.
 
-    `target` is there whole or not at all, even when the power fails. Blocks. Raises StorageError when a file cannot be
-    read or written.
+    `target` is complete or missing, even after a power failure. Blocks. Raises StorageError for file errors.
     """
     salt = os.urandom(SALT_BYTES)
     cipher = _cipher(key, salt)
@@ -56,11 +55,10 @@ def seal(source: Path, target: Path, key: bytes) -> None:
 
 
 def unseal(source: Path, target: Path, key: bytes) -> str:
-    """Writes to `target` what was sealed as `source`, once all of it has proved to be sealed with `key` and unchanged.
-    Returns its SHA-256 (hexadecimal).
+    """Decrypt `source` to `target`, and return the content's SHA-256 (hexadecimal).
 
-    `target` is there whole or not at all. Blocks. Raises CodecError when it was not sealed with this key, or was cut,
-    reordered or changed; StorageError when a file cannot be read or written.
+    `target` is complete or missing. Blocks. Raises CodecError if the file was sealed with another key, or was cut,
+    reordered or changed; StorageError for file errors.
     """
     digest = hashlib.sha256()
 
@@ -74,10 +72,10 @@ def unseal(source: Path, target: Path, key: bytes) -> str:
 
 
 class UnsealingReader:
-    """What was sealed as `source`, in order, while that is being read; `source` gives less than asked for at its end.
+    """Decrypts `source` in order while it is read; `source` must return fewer bytes than requested only at its end.
 
-    What has been read is unchanged and in its place. Whether something was cut off shows at the end alone: the last
-    read must be one that gives less than it was asked for.
+    Bytes returned are unchanged and in place. A cut at the end is only detected by a read that returns fewer bytes than
+    requested, so the caller must read up to it.
     """
 
     def __init__(self, source: Readable, key: bytes) -> None:
@@ -85,7 +83,7 @@ class UnsealingReader:
         self._rest = memoryview(b"")
 
     def read(self, count: int, /) -> bytes:
-        """The next `count` bytes, or all that are left. Raises CodecError as `unseal`, and what `source` raises."""
+        """Return the next `count` bytes, or all that remain. Raises CodecError as `unseal`, and errors of `source`."""
         parts = []
         while count:
             if not self._rest:
@@ -102,14 +100,14 @@ class UnsealingReader:
 def _unsealed(file: Readable, key: bytes) -> Iterator[bytes]:
     header = file.read(len(MAGIC) + SALT_BYTES)
     if len(header) < len(MAGIC) + SALT_BYTES or not header.startswith(MAGIC):
-        raise CodecError("A file is not sealed.", got="its head is not a sealed file's")
+        raise CodecError("A file is not sealed.", got="its first bytes are not those of a sealed file")
     cipher = _cipher(key, header[len(MAGIC) :])
     for nonce, chunk in _chunks(file, CHUNK_BYTES + TAG_BYTES):
         try:
             yield cipher.decrypt(nonce, chunk, None)
         except InvalidTag as error:
             raise CodecError(
-                "A sealed file cannot be opened.", got="it is sealed with another key, or was changed or cut"
+                "A sealed file cannot be opened.", got="it was sealed with another key, or was changed or cut"
             ) from error
 
 
@@ -118,7 +116,7 @@ def _cipher(key: bytes, salt: bytes) -> AESGCM:
 
 
 def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-    """(nonce, chunk) of all the rest; at least one, which may be empty. Only the last may be shorter."""
+    """Yield (nonce, chunk) to the end of the file, at least once. Only the last chunk may be shorter or empty."""
     counter, chunk, last = 0, file.read(chunk_bytes), False
     while not last:
         following = file.read(chunk_bytes)
@@ -130,7 +128,7 @@ def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
 def _rewrite(
     source: Path, target: Path, transform: Callable[[BinaryIO], Iterator[bytes]], *, synced: bool = False
 ) -> None:
-    """`target` from `source`; never a half-written one, and with `synced` not even when the power fails."""
+    """Write `target` from `source` completely or not at all; with `synced`, even in a power failure."""
     temporary = target.with_name(f"{target.name}.tmp")
     with disk_errors(f"{target.name} cannot be written.", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)

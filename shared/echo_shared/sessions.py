@@ -8,12 +8,12 @@
               ◄──  Welcome                 open: every other message, both ways
     At any moment: ◄── Refused (hub ends it), Goodbye ──► (node ends it).
 
-All before the Welcome travels in HTTP headers (`credentials`), ahead of any websocket. Hello comes with the first
-request and again with the Proof, so the hub has a session for each request and keeps none between them: it gives the
-second one the nonce that comes back, whose age and making are the caller's to check.
+Everything before Welcome travels in HTTP headers (`credentials`), ahead of any websocket. Hello comes with the first
+request, and again with the Proof. The hub creates a session per request and keeps no state in between: the second
+session gets the nonce that the node returns. The caller must check that nonce's age and origin.
 
-A frame that the state does not allow, or that does not decode, is a RemoteProtocolError; the caller then ends this
-connection and no other. Neither end sends anything by itself: `send` and the handshake calls return frames.
+A frame that the state does not allow, or that does not decode, raises RemoteProtocolError; the caller then ends this
+connection only. Sessions send nothing by themselves: `send` and the handshake calls return frames.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from echo_shared.messages import (
 )
 
 UPGRADE_NODE: Final = "Upgrade the node: run its installer again."
-"""What a hub tells a node that is too old for it; the node knows better how it was installed."""
+"""The hub's advice to an outdated node; the node replaces it by advice that fits its installation."""
 SUPPORTED_VERSIONS: Final = range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
@@ -100,7 +100,7 @@ NODE_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     },
     State.CLOSED: {},
 }
-"""Node's end: CHALLENGED = Hello sent, PROVEN = Proof sent."""
+"""Node's state machine: CHALLENGED = Hello sent, PROVEN = Proof sent."""
 
 HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     State.START: {Hello: State.CHALLENGED},
@@ -126,16 +126,16 @@ HUB_MAY_RECEIVE: Final[dict[State, dict[type, State]]] = {
     },
     State.CLOSED: {},
 }
-"""Hub's end: CHALLENGED = Challenge sent, PROVEN = the node's signature is right and the caller decides."""
+"""Hub's state machine: CHALLENGED = Challenge sent, PROVEN = signature verified, waiting for the caller's decision."""
 
 
 def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: bytes, hub_key: bytes) -> bytes:
-    """What a signature in the handshake covers: the role and both ends' keys and nonces, so none can be replayed."""
+    """Return the bytes that a handshake signature covers: role, keys and nonces of both ends prevent replays."""
     return b"echo-swarm handshake 1\0" + role.encode() + b"\0" + node_nonce + hub_nonce + node_key + hub_key
 
 
 def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> RefusedError:
-    """The side with the older protocol must upgrade."""
+    """Return the refusal; the side with the older protocol must upgrade."""
     behind = theirs if peer.protocol_version < OLDEST_PROTOCOL_VERSION else mine
     upgrade = {"node": UPGRADE_NODE, "hub": "Ask the hub's operator to upgrade it."}
     return RefusedError(
@@ -151,7 +151,7 @@ def _in_state(message: FromHub | FromNode, state: State) -> str:
 
 
 class NodeSession:
-    """The node's end. `pinned_hub_key` is None at first use: any hub is then accepted, and the caller pins its key."""
+    """The node's end. If `pinned_hub_key` is None (first use), any hub is accepted, and the caller must pin its key."""
 
     def __init__(self, *, me: Identity, pinned_hub_key: bytes | None, software_version: str, nonce: bytes) -> None:
         self.state = State.START
@@ -176,7 +176,7 @@ class NodeSession:
         )
 
     def receive(self, frame: bytes) -> FromHub:
-        """The message in `frame`, checked against the state. After a Challenge the hub is known to be who it says."""
+        """Decode `frame` and check it against the state. A returned Challenge has proven the hub's key."""
         message = decode_from_hub(frame)
         next_state = NODE_MAY_RECEIVE[self.state].get(type(message))
         if next_state is None:
@@ -193,8 +193,8 @@ class NodeSession:
             raise RemoteProtocolError("The hub could not prove that it holds its key.", got="a wrong signature")
         if self._pinned_hub_key is not None and challenge.hub_key != self._pinned_hub_key:
             raise RefusedError(
-                "The hub's key is not the one that this node knows. Someone else may be answering in its place.",
-                got=f"{identity.fingerprint(challenge.hub_key)}; known: {identity.fingerprint(self._pinned_hub_key)}",
+                "The hub's key differs from the one that this node has stored. Another server may be impersonating it.",
+                got=f"{identity.fingerprint(challenge.hub_key)}; stored: {identity.fingerprint(self._pinned_hub_key)}",
                 do="Ask the operator for the new key's fingerprint. If it is right: echo-node join URL --trust-new-key",
                 code="hub_key_changed",
             )
@@ -222,7 +222,7 @@ class NodeSession:
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
     ) -> bytes:
-        """The frame to be sent after the Challenge, once the caller has pinned `hub_key`."""
+        """Return the frame to send after the Challenge; the caller must have pinned `hub_key` first."""
         if self.state is not State.PROVEN or self._challenge is None:
             raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
         return encode(
@@ -241,7 +241,7 @@ class NodeSession:
         )
 
     def send(self, message: FromNode) -> bytes:
-        """The frame of a message that the open state allows."""
+        """Encode a message that the open state allows."""
         if self.state is not State.OPEN or type(message) not in HUB_MAY_RECEIVE[State.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         if isinstance(message, Goodbye):
@@ -250,7 +250,7 @@ class NodeSession:
 
 
 class HubSession:
-    """The hub's end. `proof` and `hello` are set once received; the caller then calls `welcome` or `refuse`."""
+    """The hub's end. `hello` and `proof` are set on receipt; the caller then calls `welcome` or `refuse`."""
 
     def __init__(self, *, me: Identity, software_version: str, nonce: bytes) -> None:
         self.state = State.START
@@ -266,13 +266,13 @@ class HubSession:
 
     @property
     def node_id(self) -> str:
-        """The peer's id; proven once `proof` is set."""
+        """The peer's id; verified once `proof` is set."""
         if self.hello is None:
-            raise LocalProtocolError("The node has not said who it is.", got=self.state.value)
+            raise LocalProtocolError("The node has not sent its key yet.", got=self.state.value)
         return identity.node_id(self.hello.node_key)
 
     def receive(self, frame: bytes) -> FromNode:
-        """The message in `frame`. Raises RefusedError, to be sent with `refuse`, on a wrong version or signature."""
+        """Decode `frame`. Raises RefusedError, to be sent with `refuse`, for a wrong version or signature."""
         message = decode_from_node(frame)
         next_state = HUB_MAY_RECEIVE[self.state].get(type(message))
         if next_state is None:
@@ -286,7 +286,7 @@ class HubSession:
             if not identity.verify(self.hello.node_key, message.signature, self._signed("node", self.hello)):
                 raise RefusedError(
                     "The node could not prove that it holds its key.",
-                    do="Restart the node; if that does not help, make it a new identity.",
+                    do="Restart the node; if that does not help, create a new identity for it.",
                     code=RefusalCode.BAD_SIGNATURE,
                 )
             self.proof = message
@@ -303,7 +303,7 @@ class HubSession:
         )
 
     def challenge(self) -> bytes:
-        """The frame to be sent after the Hello."""
+        """Return the frame to send after the Hello."""
         if self.state is not State.CHALLENGED or self.hello is None:
             raise LocalProtocolError("Challenge answers a Hello.", got=self.state.value)
         return encode(
@@ -317,19 +317,19 @@ class HubSession:
         )
 
     def welcome(self, message: Welcome) -> bytes:
-        """The frame to be sent after the Proof, when the join policy allows this node."""
+        """Return the frame to send after the Proof, if the join policy admits the node."""
         if self.state is not State.PROVEN:
             raise LocalProtocolError("Welcome answers a Proof.", got=self.state.value)
         self.state = State.OPEN
         return encode(message)
 
     def refuse(self, code: str, what: str, do: str = "") -> bytes:
-        """The last frame on this connection, in any state."""
+        """Return the last frame of this connection, in any state."""
         self.state = State.CLOSED
         return encode(Refused(code=code, what=what, do=do))
 
     def send(self, message: FromHub) -> bytes:
-        """The frame of a message that the open state allows."""
+        """Encode a message that the open state allows."""
         if self.state is not State.OPEN or type(message) not in NODE_MAY_RECEIVE[State.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         return encode(message)

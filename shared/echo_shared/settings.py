@@ -1,10 +1,10 @@
-"""Settings of a program: defaults < TOML file < environment < flags; an error names the setting and where it was set.
+"""Settings of hub and node: defaults < TOML file < environment < flags. An error names the setting and its source.
 
-Used by hub and node alike. A settings class is a pydantic-settings `BaseSettings` whose `env_prefix` and
-`env_nested_delimiter` say which environment variables are its own.
+A settings class is a pydantic-settings `BaseSettings` whose `env_prefix` and `env_nested_delimiter` define its
+environment variables.
 
-A field whose value nobody else may read is declared with SECRET. What is shown, logged or handed on is a copy by
-`without_secrets`; an error about such a field does not repeat its value.
+A field with a confidential value is declared with SECRET. Settings are shown, logged or passed on only as a copy from
+`without_secrets`; an error about such a field omits its value.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _Location = tuple[int | str, ...]
 
 MASK: Final = "**********"
-"""In place of a secret."""
+"""Shown instead of a secret."""
 SECRET_WORDS: Final = frozenset({"password", "passphrase", "secret", "secrets", "token", "tokens", "key", "keys"})
-"""A text under a name with one of these words is a secret, unless its field is declared as something else."""
+"""A text whose key contains one of these words is a secret, unless its field is declared otherwise."""
 
 
 class Secret:
-    """Marks a field in its annotation, beside `Field(repr=False)`."""
+    """Marks a field as secret in its annotation, together with `Field(repr=False)`."""
 
 
 SECRET: Final = Secret()
@@ -50,13 +50,15 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def says_secret(name: str) -> bool:
-    """Return True if a name, such as that of a task's own option, has one of SECRET_WORDS in it."""
+    """Return True if a name, such as that of a task's option, contains one of SECRET_WORDS."""
     return not SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
 def without_secrets(settings: _Model) -> _Model:
-    """Return a copy with MASK for each secret that is set, and for each text in a table whose key says so. It is for
-    showing: it need not be valid."""
+    """Return a copy with MASK for each secret that is set, and for each text in a table whose key sounds secret.
+
+    The copy is for display; it need not be valid.
+    """
     changes = {
         name: _masked(getattr(settings, name)) if is_secret(field) else _without(getattr(settings, name))
         for name, field in type(settings).model_fields.items()
@@ -65,7 +67,7 @@ def without_secrets(settings: _Model) -> _Model:
 
 
 def secrets_of(settings: BaseModel) -> Iterator[str]:
-    """Yield each secret that is set, and of a URL its password by itself, too: what no log may hold."""
+    """Yield each secret that is set, and the password within a secret URL. No log may contain these texts."""
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
@@ -104,12 +106,14 @@ def load_settings(
     instead: Mapping[str, str] = {},
     other_variables: Collection[str] = (),
 ) -> _Settings:
-    """Return the settings that hold. `path` None = no file; `overrides` are the flags, nested like `cls`, None = not
-    given. `instead`: by the name of a setting that does not exist, what to use instead of it. `other_variables`:
-    environment variables with the prefix of `cls` that are no settings.
+    """Load the settings from all sources.
 
-    Raises ConfigError when the file cannot be read or is no TOML, for every setting that is unknown or not valid, and
-    for every variable with the prefix of `cls` that names nothing: a misspelt one would go unnoticed for a whole run.
+    `path` None = no file; `overrides` are the flags, nested like `cls`, None = not given. `instead` maps names of
+    settings that do not exist to their replacements. `other_variables` are environment variables with the prefix of
+    `cls` that are no settings.
+
+    Raises ConfigError if the file cannot be read or is not TOML, and for every setting that is unknown or invalid. A
+    variable with the prefix of `cls` that names no setting also raises, because a typo would go unnoticed.
     """
     text = "" if path is None else _read(path)
     from_file = {} if path is None else _parse(text, path)
@@ -127,8 +131,10 @@ def load_settings(
 
 
 def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, Any], location: tuple[str, ...]) -> str:
-    """Where a setting was set, of what `load_settings` reads: `default`, the file and its line, an environment
-    variable, or `command line`. Raises ConfigError when the file cannot be read or is no TOML."""
+    """Return the source of a setting: `default`, the file and line, an environment variable, or `command line`.
+
+    Raises ConfigError if the file cannot be read or is not TOML.
+    """
     text = "" if path is None else _read(path)
     sources = _given(overrides), _environment(cls)
     below = {} if path is None else _parse(text, path)
@@ -138,9 +144,9 @@ def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, An
 
 
 def line_of(text: str, location: _Location) -> int | None:
-    """The 1-based line of TOML `text` where the setting at `location`, or its nearest parent, begins; None if absent.
+    """Return the 1-based line of TOML `text` where the setting at `location`, or its nearest parent, begins.
 
-    Found by parsing ever longer beginnings of the text: the setting begins after the last beginning that lacks it.
+    None if the text has neither. Parses growing prefixes of the text: the setting begins after the last one without it.
     """
     while location and not _holds(tomllib.loads(text), location):
         location = location[:-1]
@@ -166,14 +172,14 @@ def _read(path: Path) -> str:
         raise ConfigError(
             "The settings file cannot be read.",
             got=f"{path}: {error}",
-            do="Correct or remove it; it has to be saved as UTF-8.",
+            do="Correct or remove it; it must be saved as UTF-8.",
         ) from error
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # The latter for lists within lists, too many of them.
+    except (ValueError, RecursionError) as error:  # RecursionError: too many nested lists.
         raise ConfigError(
             "The settings file is not valid TOML.", got=f"{path}: {error}", do="Correct that line."
         ) from error
@@ -186,7 +192,7 @@ def _refuse_unknown_variables(cls: type[BaseSettings], others: Collection[str]) 
     for variable in sorted(os.environ):
         name = variable[len(prefix) :].upper()
         if variable.upper().startswith(prefix) and variable not in others and not _is_read(name.lower(), cls):
-            # Compared without what all of them begin with, which would make any two alike.
+            # The common prefix is left out, because it would make all names similar.
             in_a_section = [full for full in known if full.endswith(f"{_delimiter(cls)}{name}")]
             close = in_a_section or difflib.get_close_matches(name, known, n=1)
             unknown.append(f"{variable}; did you mean {known[close[0]]}?" if close else variable)
@@ -204,7 +210,7 @@ def _delimiter(cls: type[BaseSettings]) -> str | None:
 
 
 def _variables(model: type[BaseModel], delimiter: str | None) -> Iterator[str]:
-    """The names of all variables that set something, without the prefix."""
+    """Yield the names of all variables that set something, without the prefix."""
     for name, field in model.model_fields.items():
         yield name
         if delimiter and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -212,7 +218,7 @@ def _variables(model: type[BaseModel], delimiter: str | None) -> Iterator[str]:
 
 
 def _is_read(name: str, cls: type[BaseSettings]) -> bool:
-    """Whether the variable of this name, without the prefix, becomes part of the settings, and is validated there."""
+    """Return True if pydantic-settings reads the variable of this name (without the prefix) and validates it."""
     model: type[BaseModel] = cls
     parts = name.split(delimiter) if (delimiter := _delimiter(cls)) else [name]
     for place, part in enumerate(parts):
@@ -233,7 +239,7 @@ def _environment(cls: type[BaseSettings]) -> dict[str, Any]:
         raise ConfigError(
             "An environment variable is not valid.",
             got=f"{error}: {error.__cause__}",
-            do="Lists and tables are written as JSON there.",
+            do="Write lists and tables as JSON in environment variables.",
         ) from error
 
 
@@ -269,7 +275,7 @@ def _place(
     sources: tuple[Mapping[str, Any], Mapping[str, Any]],
     cls: type[BaseSettings],
 ) -> str:
-    """Where the setting was set: the winner among flag, environment and file."""
+    """Return the source with the highest priority that has the setting: flag, environment or file."""
     flags, environment = sources
     if not location:
         return "the settings together" if path is None else str(path)
@@ -305,7 +311,7 @@ def _is_secret_at(cls: type[BaseModel], location: _Location) -> bool:
     model: type[BaseModel] = cls
     for part in location:
         field = model.model_fields.get(str(part))
-        if field is None:  # Within a table or a list: its keys say it.
+        if field is None:  # Inside a table or a list, the key decides.
             return says_secret(str(part))
         if is_secret(field):
             return True
@@ -316,7 +322,7 @@ def _is_secret_at(cls: type[BaseModel], location: _Location) -> bool:
 
 
 def _suggestion(location: _Location, cls: type[BaseModel]) -> str:
-    """`; did you mean ...?` for a misspelt name, looked for among its siblings."""
+    """Return `; did you mean ...?` for a misspelled name that resembles one of its siblings; otherwise ""."""
     model: type[BaseModel] = cls
     for part in location[:-1]:
         field = model.model_fields.get(str(part))

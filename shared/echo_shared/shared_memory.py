@@ -1,11 +1,11 @@
-"""Artefacts in the memory of the hub's host, for nodes on that host: no network and no torrent in between. Linux only.
+"""Transfer of artefacts through memory to nodes on the hub's host, without network and torrent. Linux only.
 
-The hub copies an artefact into memory that it holds open (`Segment`), and offers its address to nodes that connect
-from the same host. The memory has no place in any file system, so nothing is ever left behind: the kernel frees it when
-the hub has closed it or has ended, killed or not, and the last reader is done. It opens it to the hub's user alone.
+The hub copies an artefact into a memory file (`Segment`), and offers its address to nodes that connect from the same
+host. The memory has no path, so nothing is left behind: the kernel frees it once the hub has closed it or died, and the
+last reader has finished. Only the hub's user can open it.
 
-Of multiprocessing.shared_memory, which has names, a killed hub would leave its segments behind, and before Python 3.13
-the first reader to exit would remove them under everybody's feet (https://github.com/python/cpython/issues/82300).
+multiprocessing.shared_memory uses names: a killed hub would leave its segments behind, and before Python 3.13 the first
+reader to exit would remove them for all others (https://github.com/python/cpython/issues/82300).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from echo_shared.artefacts import Manifest
 from echo_shared.messages import SharedMemory
 
 AVAILABLE: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
-"""Whether a `Segment` can be made here: not on macOS and Windows, nor by a Python that was built for an old Linux."""
+"""True if this system supports a `Segment`: not on macOS and Windows, nor with a Python built for an old Linux."""
 
 
 class Segment:
-    """One artefact in memory, its files one after the other in the manifest's order.
+    """One artefact in memory, its files concatenated in the manifest's order.
 
-    After `close` nobody begins to read it; whoever has begun reads to its end.
+    After `close` no new reader can open it; readers that have it open continue to its end.
     """
 
     def __init__(self, descriptor: int, address: SharedMemory) -> None:
@@ -35,8 +35,8 @@ class Segment:
 
     @classmethod
     def of(cls, manifest: Manifest, directory: Path) -> Segment:
-        """A copy of the artefact in `directory`. Blocks. Raises OSError when there is no memory for it."""
-        assert sys.platform == "linux", "the caller has looked at AVAILABLE"
+        """Copy the artefact in `directory` into memory. Blocks. Raises OSError if memory runs out."""
+        assert sys.platform == "linux", "the caller must check AVAILABLE"
         name = f"echo-{secrets.token_hex(16)}"
         descriptor = os.memfd_create(name)
         try:
@@ -53,14 +53,13 @@ class Segment:
 
 
 def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
-    """Copies the artefact at `address` into `directory`; the caller verifies it. Blocks.
+    """Copy the artefact at `address` into `directory`; the caller must verify it. Blocks.
 
-    Raises OSError when it is not there: because the hub has closed it, or because this process cannot see the hub's,
-    as on another host, as another user, or in a container. The random name tells it from all else that the same numbers
-    may stand for here: nothing else is opened.
+    Raises OSError if the hub has closed it, or if this process cannot see the hub's: on another host, as another user,
+    or in a container. The random name is checked, so no unrelated file with the same numbers is opened.
     """
     if sys.platform != "linux":
-        raise OSError("Only Linux shows a process's memory to another.")
+        raise OSError("Only Linux supports reading another process's memory files.")
     memory = _open(address)
     try:
         for file in manifest.files:
@@ -73,11 +72,11 @@ def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
 
 
 def _open(address: SharedMemory) -> int:
-    """A descriptor of it. Its name is looked at before and after, for between the two it may become another's."""
-    assert sys.platform == "linux", "the caller has made sure"
+    """Open the memory. Check its name before and after opening, because the hub may reuse the number in between."""
+    assert sys.platform == "linux", "the caller has checked the platform"
     link = Path("/proc", str(address.pid), "fd", str(address.descriptor))
     _check_name(link, address)
-    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # Nothing that it may be holds us up.
+    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # Must not block on a pipe or terminal.
     try:
         _check_name(Path("/proc/self/fd", str(descriptor)), address)
     except BaseException:
@@ -88,14 +87,14 @@ def _open(address: SharedMemory) -> int:
 
 def _check_name(link: Path, address: SharedMemory) -> None:
     if str(link.readlink()) != f"/memfd:{address.name} (deleted)":
-        raise FileNotFoundError(f"{link} is not {address.name}.")
+        raise FileNotFoundError(f"{link} is not the memory file {address.name}.")
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:
-    """Inside the kernel."""
-    assert sys.platform == "linux", "the callers have made sure"
+    """Copy within the kernel."""
+    assert sys.platform == "linux", "the callers have checked the platform"
     while size_bytes:
         sent = os.sendfile(target, source, None, size_bytes)
         if sent == 0:
-            raise OSError("It ends too early.")
+            raise OSError("The memory file ends too early.")
         size_bytes -= sent

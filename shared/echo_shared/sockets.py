@@ -1,4 +1,4 @@
-"""What the system's sockets can do beyond asyncio."""
+"""Socket options that asyncio does not offer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import socket
 
 
 def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> None:
-    """Has the system take no more of a connection's data while it holds `unsent_bytes` unsent; Linux and macOS can.
+    """Keep the kernel's unsent data of a connection below `unsent_bytes`; Linux and macOS support it.
 
-    What is on its way does not count, so that a connection's speed stays what it is; but what the program would send
-    next waits with the program, which may still think better of it, and connections share the line.
+    Data in flight does not count, so the connection's speed is unchanged. Later data stays in the program, which may
+    still drop or reorder it, and connections share the line fairly.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is None:
         return
-    with contextlib.suppress(OSError):  # Of a connection that has ended meanwhile.
+    with contextlib.suppress(OSError):  # The connection may have ended.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, option, unsent_bytes)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is this machine's own."""
+    """Return True if a host name or address is this machine's loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,8 +1,8 @@
-"""The figures of a trained step, in one table that all read: learner, pages, Prometheus, TensorBoard.
+"""Table of the figures of a training step, shared by learner, pages, Prometheus and TensorBoard.
 
-A new figure is a `StepFigure` in `STEP_FIGURES` and a value under its key in what `echo_hub.learner.step.train_step`
-returns; nothing else names it. Mean reward, staleness and the number of rollouts are not here: those are in the hub's
-books, whatever the learner says.
+To add a figure, add a `StepFigure` to `STEP_FIGURES` and a value under its key to the result of
+`echo_hub.learner.step.train_step`. Mean reward, staleness and the number of rollouts are not in the table, because the
+hub's own database has them.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ Better = Literal["higher", "lower", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigure:
-    """One number that a step has, or lacks."""
+    """One number of a step; a step may lack it."""
 
     key: str
-    """In a step's metrics, in the pages' JSON, and behind `train/` in TensorBoard."""
+    """Key in a step's metrics and in the pages' JSON; in TensorBoard after `train/`."""
     label: str
-    """In its chart's legend."""
+    """Label in the chart's legend."""
     about: str
-    """A sentence, for Prometheus."""
+    """A sentence for Prometheus."""
     unit: Unit = ""
     prometheus: str | None = None
-    """Its name at /metrics; None = it is told there by another figure."""
+    """Metric name at /metrics; None = not exported under its own name."""
     largest: bool = False
-    """Of several steps in one point of a chart: the largest value, not the mean."""
+    """Combine several steps in one chart point by their maximum instead of their mean."""
     chart: str | None = None
-    """Key of the chart that it is a line of."""
+    """Key of the chart that shows the figure as a line."""
     colour: Colour = "speed"
     column: str = ""
-    """Heading in the table of newest steps; empty = it has no column there."""
+    """Column heading in the table of newest steps; empty = no column."""
     better: Better = ""
-    """Which of two values is the better one; empty = neither."""
+    """Better direction of the value; empty = neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A small chart of the learner; its lines are the figures that name it, the last of them on top."""
+    """A small chart of the learner; figures that name the chart are its lines, the last one on top."""
 
     key: str
     title: str
     about: str
-    """A sentence on what it means."""
+    """A sentence that explains the chart."""
     axis: str
-    """What stands at its vertical axis, its unit with it."""
+    """Label of the vertical axis, with its unit."""
     logarithmic: bool = False
 
 
@@ -72,7 +72,7 @@ RATIO_MEAN: Final = StepFigure(
 BASE_KL: Final = StepFigure(
     key="base_kl",
     label="base model",
-    about="Divergence from objective.reference, nats per token; only where the objective has a term for it.",
+    about="KL divergence from objective.reference, nats per token; only if the objective has a term for it.",
     unit="nats/token",
     prometheus="echo_learner_base_kl",
     chart="kl",
@@ -82,7 +82,7 @@ MISMATCH_KL: Final = StepFigure(
     key="mismatch_kl",
     label="engine and learner",
     better="lower",
-    about="Between the nodes' sampling and the learner's own probabilities, nats per token.",
+    about="KL divergence between the nodes' sampling and the learner's own probabilities, nats per token.",
     unit="nats/token",
     prometheus="echo_learner_mismatch_kl",
     chart="kl",
@@ -91,7 +91,7 @@ MISMATCH_KL: Final = StepFigure(
 GRAD_NORM: Final = StepFigure(
     key="grad_norm",
     label="before clipping",
-    about="Norm of the gradient before it is clipped; of several updates the mean.",
+    about="Gradient norm before clipping; the mean if a step has several updates.",
     prometheus="echo_learner_grad_norm",
     chart="norm",
     column="Gradient norm",
@@ -108,7 +108,7 @@ ENTROPY: Final = StepFigure(
 ENTROPY_COEFFICIENT: Final = StepFigure(
     key="entropy_weight",
     label="weight of the entropy",
-    about="What a nat of entropy took from the newest step's loss; only where the objective holds the entropy up.",
+    about="Weight of the entropy in the newest step's loss; only if the objective rewards entropy.",
     prometheus="echo_learner_entropy_weight",
 )
 REWARD_STD: Final = StepFigure(
@@ -148,7 +148,7 @@ COMPLETION_LENGTH: Final = StepFigure(
 SHARE_TRUNCATED: Final = StepFigure(
     key="share_truncated",
     label="rollouts cut off",
-    about="Of the rollouts, those cut off by length, 0..1.",
+    about="Share of rollouts cut off by length, 0..1.",
     unit="share",
     prometheus="echo_learner_share_truncated",
     chart="shares",
@@ -157,7 +157,7 @@ SHARE_TRUNCATED: Final = StepFigure(
 SHARE_MIXED: Final = StepFigure(
     key="share_mixed",
     label="rollouts of several versions",
-    about="Of the rollouts, those drawn by more than one policy version, 0..1.",
+    about="Share of rollouts drawn by more than one policy version, 0..1.",
     unit="share",
     prometheus="echo_learner_share_mixed",
 )
@@ -170,7 +170,7 @@ TOKEN_STALENESS: Final = StepFigure(
 SHARE_WITHOUT_ADVANTAGE: Final = StepFigure(
     key="share_without_advantage",
     label="groups without advantage",
-    about="Of the groups, those whose rewards were all equal, 0..1.",
+    about="Share of groups whose rewards were all equal, 0..1.",
     unit="share",
     prometheus="echo_learner_share_without_advantage",
     chart="shares",
@@ -179,7 +179,7 @@ SHARE_WITHOUT_ADVANTAGE: Final = StepFigure(
 CLIP_FRACTION: Final = StepFigure(
     key="clip_fraction",
     label="tokens clipped",
-    about="Of the trained tokens, those clipped, 0..1.",
+    about="Share of trained tokens that were clipped, 0..1.",
     unit="share",
     prometheus="echo_learner_clip_fraction",
     chart="shares",
@@ -187,7 +187,7 @@ CLIP_FRACTION: Final = StepFigure(
 EVAL_S: Final = StepFigure(
     key="eval_s",
     label="evaluation before it",
-    about="Spent on evaluations between the two newest steps.",
+    about="Time spent on evaluations between the two newest steps.",
     unit="s",
     prometheus="echo_learner_eval_seconds",
     chart="seconds",
@@ -196,7 +196,7 @@ EVAL_S: Final = StepFigure(
 GAP_S: Final = StepFigure(
     key="gap_s",
     label="between steps",
-    about="From the end of the step before to the newest one's start, evaluations and sampling included.",
+    about="Time from the end of the previous step to the newest one's start, evaluations and sampling included.",
     unit="s",
     prometheus="echo_learner_gap_seconds",
     chart="seconds",
@@ -206,7 +206,7 @@ SECONDS: Final = StepFigure(
     key="seconds",
     label="training",
     better="lower",
-    about="What the newest step took, waiting not included.",
+    about="Duration of the newest step, without waiting.",
     unit="s",
     prometheus="echo_learner_train_seconds",
     chart="seconds",
@@ -216,14 +216,12 @@ TOKENS_PER_S: Final = StepFigure(
     key="tokens_per_s",
     label="while training",
     better="higher",
-    about="Tokens that got a gradient, per second of it.",
+    about="Tokens that received a gradient, per second of training.",
     unit="tokens/s",
     prometheus="echo_learner_tokens_per_second",
     chart="tokens",
 )
-LOSS: Final = StepFigure(
-    key="loss", label="loss", about="What the newest step minimised.", prometheus="echo_learner_loss"
-)
+LOSS: Final = StepFigure(key="loss", label="loss", about="Loss of the newest step.", prometheus="echo_learner_loss")
 LEARNING_RATE: Final = StepFigure(
     key="learning_rate_used",
     label="learning rate",
@@ -239,28 +237,28 @@ UPDATED: Final = StepFigure(
 HELD_BACK: Final = StepFigure(
     key="held_back",
     label="updates held back",
-    about="Optimizer updates not made: their gradient's norm was not finite, or far outside of the run's own history.",
+    about="Optimizer updates skipped because the gradient norm was not finite or far above the run's history.",
     prometheus="echo_learner_updates_held_back",
     largest=True,
 )
 GROUPS_LEFT_OUT: Final = StepFigure(
     key="groups_left_out",
     label="groups left out",
-    about="Groups of the newest step that were not trained, for a rollout that no honest engine gives.",
+    about="Groups of the newest step excluded because no honest engine could have produced one of their rollouts.",
     prometheus="echo_learner_groups_left_out",
     largest=True,
 )
 FITTED_TOKENS: Final = StepFigure(
     key="fitted_tokens",
     label="micro-batch",
-    about="Tokens that a forward and backward pass of the newest step had at most.",
+    about="Largest number of tokens in one forward and backward pass of the newest step.",
     unit="tokens",
     prometheus="echo_learner_micro_batch_tokens",
 )
 OUT_OF_MEMORY: Final = StepFigure(
     key="out_of_memory",
     label="out of memory",
-    about="Times that the newest step was begun anew in smaller parts, because its device had too little memory.",
+    about="Restarts of the newest step in smaller parts because its device ran out of memory.",
     prometheus="echo_learner_out_of_memory",
     largest=True,
 )
@@ -273,31 +271,31 @@ GROUPS_WITHOUT_ADVANTAGE: Final = StepFigure(
 ROLLOUTS_MASKED: Final = StepFigure(
     key="rollouts_masked",
     label="rollouts masked",
-    about="Rollouts cut off by length, and so left out.",
+    about="Rollouts excluded because they were cut off by length.",
     prometheus="echo_learner_rollouts_masked",
 )
 ROLLOUTS_UNSELECTED: Final = StepFigure(
     key="rollouts_unselected",
     label="rollouts not selected",
-    about="Rollouts that the objective's selection left out.",
+    about="Rollouts excluded by the objective's selection.",
     prometheus="echo_learner_rollouts_unselected",
 )
 ROLLOUTS_VETOED: Final = StepFigure(
     key="rollouts_vetoed",
     label="rollouts vetoed",
-    about="Rollouts left out by objective.sequence_veto, or of whose tokens some are by objective.sequence_mask.",
+    about="Rollouts excluded by objective.sequence_veto, or with tokens masked by objective.sequence_mask.",
     prometheus="echo_learner_rollouts_vetoed",
 )
 CORRECTION_WEIGHT: Final = StepFigure(
     key="correction_weight",
     label="correction's weight",
-    about="Mean weight of a trained token by the correction; only where there is one.",
+    about="Mean correction weight of a trained token; only with a correction.",
     prometheus="echo_learner_correction_weight",
 )
 CORRECTION_SHARE: Final = StepFigure(
     key="correction_share",
     label="tokens corrected",
-    about="Of the trained tokens, those truncated or masked by the correction, 0..1.",
+    about="Share of trained tokens truncated or masked by the correction, 0..1.",
     unit="share",
     prometheus="echo_learner_correction_share",
 )
@@ -311,12 +309,12 @@ COMPLETION_TOKENS: Final = StepFigure(
 COMPUTED_TOKENS: Final = StepFigure(
     key="computed_tokens",
     label="trained tokens",
-    about="Tokens of the newest step that got a gradient.",
+    about="Tokens of the newest step that received a gradient.",
     unit="tokens",
     prometheus="echo_learner_computed_tokens",
 )
 TRAIN_S: Final = StepFigure(
-    key="train_s", label="training", about="What the learner itself measured of SECONDS.", unit="s"
+    key="train_s", label="training", about="Part of SECONDS that the learner itself measured.", unit="s"
 )
 
 STEP_FIGURES: tuple[StepFigure, ...] = (
@@ -327,60 +325,59 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(ENTROPY, ENTROPY_COEFFICIENT, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),
     TRAIN_S,
 )
-"""Every figure, in the order of lines and columns."""
+"""All figures, in the order of lines and columns."""
 
 CHARTS: tuple[Chart, ...] = (
     Chart(
         key="entropy",
         title="Entropy",
-        about="How undecided the model is at a token: near 0 it always says the same and finds nothing new any more; "
-        "a rise means that it forgets what it was sure of.",
+        about="How undecided the model is at a token. Near 0, it always says the same and explores nothing new; a rise "
+        "means that it forgets what it was sure of.",
         axis="entropy, nats/token",
     ),
     Chart(
         key="reward_std",
         title="Spread of rewards",
-        about="Standard deviation of the rollouts' rewards: what they differ by within a group is all that GRPO learns "
-        "from.",
+        about="Standard deviation of the rollouts' rewards. GRPO learns only from differences within a group.",
         axis="reward",
     ),
     Chart(
         key="length",
         title="Completion length",
-        about="Sampled tokens of the completions that are trained on; a steady rise up to the limit means that the "
-        "model no longer ends by itself.",
+        about="Sampled tokens of the trained completions. A steady rise up to the limit means that the model no longer "
+        "ends by itself.",
         axis="tokens",
     ),
     Chart(
         key="ratio",
         title="Importance ratio",
-        about="How much likelier the learner finds the trained tokens than the policy that drew them: near 1 is near "
-        "on-policy, and a single large one is a sign of forgery.",
+        about="How much likelier a trained token is under the learner than under its own policy. Near 1 is near "
+        "on-policy; a single large value suggests forgery.",
         axis="ratio",
         logarithmic=True,
     ),
     Chart(
         key="kl",
         title="Divergence",
-        about="How far the nodes' engines are from the learner's own probabilities: numerics alone keep it small.",
+        about="Distance of the nodes' engines from the learner's probabilities; small if only numerics differ.",
         axis="KL, nats/token",
     ),
     Chart(
         key="norm",
         title="Gradient norm",
-        about="How large a change each step asks for; a sudden rise comes before a run falls apart.",
+        about="Size of the change that each step requests; a sudden rise precedes a collapse of the run.",
         axis="norm",
     ),
     Chart(
         key="shares",
-        title="What does not teach",
-        about="Tokens whose ratio was clipped, groups whose rewards are all equal, rollouts cut off by length.",
+        title="Unused for training",
+        about="Tokens whose ratio was clipped, groups whose rewards are all equal, and rollouts cut off by length.",
         axis="share",
     ),
     Chart(
         key="seconds",
         title="Where a step's time goes",
-        about="Seconds that the learner trains, and what lies between two trainings.",
+        about="Training time of the learner, and the time between two trainings.",
         axis="time, s",
     ),
     Chart(
@@ -390,19 +387,19 @@ CHARTS: tuple[Chart, ...] = (
         axis="tokens/s",
     ),
 )
-"""In their order on the operator's page."""
+"""All charts, in their order on the operator's page."""
 
 
 def lines_of(chart: Chart) -> tuple[StepFigure, ...]:
-    """The figures that it draws, the last on top."""
+    """Return the figures that the chart draws, the last one on top."""
     return tuple(figure for figure in STEP_FIGURES if figure.chart == chart.key)
 
 
 def figures_of(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float | None]:
-    """All of the table by their keys: a step's metrics, and what follows from them; None = it lacks the figure.
+    """Return all figures by key, from a step's metrics and values derived from them; None = the step lacks the figure.
 
-    `lasted_s`: from its plan to its end, on the hub's clock; it stands in for the learner's own time in steps of older
-    stores, which may have no metrics.
+    `lasted_s`: from the step's plan to its end, on the hub's clock. It replaces the learner's own time for steps of
+    older stores, which may have no metrics.
     """
     seconds = metrics.get(TRAIN_S.key, lasted_s)
     derived = {SECONDS.key: seconds}

@@ -1,7 +1,7 @@
-"""JSON as people write it into files of data: what readers would take in different ways, or not at all, is refused.
+"""Strict JSON reader for data files: refuses texts that other readers would interpret differently or reject.
 
-Python's own reader takes `NaN` and `Infinity`, makes `1e999` infinite, keeps the last of two equal keys, takes half of
-a character (`"\\ud83d"`), and fails on deep nesting with an error of its own kind.
+Python's reader accepts `NaN` and `Infinity`, reads `1e999` as infinity, keeps the last of two equal keys, accepts an
+unpaired surrogate (`"\\ud83d"`), and raises RecursionError for deep nesting.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 MOST_NESTED: Final = 100
-"""Lists and maps within one another: far fewer than Python's own limit, which other readers of the value have too."""
+"""Limit on nested lists and maps: far below Python's own limit, which other readers of the value share."""
 _MOST_DIGITS: Final = 4_300
-"""Python makes no whole number of more."""
+"""Limit of Python's conversion to int."""
 _SHOWN_CHARACTERS: Final = 40
 
 
 def read_json(content: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8, a byte order mark before it left out.
+    """Return the value of a JSON text in UTF-8; a leading byte order mark is skipped.
 
-    Raises ValueError, which says what is wrong with it as a clause: "it ...".
+    Raises ValueError with a clause that describes the fault: "it ...".
     """
     try:
         text = content.decode("utf-8-sig")
@@ -48,19 +48,19 @@ def read_json(content: bytes) -> Any:
 
 
 def _refused_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which is no number")
+    raise ValueError(f"it contains {name}, which is not a JSON number")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"it holds the number {_shown(digits)}, which is too large for one")
+        raise ValueError(f"it contains the number {_shown(digits)}, which is too large")
     return number
 
 
 def _whole(digits: str) -> int:
     if len(digits) > _MOST_DIGITS:
-        raise ValueError(f"it holds a number of {len(digits)} digits; {_MOST_DIGITS} are the most")
+        raise ValueError(f"it contains a number of {len(digits)} digits; the limit is {_MOST_DIGITS}")
     return int(digits)
 
 
@@ -78,7 +78,7 @@ def _check_characters(value: Any) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             half = f"\\u{ord(text[error.start]):04x}"
-            raise ValueError(f"it holds {half}, which is one half of a character without the other") from error
+            raise ValueError(f"it contains {half}, one half of a character without the other") from error
 
 
 def texts_in(value: Any) -> Iterator[str]:
@@ -95,7 +95,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _depth_of(value: Any) -> int:
-    """How many lists and maps lie within one another."""
+    """Return the nesting depth of lists and maps."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1
@@ -104,7 +104,7 @@ def _depth_of(value: Any) -> int:
 
 
 def _nested() -> ValueError:
-    return ValueError(f"it has more than {MOST_NESTED} lists and maps within one another")
+    return ValueError(f"it nests lists and maps more than {MOST_NESTED} deep")
 
 
 def _shown(text: str) -> str:

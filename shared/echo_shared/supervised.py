@@ -1,16 +1,15 @@
-"""A child process that is looked after: started, ready, alive, within its memory, ended, and every end with its reason.
+"""A supervised child process: its start, readiness, heartbeat, memory and end are monitored, and each end has a reason.
 
     child = await SupervisedChild.start(Command("package.module", name="verifying", log=log), {"base": "..."})
-    child.ready                                   what it answered to the opening frame
+    child.ready                                   its answer to the opening frame
     await child.send({"call": 1})
-    answer = await child.receive(within_s=60.0)   ChildExited when it is gone, whatever took it
+    answer = await child.receive(within_s=60.0)   raises ChildExited if it has ended, for any reason
     await child.stop()
 
-The child takes the opening frame from its `ParentPipe`, holds a `heartbeat.Heartbeat` around all it does, and answers.
-Whether and when the next one is started, its owner decides (`backoff.Restarts`). The engine, the learner and the
-scorers are such children.
+The child takes the opening frame from its `ParentPipe`, runs inside a `heartbeat.Heartbeat`, and answers. Its owner
+decides on restarts (`backoff.Restarts`). The engine, the learner and the scorers are such children.
 
-Time is counted in looks at the child, none longer than `look_s`: a machine that slept has not made its child silent.
+Time is counted in checks of the child, each capped at `look_s`: a child of a suspended machine must not look silent.
 """
 
 from __future__ import annotations
@@ -33,51 +32,51 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """Which process: `python -m module arguments`, its standard error appended to `log`."""
+    """The process to run: `python -m module arguments`, with standard error appended to `log`."""
 
     module: str
     arguments: tuple[str, ...] = ()
     name: str
-    """As in "The NAME process ended"."""
+    """Name in texts such as "The NAME process ended"."""
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's own."""
+    """Variables added to this process's environment."""
     ends_its_own: bool = False
-    """It ends by SIGTERM, and first what it has started in sessions of their own: killed, it could not."""
+    """True: end the child with SIGTERM. It then first ends processes that it started in separate sessions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """When a child is given up. Made for one with a heartbeat; see NO_HEARTBEAT."""
+    """Limits after which a child is killed. The defaults suit a child with a heartbeat; see NO_HEARTBEAT."""
 
     memory_bytes: int = 0
-    """Of its own, model files mapped into it not counted; 0 = no limit."""
+    """Private memory, without mapped model files; 0 = no limit."""
     ready_s: float = 1_800.0
-    """Until it answers the opening frame: enough to convert and load a large model from a slow disk."""
+    """Time to answer the opening frame: enough to convert and load a large model from a slow disk."""
     silent_s: float = 30.0
-    """Without any frame."""
+    """Time without any frame."""
     silent_start_s: float = 300.0
-    """As silent_s, until it is ready: loading libraries and the model may hold up all of its threads."""
+    """Like silent_s, until the child is ready: loading libraries and the model may block all of its threads."""
     stalled_s: float = 600.0
-    """Without one step, by its heartbeat, while it has work."""
+    """Time without a step, by its heartbeat, while it has work."""
     beat_s: float = 2.0
-    """Between two signs of life; its owner tells the child in the opening frame."""
+    """Interval of heartbeats; the owner passes it to the child in the opening frame."""
     look_s: float = 1.0
-    """Between two looks at it."""
+    """Interval of checks of the child."""
     ending_s: float = ENDING_S
-    """Until it ends, once it has closed its pipe."""
+    """Time to exit after it has closed its pipe."""
 
 
 NO_HEARTBEAT: Final = Limits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
-"""For a child that sends nothing but answers, and may take its time to be ready."""
+"""For a child that sends only answers and may take any time to get ready."""
 
 
 class SupervisedChild:
-    """Made by `start`. After a ChildExited it is of no more use: start another."""
+    """A supervised child, created by `start`. After ChildExited it is unusable: start another one."""
 
     def __init__(self, child: Child, command: Command, limits: Limits) -> None:
         self.ready: Frame = {}
-        """What it answered to the opening frame, once it has."""
+        """Answer to the opening frame; empty until it arrives."""
         self._is_ready = False
         self._child = child
         self._command = command
@@ -93,14 +92,14 @@ class SupervisedChild:
     async def start(
         cls, command: Command, opening: Mapping[str, object], limits: Limits = NO_HEARTBEAT
     ) -> SupervisedChild:
-        """`spawn` and `open` in one. Raises ChildExited; then, or cancelled, none is left."""
+        """Run `spawn` and `open`. Raises ChildExited. After an error or a cancellation, no process is left."""
         child = await cls.spawn(command, limits)
         await child.open(opening)
         return child
 
     @classmethod
     async def spawn(cls, command: Command, limits: Limits = NO_HEARTBEAT) -> SupervisedChild:
-        """The process, which waits for its opening frame. Raises ChildExited when the system does not start it."""
+        """Start the process, which waits for its opening frame. Raises ChildExited if the system cannot start it."""
         try:
             child = await Child.start(
                 command.module,
@@ -116,7 +115,7 @@ class SupervisedChild:
         return cls(child, command, limits)
 
     async def open(self, opening: Mapping[str, object]) -> None:
-        """Sends the opening frame and waits for the answer: `ready`. Raises ChildExited; also cancelled, it ends it."""
+        """Send the opening frame and wait for `ready`. Raises ChildExited. An error or a cancellation ends it."""
         try:
             await self.send(opening)
             self.ready = await self.receive(within_s=self._limits.ready_s)
@@ -131,16 +130,16 @@ class SupervisedChild:
         return self._child.pid
 
     async def send(self, frame: Mapping[str, object]) -> None:
-        """Waits while the pipe is full. Raises ChildExited when nobody reads it any more."""
+        """Send a frame; waits while the pipe is full. Raises ChildExited if the child no longer reads."""
         try:
             await self._child.send(frame)
         except ChildExited as error:
             raise self._with_reason(error) from error
 
     async def receive(self, *, within_s: float = math.inf) -> Frame:
-        """The next frame that is no sign of life. Raises ChildExited when it is gone, or when it takes too long.
+        """Return the next frame that is not a heartbeat. Raises ChildExited if the child ends or takes too long.
 
-        The child is looked after only while somebody waits here. Cancel-safe, with one reader at a time.
+        The child is monitored only during this call. Cancel-safe, for one reader at a time.
         """
         clock = asyncio.get_running_loop().time
         waited_s = 0.0
@@ -152,7 +151,7 @@ class SupervisedChild:
             except ChildExited as error:
                 raise self._with_reason(error) from error
             if self._stopped:
-                continue  # Read on, for it may wait at a full pipe, until its end is told.
+                continue  # Read on until its end is reported, because the child may block on a full pipe.
             if self._suspended and frame is None:
                 continue
             passed_s = min(clock() - began, self._limits.look_s)
@@ -179,7 +178,7 @@ class SupervisedChild:
         self._used_bytes = await asyncio.to_thread(process_memory.own_bytes, self.pid) or self._used_bytes
         if self._used_bytes > limit:
             figures = f"{self._used_bytes / _GIB:.2f} GiB, {limit / _GIB:.2f} GiB allowed"
-            await self._give_up(Death.OUT_OF_MEMORY, "took more memory than it may", figures)
+            await self._give_up(Death.OUT_OF_MEMORY, "exceeded its memory limit", figures)
 
     async def _give_up(self, death: Death, did: str, got: str) -> NoReturn:
         self.kill()
@@ -187,13 +186,13 @@ class SupervisedChild:
         raise (await self._child.exited()).because(death, did, got=got)
 
     def _with_reason(self, error: ChildExited) -> ChildExited:
-        """Kills that are ours do not come here: a SIGKILL is the kernel's, for memory, unless it denies it."""
+        """Add the reason. Blame the kernel's out-of-memory killer for a SIGKILL, unless its count is unchanged."""
         if self._stopped:
             return error.because(Death.STOPPED, "was stopped", got=None)
         if error.death is Death.SILENT:
             return error
         if error.returncode == OUT_OF_MEMORY_STATUS:
-            return error.because(Death.OUT_OF_MEMORY, "had no memory left", got=error.got)
+            return error.because(Death.OUT_OF_MEMORY, "ran out of memory", got=error.got)
         denied = self._kernel_kills is not None and self._kernel_kills == process_memory.kernel_kills()
         if sys.platform == "win32" or error.returncode != -signal.SIGKILL or denied:
             return error
@@ -203,9 +202,9 @@ class SupervisedChild:
         )
 
     def kill(self) -> None:
-        """Ends it and, on POSIX, all that it has started, at once; see `Command.ends_its_own`. `stop` waits for that.
+        """Kill the child and, on POSIX, the processes that it started; see `Command.ends_its_own`. `stop` waits for it.
 
-        Harmless when it has ended.
+        No effect after its exit.
         """
         if self._command.ends_its_own:
             self._child.terminate()
@@ -213,20 +212,20 @@ class SupervisedChild:
             self._child.kill()
 
     def suspend(self) -> None:
-        """Stops it where it is, and all that it has started; it is not expected to say anything until `resume`."""
+        """Pause the child and the processes that it started; no frame is expected until `resume`."""
         self._suspended = True
         self._child.suspend()
 
     def resume(self) -> None:
-        """Lets it go on. Harmless when it is not suspended, or has ended."""
+        """Continue after `suspend`. No effect if the child runs or has exited."""
         self._suspended = False
         self._silent_s = 0.0
         self._child.resume()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Closes its input, which asks it to end; kills it after `timeout_s`. Harmless when it has ended.
+        """Close the child's input, which requests its exit, and kill it after `timeout_s`. No effect after exit.
 
-        Who waits in `receive` is told that it was stopped.
+        A concurrent `receive` then raises ChildExited with Death.STOPPED.
         """
         self._stopped = True
         await self._child.stop(timeout_s=timeout_s)

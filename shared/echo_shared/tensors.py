@@ -1,7 +1,7 @@
-"""Safetensors files as numpy arrays, bfloat16 included, without torch.
+"""Reads safetensors files as numpy arrays, bfloat16 included, without torch.
 
-Files come from strangers: every offset is checked against the file's size before anything is read. Arrays are views of
-a memory map where the dtype allows it, so that a model larger than memory can be walked tensor by tensor.
+Files are untrusted: every offset is checked against the file size before a read. Arrays are views of a memory map if
+the dtype allows it, so a model larger than memory can be read tensor by tensor.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from echo_shared.errors import CodecError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The safetensors format's own limit."""
+"""Limit of the safetensors format."""
 
 _STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor as it lies in its file, at bytes begin .. end of it."""
+    """One tensor in its file, at bytes `begin` to `end`."""
 
     dtype: str
-    """As safetensors calls it."""
+    """Dtype name of safetensors."""
     shape: tuple[int, ...]
     begin: int
     end: int
@@ -37,15 +37,15 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a file's header says."""
+    """Contents of a file's header."""
 
     header_bytes: int
-    """The header and the number before it, which is its length."""
+    """Size of the header and of the length field before it."""
     tensors: dict[str, StoredTensor]
 
 
 def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> Layout:
-    """The layout of a file of `file_bytes` whose header lies in the bytes `content` [N]. CodecError without one."""
+    """Parse the header at the start of `content` [N] of a file of `file_bytes`. Raises CodecError if it is invalid."""
     if content.size < 8:
         raise _broken(name, f"{content.size} bytes")
     header_bytes = 8 + int.from_bytes(content[:8].tobytes(), "little")
@@ -96,7 +96,7 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         tensor = self._tensors[name]
-        # The header's length decides the alignment, and numpy views need none of it when made from a buffer.
+        # The header's length decides the alignment; np.frombuffer accepts any.
         stored: NDArray[Any] = np.frombuffer(self._bytes[tensor.begin : tensor.end].data, dtype=_STORED[tensor.dtype])
         if tensor.dtype == "BF16":
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -104,7 +104,7 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
         return array
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, without reading it."""
+        """Return the tensor's shape without reading its data."""
         return self._tensors[name].shape
 
     def __iter__(self) -> Iterator[str]:

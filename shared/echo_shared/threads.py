@@ -1,4 +1,4 @@
-"""Work that blocks, off the event loop, and never left running behind its caller's back."""
+"""Blocking work in a thread that has always ended when its caller continues."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _T = TypeVar("_T")
 
 
 async def in_thread(work: Callable[[], _T], *, on_cancel: Callable[[], None] = lambda: None) -> _T:
-    """The result of `work`, done in a thread.
+    """Run `work` in a thread and return its result.
 
-    A thread cannot be cancelled, and what comes next may delete its files: when this call is cancelled it calls
-    `on_cancel`, which may ask the thread to stop, and raises only once the thread has ended, however often it is
-    cancelled meanwhile.
+    A thread cannot be cancelled, and the caller's next action may delete files that it uses. When this call is
+    cancelled, it calls `on_cancel`, which may ask the thread to stop. CancelledError is raised only after the thread
+    has ended, even after repeated cancellations.
     """
-    thread = asyncio.get_running_loop().run_in_executor(None, work)  # No task: the loop's own end cancels those.
+    thread = asyncio.get_running_loop().run_in_executor(None, work)  # Not a task: a closing loop cancels tasks.
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
@@ -29,5 +29,5 @@ async def in_thread(work: Callable[[], _T], *, on_cancel: Callable[[], None] = l
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({thread})
         if (error := thread.exception()) is not None:
-            log.debug("Work that was cancelled had failed: %s", error)
+            log.debug("Work that was cancelled also failed: %s", error)
         raise

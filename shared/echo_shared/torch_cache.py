@@ -1,11 +1,11 @@
-"""Keys and values of a continuous batch, behind transformers' cache interface: rows come and go, memory stays.
+"""Keys and values of a continuous batch, behind transformers' cache interface; rows join and leave, memory is reused.
 
-All rows end at the same column: one step writes one column of every row, and a prompt that joins is copied in so that
-it ends there too. Attention reads the columns from the longest row's first token on; what a shorter row has before its
-own first token is masked. When the last column is reached, everything moves to the left. Positions are rotated into
-the keys before they get here, so columns need not be positions, only consecutive.
+All rows end at the same column: one step writes one column of every row, and a joining prompt is copied up to that
+column. Attention reads from the first token of the longest row; columns before a shorter row's first token are
+masked. When the last column is reached, all rows move to the left. Keys arrive with rotary positions applied, so a
+column need not equal its position; columns must only be consecutive.
 
-Rows are 0..n-1 without gaps. Layers with a recurrent state have no columns: there a row's state is what is copied.
+Rows are 0..n-1 without gaps. Layers with a recurrent state have no columns: the row's state is copied instead.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from echo_shared.errors import BackendError
 
 _COLUMN_STEP: Final = 32
 _CACHE: Final = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
-"""What models call their cache: transformers 5.24 has renamed it, and takes the old name until 5.40."""
+"""Name of a model's cache argument: transformers 5.24 renamed it, and accepts the old name until 5.40."""
 
 
 def cache_argument(cache: Any) -> Mapping[str, Any]:
-    """Return the keyword argument by which a model takes `cache`; None = it begins a new one."""
+    """Return the keyword argument that passes `cache` to a model; None starts a new cache."""
     return {_CACHE: cache}
 
 
 def cache_of(output: Any) -> Any:
-    """Return the cache in what a model has computed."""
+    """Return the cache in a model's output."""
     return output[_CACHE]
 
 
 def columns_for(length: int) -> int:
-    """Columns for rows of `length` tokens: some more, so that moving to the left is rare."""
+    """Return the number of columns for rows of `length` tokens, with some spare ones so that moves are rare."""
     return -(-(length + length // 8 + 16) // _COLUMN_STEP) * _COLUMN_STEP
 
 
 def kv_bytes_per_token(model: Any) -> int:
-    """Bytes of the keys and values of one token, over all layers of a transformers causal LM."""
+    """Return the bytes of one token's keys and values over all layers of a transformers causal LM."""
     config = model.config.get_text_config(decoder=True)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * model.dtype.itemsize)
 
 
 def spare_bytes(device: torch.device) -> int:
-    """What a device has for keys and values: half of what a GPU has free, a quarter of a host's memory."""
+    """Return the bytes available for keys and values: half of a GPU's free memory, a quarter of the host's memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 2
     return int(psutil.virtual_memory().total) // 4
 
 
 class SlotCache:
-    """Keys and values by row; give `cache` to the model between `before_step` and `after_step`."""
+    """Keys and values by row. Pass `cache` to the model between `before_step` and `after_step`."""
 
     def __init__(self, device: torch.device) -> None:
         self.cache: Any = None
@@ -77,13 +77,13 @@ class SlotCache:
 
     @property
     def count(self) -> int:
-        """Rows in use."""
+        """Number of rows in use."""
         return self._window.count
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Makes the memory this large, which it must at least be for the rows in use."""
+        """Resize the memory, which must at least hold the rows in use."""
         window = self._window
-        # The longest rows may have left since.
+        # The longest rows may have left since the last step.
         window.low = int(self._starts[: window.count].min()) if window.count else window.high
         length = window.high - window.low
         for layer in self._slot_layers():
@@ -97,9 +97,9 @@ class SlotCache:
         window.low, window.high = 0, length
 
     def join(self, prompts: Any, sources: Sequence[int], rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copies prompts of these lengths into `rows`, of which new ones must follow the last one.
+        """Copy prompts of these lengths into `rows`; new rows must directly follow the last one.
 
-        `prompts` is the model's own cache after it has seen them, padded on the left; `sources` are rows of it.
+        `prompts` is the cache that the model returned for them, padded on the left; `sources` are its rows.
         """
         window = self._window
         if self.cache is None:
@@ -119,13 +119,13 @@ class SlotCache:
                 _join_states(mine, theirs, sources_J, rows_J, count)
         window.count = count
         self._starts[rows] = window.high - np.asarray(lengths)
-        # At once, and not only before the next step: more rows may join until then, and `reserve` keeps this window.
+        # Updated at once, because `reserve` uses this window when more rows join before the next step.
         window.low = int(self._starts[:count].min())
         columns = torch.arange(self.columns, device=self._device)
         self._mask[rows_J] = columns >= self._index(self._starts[rows])[:, None]
 
     def move(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
-        """Row `rows[i]` becomes row `sources[i]`; then the first `count` rows are left."""
+        """Copy rows `sources` over `rows`, then keep only the first `count` rows."""
         sources_J, rows_J = self._index(sources), self._index(rows)
         window = self._window
         for layer in self.cache.layers if self.cache is not None else ():
@@ -139,8 +139,10 @@ class SlotCache:
         window.count = count
 
     def states(self, row: int) -> list[tuple[Tensor, Tensor]] | None:
-        """Copies of a row's keys and values, layer by layer, both [heads, tokens, head size]; None for a model whose
-        layers do not all hold every token's."""
+        """Return copies of a row's keys and values by layer, both [heads, tokens, head size].
+
+        None if some layers do not hold every token's keys and values.
+        """
         layers = self._slot_layers()
         if len(layers) < len(self.cache.layers) or any(layer.is_sliding for layer in layers):
             return None
@@ -148,7 +150,7 @@ class SlotCache:
         return [(layer.held[0][row, :, used].clone(), layer.held[1][row, :, used].clone()) for layer in layers]
 
     def before_step(self) -> Tensor | None:
-        """Makes room for one token a row; the mask [rows, tokens] for it, or None where all of it is attended to."""
+        """Make space for one token per row. Returns the mask [rows, tokens], or None if no token is masked."""
         window = self._window
         starts = self._starts[: window.count]
         window.low = int(starts.min())
@@ -183,24 +185,24 @@ class SlotCache:
 
 
 class _Window:
-    """The rows and columns in use, [:count] and [low:high]; one for all layers."""
+    """The rows and columns in use, [:count] and [low:high], shared by all layers."""
 
     def __init__(self) -> None:
         self.count = self.low = self.high = 0
 
 
 class _SlotLayer(DynamicLayer):
-    """One layer's keys and values, each [rows, heads, columns, head size]."""
+    """Keys and values of one layer, each [rows, heads, columns, head size]."""
 
     def __init__(self, window: _Window, like: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_sliding = like.is_sliding  # An instance's: transformers asks layers which mask is theirs.
+        self.is_sliding = like.is_sliding  # Set per instance: transformers asks each layer for its kind of mask.
         self.is_initialized = True
         self._window = window
         self.held: list[Tensor] = [like.keys[:0, :, :0], like.values[:0, :, :0]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Adds one token a row, both [rows, heads, 1, head size]; all of the rows' keys and values so far."""
+        """Append one token per row, both [rows, heads, 1, head size]; return all keys and values of the rows."""
         count, low, high = self._window.count, self._window.low, self._window.high
         for held, new in zip(self.held, (key_states, value_states), strict=True):
             held[:count, :, high] = new[:, :, 0]
@@ -216,20 +218,20 @@ class _SlotLayer(DynamicLayer):
     def resize(self, rows: int, columns: int) -> None:
         count, low, high = self._window.count, self._window.low, self._window.high
         for number, old in enumerate(self.held):
-            # Zeros, not arbitrary bits: what is masked must still be a number.
+            # Zeros, because uninitialized memory may hold NaN, which masking does not remove.
             new = old.new_zeros((rows, old.shape[1], columns, old.shape[3]))
             new[:count, :, : high - low] = old[:count, :, low:high]
             self.held[number] = new
 
     def take_prompts(self, prompts: Any, sources: Tensor, rows: Tensor, length: int) -> None:
-        """Copies the last `length` tokens of `prompts`' rows `sources` [R] into `rows` [R]."""
+        """Copy the last `length` tokens of rows `sources` [R] of `prompts` into `rows` [R]."""
         high = self._window.high
         for held, new in zip(self.held, (prompts.keys, prompts.values), strict=True):
-            last = new[:, :, -length:]  # Of a sliding window there may be less.
+            last = new[:, :, -length:]  # A sliding window may hold fewer.
             held[rows, :, high - last.shape[2] : high] = last[sources]
 
     def move_rows(self, sources: Tensor, rows: Tensor) -> None:
-        """Copies the rows `sources` [R] over `rows` [R]."""
+        """Copy rows `sources` [R] over `rows` [R]."""
         low, high = self._window.low, self._window.high
         for held in self.held:
             held[rows, :, low:high] = held[sources, :, low:high]

@@ -1,7 +1,7 @@
-"""`draw` and `interval` of `echo_shared.draws` in torch: many rows at once, wherever the logits are.
+"""`draw` and `interval` of `echo_shared.draws` in torch, for many rows at once, on the logits' device.
 
-The same float64 arithmetic as the reference. A large vocabulary is summed by blocks, and only the block that holds the
-token is accumulated, which reorders additions: the sums differ by parts in 1e16. Nothing here waits for the device.
+Uses the reference's float64 arithmetic. A large vocabulary is summed in blocks, and only the token's block is
+accumulated, so additions have another order: sums differ by parts in 1e16. No function synchronizes with the device.
 
 Dimensions: R rows, V vocabulary, B tokens in a block.
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = {"cpu": 2**17}
-"""Logits drawn from at a time: on a CPU, what stays in a core's cache as float64."""
+"""Logits per chunk; on a CPU a chunk must fit a core's cache as float64."""
 _DEVICE_CHUNK_VALUES: Final = 2**24
 _LEAST_WEIGHT: Final = 1e-300
-"""Of one that float64 has no number for, whose logarithm is to be one."""
+"""Floor for underflowed weights, so that log() stays finite."""
 
 
 def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Draws one token a row; `u_R` and `temperature_R` are float64.
+    """Draw one token per row; `u_R` and `temperature_R` are float64.
 
     Returns ids [R] (int64) and logprobs [R] (float64, nats), on the device of `u_R`; NaN where logits are not finite.
     """
@@ -31,7 +31,7 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
 
 
 def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where each token's interval begins, in cumulative probability, and the logprobs of `tokens_R` (int64).
+    """Return the start of each token's interval in cumulative probability, and the logprobs of `tokens_R` (int64).
 
     Both [R], float64, on the device of `temperature_R`, where `tokens_R` is too; NaN as in `draw`.
     """
@@ -48,7 +48,7 @@ def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Ten
 
 
 def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """The most likely token of each row [R], and its log-probability [R] in nats: the greedy counterpart of `draw`."""
+    """Return the most likely token of each row [R] and its log-probability [R] in nats; greedy version of `draw`."""
     logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
     return tokens_R, logprobs_R
 
@@ -66,7 +66,7 @@ def _in_chunks(
 
 
 def _weights(logits_RV: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities, but for a factor, [R, V], and the largest scaled logit [R, 1]; on the device of the second."""
+    """Return unnormalized probabilities [R, V] and the largest scaled logit [R, 1], on the temperatures' device."""
     weights_RV = logits_RV.to(device=temperature_R.device, dtype=torch.float64, copy=True).div_(temperature_R[:, None])
     top_R1 = weights_RV.amax(dim=1, keepdim=True)
     return weights_RV.sub_(top_R1).exp_(), top_R1
@@ -81,12 +81,12 @@ def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor
         tokens_R1 = _first_above(cumulative_RV, u_R[:, None] * totals_R1)
     else:
         tokens_R1, totals_R1 = _draw_by_blocks(weights_RV, u_R)
-    tokens_R1 = tokens_R1.clamp_(max=vocabulary - 1)  # NaN is above nothing.
+    tokens_R1 = tokens_R1.clamp_(max=vocabulary - 1)  # NaN logits give an index past the end.
     return tokens_R1.squeeze(1), _logprobs(logits_RV, tokens_R1, temperature_R, top_R1, totals_R1)
 
 
 def _logprobs(logits_RV: Tensor, tokens_R1: Tensor, temperature_R: Tensor, top_R1: Tensor, totals_R1: Tensor) -> Tensor:
-    """[R]"""
+    """Return the log-probabilities of the tokens [R]."""
     chosen_R1 = logits_RV.gather(1, tokens_R1.to(logits_RV.device)).to(device=top_R1.device, dtype=torch.float64)
     return (chosen_R1 / temperature_R[:, None] - top_R1 - totals_R1.log()).squeeze(1)
 
@@ -98,7 +98,7 @@ def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tup
 
 
 def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """And the most likely ones' probabilities [R]."""
+    """Return the shortfall [R] and the probability of the most likely token [R]."""
     weights_RV, _ = _weights(logits_RV, temperature_R)
     totals_R = weights_RV.sum(dim=1)
     own_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1)
@@ -122,7 +122,7 @@ def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[
 
 
 def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [R, 1] and the weights' totals [R, 1]."""
+    """Return tokens [R, 1] and total weights [R, 1]."""
     blocks = _block_sums(weights_RV).cumsum(dim=1)
     totals_R1 = blocks[:, -1:]
     target_R1 = u_R[:, None] * totals_R1
@@ -133,7 +133,7 @@ def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_sums(weights_RV: Tensor) -> Tensor:
-    """[R, blocks]; the last block may be short."""
+    """Return the sums [R, blocks]; the last block may be short."""
     vocabulary = weights_RV.shape[1]
     whole = vocabulary // _BLOCK * _BLOCK
     sums: Tensor = weights_RV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
@@ -143,9 +143,9 @@ def _block_sums(weights_RV: Tensor) -> Tensor:
 
 
 def _of_block(weights_RV: Tensor, blocks: Tensor, block_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """What the blocks before it weigh together [R, 1], and its own weights [R, B], 0 beyond the vocabulary's end.
+    """Return the total weight before the block [R, 1], and the block's weights [R, B], 0 past the vocabulary.
 
-    `blocks`: what each block weighs with all before it.
+    `blocks` holds cumulative block sums.
     """
     vocabulary = weights_RV.shape[1]
     before_R1 = blocks.gather(1, (block_R1 - 1).clamp_(min=0)).masked_fill_(block_R1 == 0, 0.0)
@@ -155,6 +155,6 @@ def _of_block(weights_RV: Tensor, blocks: Tensor, block_R1: Tensor) -> tuple[Ten
 
 
 def _first_above(cumulative_RN: Tensor, target_R1: Tensor) -> Tensor:
-    """[R, 1]; where rounding leaves nothing above the target, the last place that adds anything."""
+    """Return the first index above the target [R, 1]; if rounding leaves none, the last one with non-zero weight."""
     last_R1 = torch.searchsorted(cumulative_RN, cumulative_RN[:, -1:].contiguous())
     return torch.minimum(torch.searchsorted(cumulative_RN, target_R1.contiguous(), right=True), last_R1)

@@ -1,9 +1,9 @@
-"""Which precisions of 16 bits a device multiplies in hardware: the one place that says so, for engine and learner.
+"""Detects the 16-bit precisions that a device multiplies in hardware, for engine and learner.
 
-On a CPU it is measured, by a few products of milliseconds: what counts is the processor together with what this build
-of PyTorch makes of it. With hardware a product takes 0.5 to 2 times float32's time. Without it 3 to 6 times, in the
-order of a forward pass, and 5 times (AVX-512) or more than 100 times (AVX2) in that of a backward pass, so that a
-training step may not end within half an hour: training is nothing to measure by.
+On a CPU, a few short products measure the support, which depends on the processor and on PyTorch's build.
+With hardware support, a product takes 0.5 to 2 times float32's time. Without it, a forward pass's product takes 3 to 6
+times, and a backward pass's 5 times (AVX-512) or more than 100 times (AVX2). A training step could then exceed half an
+hour, so training itself is no measurement.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _WIDTH: Final = 512
 _REPEATS: Final = 20
 _LEAST: Final = 3
 _BUDGET_S: Final = 0.1
-"""After which there are no more repetitions than the least."""
+"""Time after which only the minimum number of repetitions runs."""
 _MOST: Final = 2.5
-"""Times float32's time that a product in hardware takes; far from both kinds of processors, so that the answer does not
-change from one start to the next."""
+"""Highest time relative to float32 that counts as hardware support. Processors of both kinds are far from the limit, so
+repeated measurements agree."""
 
 
 @cache
 def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `device` has hardware for bfloat16 or float16; False of devices other than CPU and CUDA.
+    """Return True if `device` multiplies bfloat16 or float16 in hardware; False for devices other than CPU and CUDA.
 
-    The first call takes up to some tenths of a second.
+    The first call takes up to a few tenths of a second.
     """
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -40,9 +40,9 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def time_over_float32(dtype: torch.dtype) -> float:
-    """What products on the CPU take in `dtype`, over what they take in float32: both in turns, the fastest of each.
+    """Return the ratio of a CPU product's time in `dtype` to float32; both alternate, and the fastest of each counts.
 
-    In one thread, for several wait for the slowest of them, which a busy machine holds up. Not while others compute.
+    Uses one thread, because several would wait for the slowest one on a busy machine. Run nothing else meanwhile.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -55,8 +55,8 @@ def time_over_float32(dtype: torch.dtype) -> float:
 def _time_over_float32(dtype: torch.dtype) -> float:
     exact = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH)
     rough = exact[0].to(dtype), exact[1].to(dtype)
-    _products_s(*exact), _products_s(*rough)  # The first ones also allocate, and choose their kernels.
-    # Everything above the fastest is the machine's other work.
+    _products_s(*exact), _products_s(*rough)  # Warm up: the first products allocate and choose kernels.
+    # Times above the fastest include other load of the machine.
     exact_s = rough_s = float("inf")
     ends_at = time.perf_counter() + _BUDGET_S
     for repeat in range(_REPEATS):
@@ -67,7 +67,7 @@ def _time_over_float32(dtype: torch.dtype) -> float:
 
 
 def _products_s(x: Tensor, weight: Tensor) -> float:
-    """Of a linear layer's forward pass, and of its backward pass to the inputs."""
+    """Time a linear layer's forward product and its backward product for the inputs."""
     began = time.perf_counter()
     x @ weight.T
     x @ weight

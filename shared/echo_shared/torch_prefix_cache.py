@@ -1,11 +1,11 @@
-"""Keys and values of what was sampled, for prompts that begin with it: automatic prefix caching, as vLLM and SGLang do.
+"""Automatic prefix caching, as in vLLM and SGLang: keys and values of sampled sequences, for prompts that extend them.
 
-In an episode of several turns each prompt is the one before, the completion, and what was said to it:
+In an episode of several turns, each prompt is the previous one, its completion, and the environment's answer:
 
-    turn 0   prompt            -> completion                    all but the last token's keys and values are kept
-    turn 1   prompt completion observation -> completion        the observation's, and that token's, are computed
+    turn 0   prompt            -> completion                    keys and values of all but the last token are kept
+    turn 1   prompt completion observation -> completion        only the last token and the observation are computed
 
-What was kept is as good as computed anew, but for rounding, as long as the same policy computes: one cache a policy.
+Kept states equal recomputed ones up to rounding while the policy is the same, so each policy needs its own cache.
 
 Dimensions: H heads, T tokens, D head size.
 """
@@ -22,21 +22,21 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 States = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of one sequence, a layer each, both [H, T, D]."""
+"""Keys and values of one sequence by layer, both [H, T, D]."""
 
 
 class PrefixCache:
-    """Of sequences by one policy, those that came last, up to `max_tokens` of them all."""
+    """Keys and values of the newest sequences of one policy, up to `max_tokens` in all."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
         self._tokens = 0
         self._kept: dict[bytes, States] = {}
-        """By their ids; the oldest first."""
+        """States by token ids, oldest first."""
         self._lengths: Counter[int] = Counter()
 
     def keep(self, ids_T: NDArray[np.int32], states: States) -> None:
-        """Takes over `states`; the oldest sequences go where there is too little room."""
+        """Store `states`; drops the oldest sequences to make space. The caller must not modify `states` afterwards."""
         if len(ids_T) > self._max_tokens:
             return
         key = _key(ids_T)
@@ -54,7 +54,7 @@ class PrefixCache:
         self._lengths[length] -= 1
 
     def longest(self, ids_T: NDArray[np.int32]) -> States:
-        """Of the longest sequence that is kept and that `ids_T` begins with and goes on from; none is empty."""
+        """Return the states of the longest kept sequence that is a proper prefix of `ids_T`; empty if there is none."""
         for length in sorted(+self._lengths, reverse=True):
             if length < len(ids_T) and (found := self._kept.get(_key(ids_T[:length]))) is not None:
                 return found
@@ -62,13 +62,15 @@ class PrefixCache:
 
 
 def length_of(states: States) -> int:
-    """Tokens."""
+    """Return the number of tokens."""
     return int(states[0][0].shape[1]) if states else 0
 
 
 def as_past(states_P: Sequence[States], lengths_P: Sequence[int], columns: int) -> Any:
-    """The cache in which transformers finds, at the end of `columns`, the first `lengths_P` tokens of each prompt's
-    states; zeros before them. One prompt has states at least."""
+    """Build a transformers cache of `columns` columns that ends with each prompt's first `lengths_P` states.
+
+    Earlier columns are zero. At least one prompt must have states.
+    """
     layers: list[Any] = []
     for number, (like, _) in enumerate(next(states for states in states_P if states)):
         keys, values = (like.new_zeros((len(states_P), like.shape[0], columns, like.shape[2])) for _ in range(2))

@@ -1,16 +1,16 @@
-"""Sampling with a transformers causal LM: continuous batching, a prompt's keys and values computed once, seeded draws.
+"""Sampling with a transformers causal LM: continuous batching, one prefill per prompt, seeded draws.
 
-The learner (co-located mode, evaluation) and the node's torch backend both sample here, so that both draw alike. This
-module and `torch_draws` and `torch_cache`, which it is made of, are the shared ones that import torch; whoever needs
-them imports them late.
+The learner (co-located mode, evaluation) and the node's torch backend share this code, so both draw the same tokens.
+This module imports torch, as do `torch_draws` and `torch_cache`, on which it builds; import all three lazily.
 
 A prompt is prefilled once for all rollouts of its group; the first token of each is drawn from the prompt's logits. A
-rollout that goes on from a prefix is prefilled by itself, prompt and prefix, and draws on from there. What is not
-finished by it gets a row of the batch. The row of a finished rollout goes to the next one before the next
-step, or, when there is none, to the last row, so that no step computes for nobody. What a batch is made of changes a
-row's logits only by rounding (matrix products are blocked by the number of rows, and the longest row sets the length
-that attention sums over): about 1e-6 in float32, so about one draw in a million differs from the same rollout sampled
-in other company, and none with the same groups submitted in the same way.
+rollout with a prefix is prefilled separately, with prompt and prefix, and continues from there. A rollout that needs
+more tokens gets a row of the batch. The row of a finished rollout goes to the next rollout before the next step; if
+there is none, the last row moves there, so that no step computes unused rows.
+
+The batch's composition changes a row's logits only by rounding: matrix products are blocked by the number of rows, and
+attention sums over the longest row's length. In float32 the rounding is about 1e-6: about one draw in a million differs
+between batches. The same groups submitted in the same way give identical rollouts.
 
 Dimensions: P prompts, R rows, V vocabulary.
 """
@@ -38,10 +38,10 @@ from echo_shared.torch_draws import draw, most_likely
 from echo_shared.torch_prefix_cache import PrefixCache, as_past, length_of
 
 PREFILL_TOKENS: Final = 2_048
-"""Prompt tokens computed at once, padding included; a longer prompt goes alone."""
+"""Limit on the tokens of one prefill, padding included; a longer prompt is prefilled separately."""
 
 Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(logits [R, V], uniforms [R], temperatures [R]) -> token ids [R] and their logprobs [R]."""
+"""Maps (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their logprobs [R]."""
 
 
 def sample_groups(
@@ -53,12 +53,12 @@ def sample_groups(
     max_cells: int | None = None,
     prefixes: PrefixCache | None = None,
 ) -> Iterator[FinishedRollout]:
-    """Draws all rollouts of `groups` in one batch and yields each as soon as it is finished.
+    """Draw all rollouts of `groups` in one batch and yield each when it is finished.
 
-    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. With `torch_draws.most_likely` for
-    `choose` the completions are greedy. `width`: the most rollouts in progress, None = all; `max_cells`: the most
-    tokens to hold keys and values for; `prefixes`: what this very policy has sampled, of which prompts may go on, and
-    which takes what is sampled. Raises BackendError when its logits are not finite.
+    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. Pass `torch_draws.most_likely` as `choose`
+    for greedy completions. `width`: limit on rollouts in progress, None = all. `max_cells`: limit on the tokens whose
+    keys and values are held. `prefixes`: sequences sampled by this policy, reused by prompts that extend them; new
+    sequences are added. Raises BackendError if logits are not finite.
     """
     width = sum(len(group.indices) for group in groups) if width is None else width
     batch = Batch(model, width=width, max_cells=max_cells, choose=choose, prefixes=prefixes)
@@ -73,7 +73,7 @@ def greedy(
     max_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> list[NDArray[np.int32]]:
-    """The most likely completion [T], token by token, of each prompt [T], in order; a stop token is its last token."""
+    """Return the greedy completion [T] of each prompt [T], in order; a stop token is its last token."""
     completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
     groups = [
         GroupRequest(
@@ -96,34 +96,34 @@ def greedy(
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Rollouts of a group that have not begun, and begin alike."""
+    """Rollouts of a group that have not started and share their first tokens."""
 
     group: GroupRequest
     ids: NDArray[np.int32]
-    """The prompt, with the prefix of the only rollout if it has one."""
+    """Prompt tokens, then the prefix tokens of a rollout that has a prefix."""
     indices: tuple[int, ...]
     started: float = 0.0
     cache: Any = None
-    """Of all prompts that were prefilled together; None until then."""
+    """Cache of all prompts prefilled together; None before."""
     place: int = 0
-    """The prompt's row in `cache`."""
+    """Row of the prompt in `cache`."""
     logits: Tensor | None = None
-    """[1, V], of the first token."""
+    """Logits of the first token, [1, V]."""
 
     @property
     def num_given(self) -> int:
-        """Tokens of the prefix."""
+        """Number of prefix tokens."""
         return len(self.ids) - len(self.group.prompt_ids)
 
 
 class _Prefill:
-    """How large a prefill is, padding included."""
+    """Size of a prefill, padding included."""
 
     def __init__(self) -> None:
         self._prompts = self._longest = 0
 
     def add(self, waiting: _Waiting) -> bool:
-        """Whether this prompt is computed with the others; the first one always is."""
+        """Add the prompt and return True if it fits; the first one always fits."""
         longest = max(self._longest, len(waiting.ids))
         if self._prompts and (self._prompts + 1) * longest > PREFILL_TOKENS:
             return False
@@ -143,7 +143,7 @@ class Batch:
         choose: Choose = draw,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        """`width`: the most rollouts in progress; `max_cells`: the most tokens to hold keys and values for;
+        """`width`: limit on rollouts in progress; `max_cells`: limit on the tokens whose keys and values are held;
         `prefixes`: see `sample_groups`."""
         self._model = model
         self._prefixes = prefixes
@@ -156,9 +156,10 @@ class Batch:
         self._waiting: deque[_Waiting] = deque()
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[FinishedRollout]]:
-        """Yields what each step finished, often nothing; asks `groups` whenever there is room, also after it ran dry.
+        """Yield the rollouts that each step finished, often none; takes more of `groups` whenever there is capacity.
 
-        Ends when `groups` is dry and nothing runs. Raises BackendError when logits are not finite.
+        `groups` may yield again after it was exhausted. Ends when it is exhausted and no rollout runs. Raises
+        BackendError if logits are not finite.
         """
         while True:
             finished = self._admit(groups)
@@ -169,17 +170,17 @@ class Batch:
             yield finished
 
     def cancel(self, lease_id: int) -> None:
-        """Gives up the lease's rollouts; between two steps of `sample`."""
+        """Drop the lease's rollouts; call between two steps of `sample`."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
         self._table.drop(self._table.rows_of(lease_id))
 
     def news(self) -> list[DrawnPart]:
-        """What the rollouts in progress have drawn since the last call; between two steps of `sample`."""
+        """Return the tokens drawn since the last call; call between two steps of `sample`."""
         return self._table.news()
 
     @torch.inference_mode()
     def _admit(self, groups: Iterator[GroupRequest]) -> list[FinishedRollout]:
-        """Begins rollouts until the batch is full, `groups` is dry, or some are finished by their first token."""
+        """Start rollouts until the batch is full, `groups` is exhausted, or a first token finishes some of them."""
         finished: list[FinishedRollout] = []
         while not finished and (taken := self._take(groups)):
             fresh = [waiting for waiting, _ in taken if waiting.cache is None]
@@ -190,7 +191,7 @@ class Batch:
         return finished
 
     def _take(self, groups: Iterator[GroupRequest]) -> list[tuple[_Waiting, tuple[int, ...]]]:
-        """Rollouts to begin next: as many as there is room for, and prompts that can be prefilled at once."""
+        """Return the rollouts to start next, limited by free rows and by the size of one prefill."""
         taken: list[tuple[_Waiting, tuple[int, ...]]] = []
         running = len(self._table) - len(self._table.free())
         longest = self._table.longest()
@@ -213,9 +214,9 @@ class Batch:
         return taken
 
     def _ahead(self, fresh: Sequence[_Waiting], groups: Iterator[GroupRequest]) -> list[_Waiting]:
-        """Groups that will come next, whose prompts are computed with those of `fresh`.
+        """Return waiting groups whose prompts are prefilled together with those of `fresh`.
 
-        A prefill costs about one step, however few its tokens are, where calling the device is what takes the time.
+        A prefill of few tokens costs about one step, because the time goes into calls of the device.
         """
         prefill = _Prefill()
         for waiting in fresh:
@@ -240,13 +241,13 @@ class Batch:
         return self._waiting.popleft() if self._waiting else None
 
     def _rows_of(self, length: int) -> int:
-        """How many rows may hold up to `length` tokens each. One is always tried: whether it fits, the device says."""
+        """Return how many rows of up to `length` tokens fit; at least 1, because only the device can tell."""
         if self._max_cells is None:
             return self._width
         return min(self._width, max(1, self._max_cells // columns_for(length)))
 
     def _prefill(self, fresh: Sequence[_Waiting]) -> None:
-        """Computes the prompts, equal ones once, in a batch padded on the left."""
+        """Compute the prompts in one batch padded on the left; equal prompts are computed once."""
         started = time.perf_counter()
         distinct: dict[bytes, int] = {}
         places = [distinct.setdefault(one.ids.astype("<i4").tobytes(), len(distinct)) for one in fresh]
@@ -257,7 +258,7 @@ class Batch:
         for row, prompt in enumerate(prompts_P):
             ids[row, longest - len(prompt) :] = prompt
         positions = np.arange(longest) - (longest - lengths_P)[:, None]
-        # Without padding there is no mask, which lets attention take its fastest path.
+        # Without padding no mask is passed, so that attention can use its fastest path.
         mask = _on(self._model.device, positions >= 0) if lengths_P.min() < longest else None
         past, columns = self._past(prompts_P)
         logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)])[:, :, columns:], mask, past)
@@ -266,8 +267,10 @@ class Batch:
             waiting.logits = logits[place : place + 1]
 
     def _past(self, prompts_P: Sequence[NDArray[np.int32]]) -> tuple[Any, int]:
-        """The keys and values of the first columns, padding included, that need not be computed, and how many those
-        are. What is computed is as long for all prompts: of those of which more is known, some is computed again."""
+        """Return the cached keys and values of the first columns, padding included, and the number of those columns.
+
+        The computed part is equally long for all prompts, so prompts with longer cached prefixes recompute some of it.
+        """
         if self._prefixes is None:
             return None, 0
         known_P = [self._prefixes.longest(prompt) for prompt in prompts_P]
@@ -277,7 +280,7 @@ class Batch:
         return (as_past(known_P, lengths_P, columns), columns) if columns else (None, 0)
 
     def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
-        """Draws the first tokens, and gives rows to the rollouts that need more."""
+        """Draw the first tokens, and assign rows to the rollouts that need more."""
         begun = [(waiting, index) for waiting, indices in taken for index in indices]
         first_u = [
             draws.group_uniforms(waiting.group.seed, indices, waiting.num_given + 1)[:, -1]
@@ -302,7 +305,7 @@ class Batch:
         return finished
 
     def _rows_for(self, joining: Sequence[_Waiting]) -> list[int]:
-        """Copies the prompts of `joining` into free rows of the cache, and behind the last; returns the rows."""
+        """Copy the prompts of `joining` into free rows of the cache and after the last one; return the rows."""
         if not joining:
             return []
         longest = max(len(waiting.group.prompt_ids) + waiting.group.max_tokens for waiting in joining)
@@ -340,7 +343,7 @@ class Batch:
 
     @torch.inference_mode()
     def _step(self) -> list[FinishedRollout]:
-        """One token for every row."""
+        """Draw one token for every row."""
         rows = np.arange(len(self._table))
         inputs = np.stack(self._table.next_inputs(rows), dtype=np.int64)
         mask = self._slots.before_step()
@@ -353,13 +356,13 @@ class Batch:
             for row, rollout in finished.items():
                 states, begun = self._slots.states(row), running[row]
                 if states is not None and begun is not None:
-                    # The last token was drawn and not fed.
+                    # The last token was drawn but not fed, so its keys and values do not exist.
                     fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
                     self._prefixes.keep(fed, states)
         return list(finished.values())
 
     def _forward(self, inputs: NDArray[np.int64], mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
-        """`inputs`: token ids and their positions [2, R, T]. Returns the last tokens' logits [R, V], and the cache."""
+        """Run the model on token ids and positions [2, R, T]; return the last tokens' logits [R, V] and the cache."""
         ids, positions = _on(self._model.device, inputs)
         output = self._model(
             input_ids=ids,
@@ -372,13 +375,13 @@ class Batch:
         return output.logits[:, -1], cache_of(output)
 
     def _draw(self, logits: Tensor, drawing: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """`drawing`: uniforms and temperatures [2, R]. One transfer to the device and one back."""
+        """Draw with uniforms and temperatures [2, R], in one transfer to the device and one back."""
         u_R, temperature_R = _on(self._draw_device, drawing)
         tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
         drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
         if not np.isfinite(drawn[1]).all():
             raise BackendError(
-                "The model gave logits that are not finite numbers.",
+                "The model produced logits that are not finite.",
                 do="Check the model's weights.",
                 code=POLICY_UNUSABLE,
             )
@@ -386,7 +389,7 @@ class Batch:
 
 
 def _on(device: torch.device, array: NDArray[Any]) -> Tensor:
-    """On CUDA from pinned memory, which the host does not wait for."""
+    """Copy to the device; for CUDA asynchronously, from pinned memory."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -396,7 +399,7 @@ def _starts(group: GroupRequest) -> list[_Waiting]:
 
 
 def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.float64, now: float) -> FinishedRollout:
-    """A rollout that is finished by the first token that it draws."""
+    """Return a rollout that its first drawn token finished."""
     before = next((prefix for prefix in waiting.group.prefixes if prefix.index == index), None)
     ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)
     if before is not None:

@@ -27,5 +27,5 @@ def user_variables() -> dict[str, str]:
 def _name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # By version of Python and system.
+    except (KeyError, OSError, ImportError):  # The type depends on Python's version and on the system.
         return f"user-{os.getuid()}" if os.name == "posix" else "user"

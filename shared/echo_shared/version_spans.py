@@ -1,4 +1,4 @@
-"""Which versions drew a completion, in the order of its tokens: (7, 7, 7, 9, 9) is 3 tokens by 7, then 2 by 9."""
+"""Versions that drew a completion, in token order: (7, 7, 7, 9, 9) is 3 tokens with version 7, then 2 with 9."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Spans = tuple[VersionSpan, ...]
 
 
 def num_tokens(spans: Sequence[VersionSpan]) -> int:
-    """Tokens of all spans together."""
+    """Return the total number of tokens."""
     return sum(span.num_tokens for span in spans)
 
 
 def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
-    """`spans` and behind them so many tokens by one version."""
+    """Return `spans` with `more_tokens` tokens of one version appended."""
     if more_tokens == 0:
         return spans
     if spans and spans[-1].policy_version == policy_version:
@@ -26,7 +26,7 @@ def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
 
 
 def between(spans: Spans, start: int, stop: int) -> Spans:
-    """Those of the tokens number `start` to `stop` - 1, as far as there are so many."""
+    """Return the spans of tokens `start` to `stop` - 1, as far as they exist."""
     found: list[VersionSpan] = []
     begin = 0
     for span in spans:
@@ -39,10 +39,10 @@ def between(spans: Spans, start: int, stop: int) -> Spans:
 
 
 def problem(spans: Sequence[VersionSpan], completion_tokens: int) -> str:
-    """What makes these no spans of a completion of so many tokens; empty = nothing."""
+    """Return the fault of these spans for a completion of this length; "" if the spans are valid."""
     if num_tokens(spans) != completion_tokens:
-        return f"versions of {num_tokens(spans)} tokens for {completion_tokens}"
+        return f"versions that cover {num_tokens(spans)} tokens instead of {completion_tokens}"
     versions = [span.policy_version for span in spans]
     if any(later <= earlier for earlier, later in pairwise(versions)):
-        return f"versions that do not rise: {', '.join(map(str, versions[:16]))}"
+        return f"versions that are not ascending: {', '.join(map(str, versions[:16]))}"
     return ""

@@ -60,7 +60,7 @@ def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: P
     said = run_credit.verified(export.read_bytes())
     assert [(node.node_name, node.rollouts, node.tokens) for node in said.nodes] == [("ada", 2, 5)]
     key = fingerprint(bytes.fromhex(said.hub_key))
-    with pytest.raises(ConfigError, match="unknown here"):
+    with pytest.raises(ConfigError, match="not known here"):
         invoke("credit", "import", tmp_path / "here", export)
     with pytest.raises(ConfigError, match="Another hub has signed"):
         invoke("credit", "import", tmp_path / "here", export, "--hub-key", "00" * 32)

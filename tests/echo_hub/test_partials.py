@@ -415,9 +415,9 @@ def test_so_many_versions_are_kept_and_each_counts_as_memory(mixing: Partials) -
 @pytest.mark.parametrize(
     ("sent", "problem"),
     [
-        (mixed(8, [5, 9, 2], by((3, 1), (5, 1)), num_given=2), "versions of 2 tokens for 3"),
-        (mixed(8, [5, 9, 2], by((3, 2), (3, 1)), num_given=2), "versions that do not rise: 3, 3"),
-        (mixed(8, [5, 9, 2], by((5, 1), (3, 2)), num_given=2), "versions that do not rise: 5, 3"),
+        (mixed(8, [5, 9, 2], by((3, 1), (5, 1)), num_given=2), "versions that cover 2 tokens instead of 3"),
+        (mixed(8, [5, 9, 2], by((3, 2), (3, 1)), num_given=2), "versions that are not ascending: 3, 3"),
+        (mixed(8, [5, 9, 2], by((5, 1), (3, 2)), num_given=2), "versions that are not ascending: 5, 3"),
         (mixed(8, [5, 9, 2], by((3, 1), (4, 2)), num_given=2), "other versions than were given"),
         (mixed(8, [5, 9, 2], by((2, 2), (4, 1)), num_given=2), "other versions than were given"),
         (

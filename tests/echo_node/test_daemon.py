@@ -534,7 +534,7 @@ async def test_a_changed_hub_key_is_refused_until_trusted(hub: Any, node: Node) 
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
     hub.me = Identity.generate()
-    with pytest.raises(RefusedError, match="not the one that this node knows") as caught:
+    with pytest.raises(RefusedError, match="differs from the one that this node has stored") as caught:
         await node.daemon(hub.url).run()
     assert caught.value.code == "hub_key_changed"
     hub.offers.clear()

@@ -94,5 +94,5 @@ def test_what_is_no_certificate_is_said(document: bytes) -> None:
 
 
 def test_a_node_id_must_be_that_of_the_key() -> None:
-    with pytest.raises(CodecError, match="not that of its node key"):
+    with pytest.raises(CodecError, match="does not belong to its node key"):
         verified(sign(contribution(node_id="ab" * 10), HUB))

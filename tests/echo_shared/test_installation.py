@@ -98,7 +98,7 @@ def test_a_copy_from_a_checkout_is_added_to_from_there(checkout: Path, tmp_path:
     assert "Would install echo-swarm" in understood(command, tmp_path)
     assert "constraints.txt" not in said(target, "how_to_install('vllm')")
     without_extra = command.replace("[cuda]", "")
-    assert said(target, "how_to_upgrade()") == f"Bring {checkout} up to date, then: {without_extra}"
+    assert said(target, "how_to_upgrade()") == f"Update {checkout}, then run: {without_extra}"
 
 
 @posix
@@ -142,9 +142,9 @@ def test_a_copy_whose_place_is_unknown_or_gone_gets_what_the_extra_brings(wheel:
         assert FROM_INDEX.search(command) is None and "echo" not in command.partition(" install ")[2]
         assert re.findall(r"[\w-]+(?=>=)", command) == ["huggingface-hub", "torch", "transformers"]
         assert "'mlx-lm>=0.32; sys_platform != \"win32\"'" in said(target, "how_to_install('mlx')")
-        advice = "Install Echo anew with its extra nonsense, from where this copy came."
+        advice = "Reinstall Echo with its extra nonsense, from the source of this copy."
         assert said(target, "how_to_install('nonsense')") == advice
-        assert said(target, "how_to_upgrade()").startswith("Install the newer release from where this one came")
+        assert said(target, "how_to_upgrade()").startswith("Install the newer release from the source of this one")
 
 
 @pytest.mark.slow

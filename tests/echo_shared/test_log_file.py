@@ -30,7 +30,7 @@ def test_a_full_disk_costs_lines_that_are_counted_and_nothing_else(
         kept.close()
         lines = (disk.directory / "node.log").read_text().splitlines()
     assert lines[0] == "before" and lines[-1] == "after"
-    assert lines[-2] == f"{missing} lines are missing here: the disk did not take them."
+    assert lines[-2] == f"{missing} lines are missing here, because the disk could not be written."
     assert len(lines) == 3 + 100 - missing, "no line is there twice or in part"
     assert [error.errno for error in told] == [errno.ENOSPC], "it is told once"
     assert capfd.readouterr() == ("", "")

@@ -70,5 +70,5 @@ def test_a_field_whose_form_cannot_be_told_is_an_error(annotation: Any) -> None:
     class Odd(Message):
         field: annotation
 
-    with pytest.raises(LocalProtocolError, match="form of a message"):
+    with pytest.raises(LocalProtocolError, match="schema of a message"):
         form_of(Odd)

@@ -51,12 +51,12 @@ def test_the_beginning_of_an_unfinished_completion_is_fine() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ((prefix(1, 5),), "index 1: it is for no index"),
-        ((prefix(3, 5), prefix(3, 6)), "the second one for it"),
+        ((prefix(1, 5),), "index 1: its index is not in the request"),
+        ((prefix(3, 5), prefix(3, 6)), "has two prefixes"),
         ((prefix(3),), "0 tokens and 0 log-probabilities"),
         ((prefix(3, 5, 6, logprobs=1),), "2 tokens and 1 log-probabilities"),
-        ((prefix(3, 5, 5, 5, 5),), "it has ended: 4 tokens of 4"),
-        ((prefix(0, 5), prefix(3, 5, 2)), "index 3: it has ended: it holds a stop token"),
+        ((prefix(3, 5, 5, 5, 5),), "it is already complete: 4 tokens of 4"),
+        ((prefix(0, 5), prefix(3, 5, 2)), "index 3: it is already complete: it holds a stop token"),
         ((prefix(3, 10),), "not in the vocabulary of 10"),
         ((prefix(3, -1),), "not in the vocabulary of 10"),
     ],

@@ -96,7 +96,7 @@ def test_the_handshake_opens_both_ends_and_proves_who_they_are() -> None:
 def test_a_known_hub_is_accepted_and_a_changed_key_is_not() -> None:
     assert Pair(pinned=HUB.public_key).opened().node.state is State.OPEN
     pair = Pair(pinned=OTHER.public_key).challenged()
-    with pytest.raises(RefusedError, match="not the one that this node knows") as caught:
+    with pytest.raises(RefusedError, match="differs from the one that this node has stored") as caught:
         pair.node.receive(pair.hub.challenge())
     assert caught.value.code == "hub_key_changed"
     assert pair.node.hub_key is None

@@ -128,14 +128,14 @@ async def test_an_exit_status_for_no_memory_is_out_of_memory(start: Starter) -> 
     child = await start()
     await child.send({"do": "exit", "status": 70})
     error = await end_of(child)
-    assert (error.death, error.what) == (Death.OUT_OF_MEMORY, "The test process had no memory left.")
+    assert (error.death, error.what) == (Death.OUT_OF_MEMORY, "The test process ran out of memory.")
 
 
 async def test_one_that_takes_more_memory_than_it_may_is_ended(start: Starter) -> None:
     child = await start(Limits(memory_bytes=200 * 2**20, beat_s=0.02, look_s=0.05))
     await child.send({"do": "hoard"})
     error = await end_of(child)
-    assert (error.death, error.what) == (Death.OUT_OF_MEMORY, "The test process took more memory than it may.")
+    assert (error.death, error.what) == (Death.OUT_OF_MEMORY, "The test process exceeded its memory limit.")
     assert error.got is not None and "0.20 GiB allowed" in error.got
 
 

@@ -45,11 +45,11 @@ def test_no_tokens_add_no_span() -> None:
 @pytest.mark.parametrize(
     ("wrong", "tokens", "what"),
     [
-        (spans((3, 2)), 3, "versions of 2 tokens for 3"),
-        (spans((3, 2), (4, 2)), 3, "versions of 4 tokens for 3"),
-        ((), 1, "versions of 0 tokens for 1"),
-        (spans((3, 1), (3, 1)), 2, "versions that do not rise: 3, 3"),
-        (spans((3, 1), (5, 1), (4, 1)), 3, "versions that do not rise: 3, 5, 4"),
+        (spans((3, 2)), 3, "versions that cover 2 tokens instead of 3"),
+        (spans((3, 2), (4, 2)), 3, "versions that cover 4 tokens instead of 3"),
+        ((), 1, "versions that cover 0 tokens instead of 1"),
+        (spans((3, 1), (3, 1)), 2, "versions that are not ascending: 3, 3"),
+        (spans((3, 1), (5, 1), (4, 1)), 3, "versions that are not ascending: 3, 5, 4"),
     ],
 )
 def test_what_cannot_be_a_completions_is_named(wrong: Spans, tokens: int, what: str) -> None:

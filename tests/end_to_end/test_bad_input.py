@@ -113,6 +113,6 @@ async def test_tokens_protocol_versions_and_keys(site: Any) -> None:
     _, url = await site.hub(run, "--port", url.rpartition(":")[2])
     status, said = await join(site, url, "--token", "open-sesame")
     assert status == 1
-    check_said(said, "key is not the one", "--trust-new-key")
+    check_said(said, "key differs from the one", "--trust-new-key")
     node = await site.node(url, "volunteer", "--token", "open-sesame", "--trust-new-key")
     await node.printed("Connected")

@@ -42,7 +42,7 @@ RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
 
 
 class MeshPeer(Message):
-    """A peer to connect to, with the address on which it accepts pieces."""
+    """A peer to connect to, with its address for incoming pieces."""
 
     node_id: NodeId
     host: Annotated[str, Field(max_length=255)]

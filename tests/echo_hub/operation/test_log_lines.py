@@ -84,7 +84,7 @@ def test_a_full_disk_is_said_once_and_what_is_missing_later(tmp_path: Path, capl
             disk.empty()
             own.info("after")
         *_, missing, after = lines(disk.directory)
-    assert after["message"] == "after" and missing["message"].endswith("the disk did not take them.")
+    assert after["message"] == "after" and missing["message"].endswith("because the disk could not be written.")
     assert missing["level"] == "warning" and int(missing["message"].split()[0]) > 100
 
 

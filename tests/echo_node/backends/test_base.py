@@ -191,8 +191,8 @@ def test_a_prefix_that_cannot_be_gone_on_from_fails_alone(engine: Engine, kit: A
         ((prefix([1, 2, 5]),), "it holds a stop token"),
         ((prefix([1] * 12),), "12 tokens of 12"),
         ((prefix([1, kit.vocabulary]),), "not in the vocabulary"),
-        ((prefix([1], index=9),), "for no index"),
-        ((prefix([1]), prefix([2])), "the second one"),
+        ((prefix([1], index=9),), "not in the request"),
+        ((prefix([1]), prefix([2])), "two prefixes"),
         ((prefix([1, 2], logprobs=1),), "2 tokens and 1 log"),
     ]
     requests = [dataclasses.replace(request, prefixes=one) for request, (one, _) in zip(others, bad, strict=True)]

@@ -56,7 +56,7 @@ async def test_a_certificate_is_taken_of_this_node_and_hub_alone(bare_hub: Any) 
 
 async def test_a_hub_that_is_not_the_pinned_one_is_told_nothing(bare_hub: Any) -> None:
     other = Identity.generate()
-    with pytest.raises(RefusedError, match="not the one that this node knows") as caught:
+    with pytest.raises(RefusedError, match="differs from the one that this node has stored") as caught:
         await asyncio.to_thread(books(bare_hub, key=other.public_key).receipts, ["1-0"])
     assert caught.value.code == "hub_key_changed"
     bare_hub.forges_signature = True

@@ -234,7 +234,7 @@ async def test_files_that_do_not_have_the_signed_hashes_are_deleted_with_their_c
     ).model_copy(update={"peers": offer.peers})
     with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
         await fetcher.fetch(signed, None)
-    assert caught.value.code == UNREADABLE and "not what the hub signed" in (caught.value.got or "")
+    assert caught.value.code == UNREADABLE and "differs from the one that the hub signed" in (caught.value.got or "")
     assert list((tmp_path / "artefacts").iterdir()) == [] and carriers_in(tmp_path) == []
     assert len(await swarm.stats()) == 0
 
