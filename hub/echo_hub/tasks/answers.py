@@ -1,4 +1,4 @@
-"""The answer within a completion."""
+"""Finds the answer within a completion."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _UNSURE: Final = re.compile(
 _WRAPPERS: Final = (("**", "**"), ("*", "*"), ("`", "`"), ("$", "$"), ("\\(", "\\)"), ("\\boxed{", "}"), ('"', '"'))
 _MOST_WRAPPED: Final = 4
 _SENTENCE_CHARACTERS: Final = 300
-"""Before an announcement, in which a doubt is looked for."""
+"""Length of text before an announcement that is searched for words of doubt."""
 
 
 def tagged_answer(completion: str) -> str | None:
-    """The last `<answer>...</answer>`, or what follows the last `<answer>` where none is closed; without white space
-    around it. None where there is no tag.
+    """Return the content of the last `<answer>...</answer>`, stripped; None without a tag.
 
-    In time that grows with the length alone: strangers write thousands of tags that none closes, at which a regular
-    expression looks to the end from each.
+    If no tag is closed, return the text after the last `<answer>`. Runs in linear time: a hostile completion may hold
+    thousands of unclosed tags, for each of which a regular expression would scan to the end.
     """
     answer, position = None, 0
     while (begin := completion.find(_OPEN, position)) >= 0:
@@ -43,17 +42,17 @@ def tagged_answer(completion: str) -> str | None:
 
 
 def extract_answer(completion: str) -> str:
-    """The `tagged_answer`, or the whole completion, without white space around it, where there is none."""
+    """Return the `tagged_answer`, or the whole completion, stripped, if it has no tag."""
     answer = tagged_answer(completion)
     return completion.strip() if answer is None else answer
 
 
 def announced_answer(completion: str, reference: str) -> tuple[str, ...]:
-    """The answer that a completion without tags ends with, as `The answer is 20.` does: as it stands there, and without
-    full stop, emphasis and the like. Empty where there is none, or it is not clear which one is meant.
+    """Return the answer that ends a completion without tags, such as `The answer is 20.`: verbatim, then unwrapped.
 
-    All that is behind the last announcement is the answer. It is unclear where another answer is announced before, and
-    where the sentence or the answer holds a word of doubt (`or`, `not`, `maybe`) that the `reference` answer has not.
+    The answer is all text after the last announcement. Returns () if there is none or if it is ambiguous: an earlier
+    announcement gives another answer, or the sentence or the answer contains a word of doubt (`or`, `not`, `maybe`)
+    that the `reference` answer lacks.
     """
     found = list(_ANNOUNCEMENT.finditer(completion))
     if not found:
@@ -75,7 +74,7 @@ def _doubts(text: str) -> set[str]:
 
 
 def _unwrapped(text: str) -> tuple[str, ...]:
-    """The text, and what is left of it without a full stop at its end and what is put around it, step by step."""
+    """Return the text, then each form left after removing a final full stop and one pair of wrappers at a time."""
     forms = dict.fromkeys([text] if text else [])
     for _ in range(_MOST_WRAPPED):
         inner = text.removesuffix(".").strip()

@@ -1,4 +1,4 @@
-"""Sums, differences and products of whole numbers, written as `123+456=`; the completion is the number alone.
+"""Sums, differences and products of whole numbers, written as `123+456=`; the completion is only the number.
 
 Small enough for `builtin:tiny`, which has learned three-digit additions and often forgets to carry.
 """
@@ -24,10 +24,10 @@ _CALCULATE: Final[Mapping[Operation, Callable[[int, int], int]]] = {
 
 
 class ArithmeticOptions(TaskOptions):
-    """Which problems are asked."""
+    """Options that select the problems."""
 
     digits: Annotated[int, Field(ge=1, le=18)] = 3
-    """Of both operands, which never start with a zero unless they are one digit long."""
+    """Digits of both operands; operands of several digits never start with a zero."""
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
     """Drawn with equal probability."""
 
@@ -41,7 +41,7 @@ class ArithmeticTask:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """The problem of `seed`; its metadata holds the `answer`."""
+        """Return the problem of `seed`; its metadata holds the `answer`."""
         rng = random.Random(seed)
         digits = self._options.digits
         lowest = 0 if digits == 1 else 10 ** (digits - 1)
@@ -51,11 +51,10 @@ class ArithmeticTask:
         return Problem(prompt=f"{left}{operation}{right}=", metadata={"answer": str(answer)})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """1 for the exact result, else 0. White space around the number is ignored; any other text beside it earns
-        nothing."""
+        """Return 1 for the exact result, else 0. Surrounding white space is ignored; any other text gives 0."""
         return float(completion.strip() == problem.metadata["answer"])
 
 
 def make_arithmetic(options: Mapping[str, Any]) -> ArithmeticTask:
-    """The task by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    """Create the task. Raises ConfigError for an unknown or invalid option."""
     return ArithmeticTask(ArithmeticOptions.read("arithmetic", options))

@@ -1,10 +1,10 @@
-"""Tasks whose scorer is `async def`, for callers that wait: many threads may, and their calls run in one event loop.
+"""Synchronous access to tasks with `async def` scorers: many threads may call, and all calls share one event loop.
 
     task.score                 async def score(self, problem, completion) -> float
     awaited(task, 10.0).score  (problem, completion) -> float, from any thread
 
-Each call has its deadline. One that is over is cancelled, and is that call's failure; if the loop itself does not
-answer then, some call holds it up, and the process ends as one whose scorer took too long.
+Each call has a deadline, after which it is cancelled and fails. If the loop is blocked by then, the process ends, as
+after a scorer's timeout.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from echo_shared.errors import ScorerError
 
 _METHODS: Final = ("score", "components", "respond")
 LOOP_ANSWERS_S: Final = 1.0
-"""A loop that takes longer to do nothing is held up."""
+"""Time after which an idle callback shows that the loop is blocked."""
 
 
 def is_async(task: object) -> bool:
-    """Whether any of its answers has to be awaited."""
+    """Return True if any of the task's scoring methods is a coroutine function."""
     return any(inspect.iscoroutinefunction(getattr(task, name, None)) for name in _METHODS)
 
 
 def awaited(task: object, timeout_s: float) -> Any:
-    """The same task, each of whose answers is waited for, for so long at most."""
+    """Return the task with its coroutine functions wrapped as blocking calls of at most `timeout_s`."""
     loop = _Loop(timeout_s)
     found = {name: getattr(task, name) for name in dir(task) if not name.startswith("_")}
     waiting = {
@@ -44,7 +44,7 @@ def awaited(task: object, timeout_s: float) -> Any:
 
 
 class _Loop:
-    """Runs in a thread of its own from the first call on: a process that only samples has none."""
+    """Event loop in a thread that the first call starts; a process that only samples never starts it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -70,7 +70,7 @@ class _Loop:
         try:
             return future.result(self._timeout_s)
         except TimeoutError as error:
-            if future.done():  # The call's own, not ours.
+            if future.done():  # The scorer itself raised TimeoutError.
                 raise
             future.cancel()
             _end_if_held_up(loop)
@@ -80,7 +80,7 @@ class _Loop:
 
 
 def _end_if_held_up(loop: asyncio.AbstractEventLoop) -> None:
-    """Ends this process, as the system's timer would, when nothing runs in the loop any more."""
+    """End this process, as the system's timer would, if the loop is blocked."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
     if not answered.wait(LOOP_ANSWERS_S):

@@ -1,6 +1,6 @@
-"""Components of a reward that can stand beside any task's score: the form of a completion, and its length.
+"""Reward components for any task: the format of a completion, and its length.
 
-All are in 0..1, and read a completion's text or its number of tokens, never the problem.
+All values are in 0..1. Values depend on a completion's text or token count, never on the problem.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import Protocol
 
 
 class TextComponent(Protocol):
-    """One component."""
+    """One component of a reward."""
 
     def value(self, completion: str, num_tokens: int) -> float:
-        """Of a completion (decoded, no special tokens) of so many drawn tokens; 0..1."""
+        """Return the value in 0..1 for a completion (decoded, no special tokens) of `num_tokens` drawn tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """1 where the pattern matches the whole completion but for white space around it, else 0."""
+    """1 if the pattern matches the whole stripped completion, else 0."""
 
     pattern: re.Pattern[str]
 
     @classmethod
     def of(cls, pattern: str) -> Format:
-        """A dot is any character, line ends too. Raises re.error."""
+        """Compile the pattern; a dot matches any character, newlines included. Raises re.error."""
         return cls(re.compile(pattern, re.DOTALL))
 
     def value(self, completion: str, num_tokens: int) -> float:
@@ -34,7 +34,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """1 where there is exactly one `<tag>...</tag>`, with text in it, else 0."""
+    """1 if the completion contains exactly one `<tag>...</tag>`, with text in it, else 0."""
 
     tag: str
 
@@ -49,17 +49,16 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """1 from `least` to `most` tokens; below it falls to 0 at no tokens, above in a straight line to 0 at `zero`.
+    """1 from `least` to `most` tokens; linear to 0 at no tokens below, and to 0 at `zero` tokens above.
 
-    The upper side is the soft punishment of long completions of DAPO, https://arxiv.org/abs/2503.14476, section 3.4,
-    moved to 0..1.
+    The upper side is DAPO's soft overlong punishment, https://arxiv.org/abs/2503.14476, section 3.4, shifted to 0..1.
     """
 
     least: int = 0
     most: int = 0
-    """0 = no end."""
+    """0 = no upper limit."""
     zero: int = 0
-    """More than `most`; 0 = twice that."""
+    """Length at which the value reaches 0; must exceed `most`; 0 = twice `most`."""
 
     def value(self, completion: str, num_tokens: int) -> float:
         if num_tokens < self.least:

@@ -1,8 +1,8 @@
-"""Problems from a file of JSON lines, each with a `prompt` and its `answer`; further keys are kept as metadata.
+"""Problems from a JSON Lines file, each with a `prompt` and an `answer`; other keys are kept as metadata.
 
-Every line is checked before the first is used, and none is kept: only where each begins. So a file of millions of lines
-needs 8 bytes a line, and a problem is read from the file whenever it is asked for. A file that changes meanwhile is
-noticed there; one that changes between two starts of a run has another `content_hash`.
+Every line is checked before the first use, but only its offset is kept, 8 bytes per line. Problems are read from the
+file on demand. A file that changes during a run raises an error; one that changes between two starts of a run has
+another `content_hash`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from echo_shared.strict_json import read_json
 
 _SHOWN_CHARACTERS: Final = 200
 _READ_LINES: Final = 1_000
-"""Of a file, whose reference answers are read before a run. A line takes about a millisecond."""
+"""Lines of a file whose reference answers are parsed before a run, about a millisecond each."""
 _NAMED_LINES: Final = 5
 FORM: Final = "answer_form"
-"""A line's key."""
+"""Key of a line for the required form of its answer."""
 
 
 class JsonlOptions(TaskOptions):
-    """Which file, and how answers are compared."""
+    """Files, and the comparison of answers."""
 
     path: Annotated[str, Field(min_length=1)]
-    """The file; `~` is the home directory."""
+    """Path of the file; `~` is the home directory."""
     heldout_path: str = ""
-    """A file of problems for evaluation alone, used in its order; without one, they are drawn from `path`."""
+    """File of problems for evaluation only, used in order; without it, held-out problems are drawn from `path`."""
     answer: Literal["math", "exact"] = "math"
-    """math: equal as mathematics. exact: the same text."""
+    """math: equal as mathematics. exact: equal text."""
 
 
 def _as_text(problem: Problem, completion: str) -> Verdict:
@@ -67,14 +67,13 @@ class JsonlFile:
 
     path: Path
     starts: array[int]
-    """Where each line begins; blank lines are left out."""
+    """Offset of each line that is not blank."""
     content_hash: str
     stamp: tuple[int, int]
 
     @classmethod
     def open(cls, name: str) -> JsonlFile:
-        """Checks every line. Raises ConfigError for a file that cannot be read, or holds a line that is no problem, or
-        none at all."""
+        """Check every line. Raises ConfigError if the file cannot be read, has an invalid line, or has no problem."""
         path = Path(name).expanduser()
         starts, position, digest = array("q"), 0, hashlib.sha256()
         try:
@@ -95,7 +94,7 @@ class JsonlFile:
         return cls(path=path, starts=starts, content_hash=digest.hexdigest(), stamp=stamp)
 
     def __getitem__(self, number: int) -> Problem:
-        """Problem `number` of the file. Raises ConfigError when the file is no longer what was checked."""
+        """Return problem `number` of the file. Raises ConfigError if the file has changed since the check."""
         try:
             with self.path.open("rb") as file:
                 if _stamp(file.fileno()) == self.stamp:
@@ -113,7 +112,7 @@ class JsonlFile:
         return len(self.starts)
 
     def numbered(self, most: int) -> Iterator[tuple[int, Problem]]:
-        """The problems of the first `most` lines, with the numbers of their lines."""
+        """Yield (line number, problem) for the first `most` lines."""
         with self.path.open("rb") as file:
             for number, line in enumerate(islice(file, most), start=1):
                 if line.removeprefix(BOM_UTF8).strip():
@@ -126,7 +125,7 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 
 
 def _problem(line: bytes, *, place: str) -> Problem:
-    """The problem of a line. Raises ConfigError, with its place, when it is none."""
+    """Parse one line. Raises ConfigError, with `place`, if it is not a valid problem."""
     try:
         content = read_json(line)
     except ValueError as error:
@@ -140,13 +139,13 @@ def _problem(line: bytes, *, place: str) -> Problem:
         raise _bad_line(place, line, "has neither text nor a number as answer")
     if content.get(FORM) not in (None, *Form):
         raise _bad_line(place, line, f"has an {FORM} that is none of {', '.join(Form)}")
-    # Python writes 0.00001 as 1e-05, and no line of the file does.
+    # Python writes 0.00001 as 1e-05, a form that files do not use.
     text = format(Decimal(repr(answer)), "f") if isinstance(answer, float) else str(answer)
     return Problem(prompt=prompt, metadata={**content, "answer": text})
 
 
 def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
-    # At most 4 bytes a character: of a line of megabytes, the beginning is enough.
+    # UTF-8 has at most 4 bytes per character, so the start of a long line suffices.
     text = line[: 4 * _SHOWN_CHARACTERS + 4].decode(errors="replace").strip()
     shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return ConfigError(
@@ -204,7 +203,7 @@ class JsonlTask:
 
 
 def _note(file: JsonlFile) -> str:
-    """Names the first lines whose reference answers are not understood; empty: there are none."""
+    """Return a sentence with the first lines whose reference answers cannot be parsed; "" if there are none."""
     found = [
         number
         for number, problem in file.numbered(_READ_LINES)
@@ -220,8 +219,7 @@ def _note(file: JsonlFile) -> str:
 
 
 def make_jsonl(options: Mapping[str, Any]) -> JsonlTask:
-    """The task by its options. Raises ConfigError for an option that does not exist or does not fit, and for what is
-    wrong with a file."""
+    """Create the task. Raises ConfigError for an unknown or invalid option, and for an invalid file."""
     chosen = JsonlOptions.read("jsonl", options)
     heldout = JsonlFile.open(chosen.heldout_path) if chosen.heldout_path else None
     return JsonlTask(chosen, problems=JsonlFile.open(chosen.path), heldout=heldout)

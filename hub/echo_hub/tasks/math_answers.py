@@ -1,7 +1,7 @@
 """Judge whether two answers are equal as mathematics, and whether the answer has the form that was asked for.
 
-Both are read whole (`math_reader`) or not at all: what is not understood is right only where it is the reference
-answer's own text, but for settings. Reading and comparing are bounded, so no answer takes longer than a second.
+Both are parsed completely (`math_reader`) or not at all: an unparsed answer must equal the reference answer's
+text, apart from settings. Work is bounded, so no answer takes longer than a second.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def is_equal(completion: str, expected: str, *, question: str = "", form: Form |
 def judge(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> Verdict:
     r"""Judge the answer in `completion`; a tagged answer and `expected` may be LaTeX without dollar signs.
 
-    The answer is looked for in the last `<answer>...</answer>`, else in what is in `\boxed{}` (several say the same, or
-    make a list), else behind words such as "the answer is", else it is the last formula in dollar signs, else the last
-    number.
+    The answer is the content of the last `<answer>...</answer>`. Without one, it is the content of `\boxed{}` (several
+    boxes agree or form a list), the text after words such as "the answer is", the last formula in dollar signs, or
+    the last number, in this order.
 
-    A number has to be written out, and exact; a product of sums has to be a product. `form`: what else is asked for. A
-    formula of the `question` that is not the expected answer's own is never right. What is no mathematics is compared
-    as words.
+    A number must be written out and exact; a product of sums must be a product. `form` is the form that the problem
+    requires. A formula copied from the `question` is wrong, unless it equals the expected answer's text.
+    Answers that are not mathematics are compared as words.
     """
     reference, comparison = _reference(expected), Comparison(form=form, question=question)
     answers = answers_in(completion)
@@ -94,7 +94,7 @@ def understanding(expected: str) -> Understanding:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A reference answer, as far as it is understood."""
+    """A reference answer with its parsed forms; a form is None if parsing failed."""
 
     text: str
     words: str
@@ -103,7 +103,7 @@ class _Reference:
     key: tuple[object, ...] | None
     quantity: Quantity | None
     item: Item | None
-    """The parsed answer; None for a number, for words, and for text that is not understood."""
+    """The parsed answer; None for numbers, words, and text that cannot be parsed."""
 
 
 @lru_cache(_CACHED)
@@ -196,7 +196,7 @@ def _is_same_text(said: str, reference: _Reference) -> bool:
 
 
 def _read(said: str, reference: _Reference) -> Item:
-    """Parse the whole answer, or else the text behind words such as "the answer is"."""
+    """Parse the whole answer; failing that, the text after words such as "the answer is"."""
     if r"\ln" in reference.text and "log" not in reference.text:
         said = _NATURAL.sub(r"\\ln ", said)
     try:
@@ -209,7 +209,7 @@ def _read(said: str, reference: _Reference) -> Item:
 
 
 def _only_quantity(said: str, question: str) -> Quantity | None:
-    """Return the number that an answer consists of: alone, at the end of a chain of equations, or behind words."""
+    """Return an answer's only number, which may end a chain of equations or follow words."""
     said = plain(said)
     for text in (said, without_prose(said)):
         sides = _EQUALS.split(text or "")

@@ -265,7 +265,7 @@ def _has_names(items: Sequence[Item]) -> bool:
 
 
 def _assigned(items: Sequence[Item]) -> dict[str, Item] | None:
-    """Return values by variable, in order; None unless every item gives a value to a variable of its own."""
+    """Return values by variable, in order; None unless each item assigns a value to a different variable."""
     found = {_named(item): _value(item) for item in items}
     return found if len(found) == len(items) and "" not in found else None
 

@@ -1,4 +1,4 @@
-"""The form that an answer has to have beside its value: who is asked to factor has not done it by copying a formula."""
+"""Form of an answer beside its value: a copied formula does not solve a problem that asks to factor."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _SPACED: Final = 10
-"""A formula is set in no more than so many times what it says."""
+"""Limit on the ratio of a formula's length to the question's in the search for copied text."""
 _COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
-"""Functions that are still to be computed where a number has to be written out."""
+"""Functions that a written-out number may not contain."""
 _HIGHEST_DEGREE: Final = 40
 _LARGEST: Final = 10**30
 """Largest number in a simplified answer; beyond it the answer counts as not simplified."""
@@ -24,24 +24,26 @@ _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
 
 
 class Form(StrEnum):
-    """What a problem may ask for. Of an answer that is a number, written out, or a product of sums, the form is asked
-    for without being named."""
+    """Form that a problem may require. `number`, or `factored` for a product of sums, is implied by such a reference
+    answer."""
 
     NUMBER = "number"
-    """Written out: nothing is left to compute."""
+    """Written out: no operation is left to compute."""
     SIMPLIFIED = "simplified"
-    """Fractions reduced, no square left under a root, like terms collected, nothing left to compute."""
+    """Reduced fractions, no square factor under a root, like terms collected, no operation left to compute."""
     FACTORED = "factored"
-    """A product of as many factors as the reference answer's."""
+    """A product with at least the reference answer's number of factors."""
     EXPANDED = "expanded"
     """A sum without products of sums."""
     UNIT = "unit"
-    """The unit may not be left out."""
+    """The unit is required."""
 
 
 def form_of(expected: Basic, question: str) -> Form | None:
-    """What the reference answer asks for by itself: to be a product of sums where the question, if it is known, asks
-    for one; to be a product of numbers."""
+    """Return the form that a reference answer implies; None if it implies none.
+
+    A product of numbers implies a product. A product of sums does so if the question requests a product or is unknown.
+    """
     from sympy import Add
 
     if num_factors(expected) < 2:
@@ -52,7 +54,7 @@ def form_of(expected: Basic, question: str) -> Form | None:
 
 
 def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
-    """Whether the answer, as it was written and not as sympy would, has the form; it is equal to the expected one."""
+    """Return True if the answer, as written, has the form; its value must already equal the expected one."""
     if form is Form.FACTORED:
         return num_factors(answer) >= num_factors(expected)
     if form is Form.EXPANDED:
@@ -68,7 +70,7 @@ def _has_power(expected: Basic) -> bool:
 
 
 def _is_power(part: Basic) -> bool:
-    """Return True for a power of plain numbers that can be computed, and for a factorial and the like of them.
+    """Return True for a computable power of plain numbers, and for a factorial or a similar function of plain numbers.
 
     A fraction's denominator is no power."""
     from sympy import Integer, Pow
@@ -98,7 +100,7 @@ def _function() -> type[Basic]:
 
 
 def is_worked_out(answer: Basic, *, may_have_powers: bool = False) -> bool:
-    """Whether no sum, product or quotient of plain numbers is left to compute but a fraction."""
+    """Return True if no sum, product or quotient of plain numbers is left to compute, except a fraction."""
     from sympy import Add, Mul, Number
 
     for part in _parts(answer):
@@ -112,7 +114,7 @@ def is_worked_out(answer: Basic, *, may_have_powers: bool = False) -> bool:
 
 
 def _is_left(factor: Basic) -> bool:
-    """Return True for a number other than -1, and for a power of numbers."""
+    """Return True for a number except -1, and for a power of numbers."""
     from sympy import Number
 
     return (isinstance(factor, Number) and factor != -1) or _is_power(factor)
@@ -125,8 +127,10 @@ def is_sum_of_numbers(expression: Basic) -> bool:
 
 
 def num_factors(expression: Basic) -> int:
-    """How many factors hold a variable, each as often as it is there; of a product of whole numbers, how many numbers.
-    A power of one number is no product."""
+    """Return the number of factors with a variable, with multiplicity; for whole numbers, the number of factors.
+
+    A power of one number counts as one.
+    """
     from sympy import Mul
 
     return (
@@ -135,7 +139,7 @@ def num_factors(expression: Basic) -> int:
 
 
 def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = None) -> Iterator[tuple[Basic, int]]:
-    """Each with how often it is there."""
+    """Yield each factor with its multiplicity."""
     from sympy import Integer, Mul, Number, Pow
 
     of_numbers = not variables(expression) if of_numbers is None else of_numbers
@@ -171,7 +175,7 @@ def _is_product_of_sums(part: Basic) -> bool:
 
 
 def _may_be_reduced(answer: Basic) -> bool:
-    """Whether one of its fractions, or roots of whole numbers, is not as small as it can be, or too large to tell."""
+    """Return True if a fraction or a root of whole numbers can be reduced, or is too large to decide."""
     from sympy import Integer, Pow, Rational, cancel, denom, fraction
 
     if _degree(answer) > _HIGHEST_DEGREE or any(abs(number.p) > _LARGEST for number in answer.atoms(Rational)):
@@ -202,7 +206,7 @@ def _degree(expression: Basic) -> int:
 
 
 def repeats(answer: str, question: str, expected: str) -> bool:
-    """Whether the answer is what the question says, and not how the reference answer says it."""
+    """Return True if the answer is copied from the question and differs from the reference answer's text."""
     if len(answer) > _SPACED * len(question):
         return False
     said, asked = as_written(answer), as_written(question)

@@ -83,7 +83,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An expression with a unit behind it, or a currency before it."""
+    """An expression with a unit or a currency."""
 
     expression: Basic
     unit: str
@@ -131,7 +131,7 @@ def read(text: str) -> Item:
 
 
 def _division(found: re.Match[str]) -> Exact:
-    """Parse a quotient with its remainder, after the division itself if it is given."""
+    """Parse a quotient with remainder; the division may precede it."""
     whole, rest = int(found["whole"]), int(found["rest"])
     if found["of"] and int(found["of"]) != int(found["by"]) * whole + rest:
         raise NotUnderstood("a division that does not come out")
@@ -173,12 +173,12 @@ def _without_double_joints(
 
 
 def _listed(item: Item) -> tuple[Item, ...]:
-    """Return the items of a list, such as both values of `\\pm 2`, or the item itself."""
+    """Return a list's items, such as both values of `\\pm 2`; for other items, the item itself."""
     return item.items if isinstance(item, Several) and item.kind == "list" else (item,)
 
 
 def _is_condition(item: Item) -> bool:
-    """Return True for an inequality or a membership, but not for an equation."""
+    """Return True for an inequality or a membership, False for an equation."""
     return isinstance(item, Relation) and all(sign != "=" for sign in item.signs)
 
 

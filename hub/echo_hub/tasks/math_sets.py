@@ -146,7 +146,7 @@ def _intersection(one: Cuts, other: Cuts) -> Cuts:
 
 
 def _condition(left: Item, sign: str, right: Item) -> RealSet | None:
-    """Return the set of a condition on one variable, which is alone on one side."""
+    """Return the set of a condition such as `x < 2`, with a single variable on one side."""
     from sympy import Symbol
 
     if sign == r"\in":

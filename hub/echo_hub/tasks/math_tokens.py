@@ -1,6 +1,6 @@
 r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` are the same here.
 
-Whatever is not known stays as it is, so two texts that differ in settings alone have the same `key`, understood or not.
+Unknown commands stay unchanged, so texts that differ only in settings have the same `key`, even without being parsed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A command with its arguments; `^` and `_` are commands of one."""
+    """A command with its arguments; `^` and `_` are commands with one argument."""
 
     name: str
     arguments: tuple[tuple[Node, ...], ...]
@@ -63,7 +63,7 @@ class Group:
 Node = Token | Call | Group
 
 COUNTER: Final = "counter "
-"""Prefix of the name of a variable that a sum or a product counts with."""
+"""Name prefix of the counting variable of a sum or a product."""
 OPENING: Final = frozenset(["{", "(", "[", r"\{", r"\langle", r"\lfloor", r"\lceil"])
 CLOSING: Final = frozenset(["}", ")", "]", r"\}", r"\rangle", r"\rfloor", r"\rceil"])
 FUNCTIONS: Final = frozenset(

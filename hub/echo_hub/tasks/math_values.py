@@ -53,7 +53,7 @@ class Undefined(Exception):
 
 @dataclass(slots=True)
 class Work:
-    """Work that is left for one answer."""
+    """Remaining work budget of one answer."""
 
     left: float = _MOST_WORK
 
@@ -72,7 +72,7 @@ def bounded_work() -> Iterator[None]:
 
 
 class Arithmetic:
-    """Computes values of expressions, with a working precision and a bound on all that it does."""
+    """Evaluates expressions with a given working precision, within a bound on the total work."""
 
     def __init__(self, digits: int = _DIGITS, *, largest: float = _LARGEST) -> None:
         self._digits = digits
@@ -464,7 +464,7 @@ def is_same_value(answer: Basic, expected: Basic) -> bool:
 
 
 def constant_ratio(answer: Basic, expected: Basic) -> Fraction | None:
-    """Return answer / expected if it is the same rational number at all points, else None. Raises TooMuch."""
+    """Return answer / expected if the quotient is one rational number at all points, else None. Raises TooMuch."""
     found: list[_Values] = []
     for values in _values(answer, expected):
         if values is None:

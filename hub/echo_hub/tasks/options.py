@@ -1,4 +1,4 @@
-"""What `task.options` may hold, one frozen class a task."""
+"""Base class of `task.options`; each task has a frozen subclass."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from echo_shared.errors import ConfigError
 
 
 class TaskOptions(BaseModel):
-    """What all tasks' options have in common."""
+    """Options common to all tasks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def read(cls, task: str, options: Mapping[str, Any]) -> Self:
-        """The options as `task` takes them. Raises ConfigError for one that does not exist or does not fit."""
+        """Validate the options of `task`. Raises ConfigError for an unknown or invalid option."""
         try:
             return cls.model_validate(dict(options))
         except ValidationError as error:

@@ -1,6 +1,6 @@
-r"""Numbers that are written out, with what they count: `1\,234`, `-\frac{3}{4}`, `1 1/2`, `2e-3`, `5\%`, `\$3`, `5 cm`.
+r"""Parses written-out numbers with units: `1\,234`, `-\frac{3}{4}`, `1 1/2`, `2e-3`, `5\%`, `\$3`, `5 cm`.
 
-Written out means that nothing is left to compute: `17*23` and `\sqrt{4}` are no numbers here. Values are exact.
+Written out means that no operation is left: `17*23` and `\sqrt{4}` are not accepted. Values are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pint import UnitRegistry
 
 _LONGEST: Final = 200
-"""Characters: what is longer is not one number."""
+"""Limit in characters; a longer text is not a single number."""
 _KEPT: Final = 1_024
 
 _INTEGER: Final = r"(?:\d{1,3}(?:(?:,|\\,|\{,\}|\ )\d{3})+(?!\d)|\d+)"
@@ -49,14 +49,14 @@ _UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
 SAYS_MORE: Final = frozenset(
     {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
 )
-"""Words that make more of a number than an amount of something."""
+"""Words that give the number another meaning than an amount."""
 _LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升")
-"""All other single letters are variables."""
+"""Single letters that are units; all others are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Powers of ten by name."""
 _UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
-"""What pint raises beside its own errors where a stranger's words are no unit."""
+"""Exceptions, besides its own, that pint raises for text that is no unit."""
 _NAMES: Final = {
     **{"$": "us_dollar", "dollar": "us_dollar", "dollars": "us_dollar", "usd": "us_dollar"},
     **{"cents": "us_cent", "cent": "us_cent", "€": "euro", "euros": "euro", "eur": "euro", "£": "gbp", "¥": "yen"},
@@ -74,18 +74,18 @@ _MONEY: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """So much of something."""
+    """A number with its unit."""
 
     value: Fraction
-    """As it is written: 50 for `50 %`."""
+    """Value as written: 50 for `50 %`."""
     written: str
-    """The number in the notation that it is written in, spacing aside: `2/4`, `1000` for `1,000.0`."""
+    """The number's notation without spacing: `2/4`, `1000` for `1,000.0`."""
     is_reduced: bool
-    """It is no fraction, or one in lowest terms."""
+    """True for a fraction in lowest terms and for any other number."""
     unit: str
-    """What follows the number, or the currency before it; empty = it stands alone."""
+    """Text after the number, or the currency before it; empty = none."""
     is_letter: bool
-    """The unit is one letter right behind the number: it may be a variable as well."""
+    """True: the unit is one letter directly after the number, possibly a variable."""
 
     @property
     def is_percentage(self) -> bool:
@@ -124,7 +124,7 @@ _EDGE: Final = " \t\r\n*"
 
 
 def read_quantity(text: str) -> Quantity | None:
-    """What all of the text says; None where that is anything else."""
+    """Parse the whole text as one quantity; None if it is anything else."""
     return _read(text) if len(text) <= _LONGEST else None
 
 
@@ -188,7 +188,7 @@ _PARENTHESES: Final = re.compile(r"(?P<sign>[+-])?\((?P<inner>[^()]*)\)")
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """None where it divides by zero."""
+    """Return the value; None for a division by zero."""
     for whole, of, by in (("whole", "of_whole", "by_whole"), ("and", "of_and", "by_and")):
         if found[whole]:
             above, below = _integer(found[of]), _integer(found[by])
@@ -215,7 +215,7 @@ def _is_reduced(found: re.Match[str]) -> bool:
 
 
 def as_written(text: str) -> str:
-    """The same without what only sets formulas and figures, so that one can be looked for in another."""
+    """Remove formatting of formulas and digits, to search for one text in another."""
     for pattern, meant in _SETTING:
         text = pattern.sub(meant, text)
     return text
@@ -236,8 +236,8 @@ def _integer(digits: str) -> int:
 
 
 def _unit(text: str) -> str | None:
-    """As it is compared; None where the text is none."""
-    text = " ".join(text.split())  # Of many spaces in each gap, the expression would try all ways to share them out.
+    """Return the unit in normalized form; None if the text is no unit."""
+    text = " ".join(text.split())  # Runs of spaces would make the expression backtrack over all ways to split them.
     if not text:
         return ""
     if not _UNIT.fullmatch(text):
@@ -253,8 +253,11 @@ def _money(sign: str | None) -> str:
 
 
 def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool = False) -> bool:
-    """Whether they are equal. A unit may be left out, unless it is needed, and one may be added; 5 m are not 5 cm, and
-    500 cm are 5 m. A percentage is a number as well: 50 % is 0.5."""
+    """Return True if both are equal.
+
+    A unit may be omitted, unless it is needed, or added; units are converted (500 cm = 5 m, but 5 m is not 5 cm). A
+    percentage also equals its number: 50 % is 0.5.
+    """
     if answer.unit == expected.unit:
         return answer.value == expected.value
     if needs_unit and not answer.unit:
@@ -279,7 +282,7 @@ def unit_ratio(unit: str, other: str) -> Fraction | None:
 
 
 def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
-    """One of them is a percentage. The sign may be left out, and added, where the number can be no share itself."""
+    """Compare if one is a percentage. The percent sign is optional if the number itself cannot be a share."""
     if answer.unit and expected.unit:
         return False
     in_full = [quantity.value / (100 if quantity.is_percentage else 1) for quantity in (answer, expected)]
@@ -304,7 +307,7 @@ def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
     except (*_UNREADABLE, PintError):
         return None
     zero, one, two = found
-    return (one - zero, zero) if two - one == one - zero else None  # Levels, as decibels are, follow no ratio.
+    return (one - zero, zero) if two - one == one - zero else None  # Logarithmic units such as decibels are not linear.
 
 
 def _is_same_thing(one: str, other: str) -> bool:

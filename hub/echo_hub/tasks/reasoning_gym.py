@@ -1,10 +1,10 @@
 """Every dataset of reasoning-gym by name, with its own scorer.
 
-Each problem is the only item of a dataset built from a hashed seed. (One dataset's items come from `seed + index`, so
-datasets with neighbouring seeds would share nearly all of theirs.)
+Each problem is the only item of a dataset built from a hashed seed, because one dataset uses `seed + index`: its items
+for adjacent seeds would overlap.
 
-Completions come from strangers, and some of reasoning-gym's scorers evaluate them as Python. Their answers are scored
-only where they are plain data or plain sums; datasets whose scorers cannot be fenced in like this are refused.
+Completions are untrusted, and some of reasoning-gym's scorers evaluate them as Python. Such scorers only get answers
+that are plain data or plain sums; datasets whose scorers cannot be restricted in this way are refused.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PLAIN_DATA: Final = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Nam
 
 
 def _is_plain_data(answer: str) -> bool:
-    """Whether Python's `eval` of `answer` can do no more than build lists of constants, or fail.
+    """Return True if Python's `eval` of `answer` can only build lists of constants, or fail.
 
-    Names are of capital letters alone: a scorer's own variables hold the right answer.
+    Names must be capital letters, because a scorer's own variables hold the right answer.
     """
     try:
         tree = ast.parse(answer.strip(), mode="eval")
@@ -45,12 +45,12 @@ def _is_plain_data(answer: str) -> bool:
 
 
 def _is_plain_sum(answer: str) -> bool:
-    """Whether `answer` is only numbers, the four operations and brackets. Powers can take for ever."""
+    """Return True if `answer` contains only numbers, the four operations and brackets. Powers could run forever."""
     return _SUM.fullmatch(answer) is not None and "**" not in answer
 
 
 def _is_product(answer: str) -> bool:
-    """Whether `answer` is whole numbers with a × between them."""
+    """Return True if `answer` is whole numbers joined by ×."""
     return _PRODUCT.fullmatch(answer) is not None
 
 
@@ -71,8 +71,8 @@ _GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "prime_factorization": _is_product,
     "boxnet": _is_json_object,
 }
-"""Datasets whose scorer evaluates the answer as code, or fails on what does not look like one, each with what an answer
-must be to reach it. No other scorer of reasoning-gym compiles any part of an answer."""
+"""Datasets whose scorer evaluates the answer as code, or fails on unexpected text -> check that an answer must pass. No
+other scorer of reasoning-gym compiles any part of an answer."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "composite": "it is a mixture of other datasets",
@@ -84,10 +84,10 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 
 class ReasoningGymTask:
-    """One dataset. Its problems' metadata is the dataset's own entry."""
+    """One dataset. A problem's metadata is the dataset's entry."""
 
     def __init__(self, dataset: str, build: Callable[[int], Any]) -> None:
-        """`build` makes the dataset with one item from a 32-bit seed."""
+        """`build` creates the dataset with one item from a 32-bit seed."""
         self.name = f"reasoning-gym:{dataset}"
         self._build = build
         self._scorer = build(0)
@@ -98,10 +98,10 @@ class ReasoningGymTask:
         return Problem(prompt=entry["question"], metadata=entry)
 
     def score(self, problem: Problem, completion: str) -> float:
-        """The dataset's reward for the last `<answer>...</answer>`, or for the whole completion where there is none.
+        """Return the dataset's reward for the last `<answer>...</answer>`, or for the whole completion without tags.
 
-        Without tags, an answer that the completion ends with in words, such as `The answer is 20.`, counts where it is
-        wholly right: it adds no reward for a part. An answer that the dataset's scorer must not evaluate earns nothing.
+        Without tags, an answer announced in words, such as `The answer is 20.`, counts only if it is fully right. An
+        answer that the dataset's scorer must not evaluate has reward 0.
         """
         tagged = tagged_answer(completion)
         if tagged is not None:
@@ -121,8 +121,7 @@ class ReasoningGymTask:
 
 
 def make_reasoning_gym(dataset: str, options: Mapping[str, Any]) -> ReasoningGymTask:
-    """The task of a dataset. Raises ConfigError for a dataset that does not exist or is refused, and for options that
-    it does not take."""
+    """Create the task of a dataset. Raises ConfigError for an unknown or refused dataset, and for invalid options."""
     from reasoning_gym.factory import DATASETS, create_dataset
 
     if dataset in _REFUSED:
@@ -152,7 +151,7 @@ def make_reasoning_gym(dataset: str, options: Mapping[str, Any]) -> ReasoningGym
 
     try:
         return ReasoningGymTask(dataset, build)
-    except (AssertionError, AttributeError, TypeError, ValueError) as error:  # What the datasets' own checks raise.
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:  # Raised by the datasets' own checks.
         raise ConfigError(
             f"The options do not fit the reasoning-gym dataset {dataset}.",
             got=f"task.options = {dict(options)}: {error}",

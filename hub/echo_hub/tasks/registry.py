@@ -1,4 +1,4 @@
-"""Every task by its name in the configuration."""
+"""Creates tasks by their names in the configuration."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from echo_shared.errors import ConfigError
 
 
 def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
-    """The task called `name`: `arithmetic`, `worked`, `jsonl`, `reasoning-gym:<dataset>`, `environment:guess`,
-    `environment:sokoban`, `environment:calculator`, or one's own.
+    """Create the task called `name`, one of `echo_hub.tasks.names.FORMS`.
 
-    That is `python:<module>:<function>`: the function is given the options. Raises ConfigError for any other.
+    For `python:<module>:<function>`, the function is called with the options. Raises ConfigError for an unknown name.
     """
     kind, _, dataset = name.partition(":")
     match kind:
@@ -63,7 +62,7 @@ def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
             do="Write python:MODULE:FUNCTION, with a module that this hub's Python finds (see PYTHONPATH).",
         ) from error
     except Exception as error:
-        # The module is a plug-in: whatever it raises while it is imported is for its author to read.
+        # The module is a plug-in, so its author needs to see any exception of its import.
         raise _failed(place, error) from error
     try:
         task: Task | Environment = make(options)

@@ -1,7 +1,7 @@
-"""The rewards that a task may give: finite numbers from its lowest to its highest, by default from 0 to 1.
+"""Valid rewards of a task: finite numbers between its bounds, by default 0 and 1.
 
-Whatever else a scorer returns is its failure, never a reward: one NaN, or one 1e30 among zeros and ones, would drown
-the mean of its group and of its evaluation.
+Any other value of a scorer counts as the scorer's failure: one NaN, or 1e30 among zeros and ones, would ruin group and
+evaluation means.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.rewards import components_of
 
 MAX_REWARD: Final = 1e6
-"""The largest reward of any task, in size: the learner's float32 squares differences of rewards."""
+"""Largest absolute reward of any task, because the learner squares differences of rewards in float32."""
 ROUNDING: Final = 1e-6
-"""As a share of the span between the bounds: so far beyond a bound a reward still counts as the bound, and so far below
-the highest a problem still counts as solved."""
+"""Tolerance as a share of the span between the bounds. A reward beyond a bound by less counts as the bound; a reward
+below the highest by less counts as solved."""
 
 
 SCORE: Final = "score"
-"""The component that is the task's own reward."""
+"""Name of the component that is the task's own reward."""
 COMPONENT_NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")
-"""Names of components stand in the names of figures, and on pages."""
+"""Component names are part of metric names and are shown on pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBounds:
-    """The bounds of a task's rewards; both are possible rewards."""
+    """Inclusive bounds of a task's rewards."""
 
     lowest: float = 0.0
     highest: float = 1.0
     of_score: RewardBounds | None = None
-    """Of the component `score`, where a reward has several."""
+    """Bounds of the component `score`, for a reward with several components."""
 
     @classmethod
     def of(cls, task: Task | Environment) -> RewardBounds:
-        """The bounds that the task declares. Raises ConfigError unless it is two finite numbers, the lower one
-        first."""
+        """Return the bounds that the task declares. Raises ConfigError unless they are two finite ascending numbers."""
         declared: object = task.reward_bounds if isinstance(task, BoundedTask) else (0.0, 1.0)
         match declared:
             case (int() | float() as low, int() | float() as high) if -MAX_REWARD <= low < high <= MAX_REWARD:
@@ -54,8 +53,8 @@ class RewardBounds:
         )
 
     def read(self, given: object) -> float:
-        """What a scorer has returned, as a reward. Raises ScorerError for what is none."""
-        # Text is no number, even "1".
+        """Convert a scorer's result to a reward. Raises ScorerError if it is no valid reward."""
+        # Text is refused, even "1".
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         if not self.hold(reward):
             bounds = f"from {self.lowest:g} to {self.highest:g}"
@@ -63,8 +62,7 @@ class RewardBounds:
         return min(max(reward, self.lowest), self.highest)
 
     def read_turn(self, given: object) -> float:
-        """What a turn has earned, of the reward of its episode. Raises ScorerError for what is no finite number, or
-        further from 0 than the bounds are from each other."""
+        """Convert a turn's reward. Raises ScorerError unless it is finite and no larger than the span of the bounds."""
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         most = self.highest - self.lowest
         if not abs(reward) <= (1 + ROUNDING) * most:
@@ -74,17 +72,17 @@ class RewardBounds:
         return reward
 
     def hold(self, reward: float) -> bool:
-        """Whether a reward is finite and within the bounds, but for rounding."""
+        """Return True if a reward is finite and within the bounds, up to rounding."""
         slack = ROUNDING * (self.highest - self.lowest)
         return self.lowest - slack <= reward <= self.highest + slack
 
     @property
     def solved_at(self) -> float:
-        """The lowest reward of a problem that is solved: graders give less for a right form alone."""
+        """Lowest reward of a solved problem; graders give less for the right form only."""
         return self.highest - ROUNDING * (self.highest - self.lowest)
 
     def is_solved(self, reward: float) -> bool:
-        """Whether a problem with this reward is solved. Of a reward with several components the task's own says so."""
+        """Return True if the reward solves its problem. With several components, the task's own score decides."""
         components = components_of(reward)
         if self.of_score is not None and components is not None and SCORE in components:
             return self.of_score.is_solved(components[SCORE])

@@ -1,15 +1,14 @@
-"""The problems of a run: an endless training stream, and a held-out set that shares no prompt with it.
+"""Problems of a run: an endless training stream, and a held-out set that shares no prompt with it.
 
-The held-out set depends on the task alone, so that every run of a task, whatever its seed, is judged by the same
-problems. A training problem depends on the task, the run's seed, its number, and on the held-out set that it avoids.
+The held-out set depends only on the task: all runs of a task share their evaluation problems. A training problem
+depends on the task, the run's seed, its number, and the held-out set that it must avoid.
 
-A drawn problem that the model has no room for, or that cannot be given to it (it holds half of a character, say), is
-passed over, like one that is taken. Of a `NumberedTask` its number is remembered: a line of megabytes is read once.
+A drawn problem is skipped if it is taken, too long, or unusable for the model (an unpaired surrogate, for example). The
+numbers of skipped problems of a `NumberedTask` are remembered, so that no long line is read twice.
 
-With `epochs`, a `NumberedTask`'s problems of training come without replacement: those that are not held out stand in a
-row, and problem n of the stream is at place n of it, which is permuted anew each time that it is through. It takes no
-memory, and the same number gives the same problem. In the place of one that is passed over after all (it is too long,
-or another line has a held-out prompt) comes a drawn one, which that epoch then has twice.
+With `epochs`, training problems of a `NumberedTask` come without replacement: each epoch is a new permutation of all
+problems that are not held out. The permutation needs no memory. A skipped problem (too long, or equal to a held-out
+prompt) is replaced by a drawn problem, which then occurs twice in that epoch.
 """
 
 from __future__ import annotations
@@ -26,30 +25,29 @@ from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
 
 MAX_ATTEMPTS: Final = 1_000
-"""Hashed attempts at one problem before the task counts as too small."""
+"""Attempts to draw one problem before the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
-"""The largest share of a file's problems: with the rest, 1,000 attempts in vain have a probability below 1e-22."""
+"""Largest held-out share of a file's problems; 1,000 failed attempts then have a probability below 1e-22."""
 
 _TOO_LONG: Final = ConfigError("The problem is too long.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblems:
-    """What a stream has drawn as its held-out set: an equal stream need not draw it again."""
+    """A stream's held-out set, so that an equal stream need not draw it again."""
 
     prompts: tuple[str, ...]
-    """In their order."""
+    """Prompts in order."""
     lines: tuple[int, ...] = ()
-    """The numbers of those that were drawn from the problems of a `NumberedTask`, ascending."""
+    """Numbers of the problems drawn from a `NumberedTask`, ascending."""
 
 
 Order = Callable[..., int]
-"""`echo_hub.core.permutation.permuted`: what stands at a place of so many, by a key."""
+"""Signature of `echo_hub.core.permutation.permuted`: the item at a place, for a size and a key."""
 
 
 class ProblemStream:
-    """A run's problems. `train(n)` and `heldout(n)` are the same problem for the same number, in any order, on any
-    day."""
+    """Problems of a run. `train(n)` and `heldout(n)` always return the same problem for the same number."""
 
     def __init__(
         self,
@@ -62,25 +60,25 @@ class ProblemStream:
         epochs: Order | None = None,
         avoid: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`fits`: whether the model has room for a prompt; raises ConfigError where it cannot be given to the model.
-        `heldout`: that of an equal stream; None = it is drawn.
-        `epochs`: the order of a `NumberedTask`'s problems; None = they are drawn with replacement.
-        `avoid`: prompts that are not trained on either, asked for once: what the run's other tasks hold out."""
+        """`fits`: True if the model's context has room for a prompt; raises ConfigError for an unusable prompt.
+        `heldout`: set of an equal stream; None = draw it.
+        `epochs`: order of a `NumberedTask`'s problems; None = draw with replacement.
+        `avoid`: called once; returns prompts of other tasks' held-out sets, which are not trained on either."""
         self._task = task
         self._run_seed = run_seed
         self._heldout_problems = heldout_problems
         self._fits = fits
         self._known = heldout
         self._avoid = avoid
-        self._numbered = task if isinstance(task, NumberedTask) else None  # Asked once: the answer takes long.
+        self._numbered = task if isinstance(task, NumberedTask) else None  # Cached: a protocol check is slow.
         self._epochs = epochs if self._numbered is not None else None
         self._passed_over: dict[int, ConfigError] = {}
-        """Of a `NumberedTask`: the problems that do not fit, and why."""
+        """Numbers of a `NumberedTask`'s skipped problems, with the reasons."""
 
     def train(self, number: int) -> Problem:
-        """Problem `number` (0, 1, ...) of the training stream; prompts may repeat, held-out ones never appear.
+        """Return problem `number` (0, 1, ...) of the training stream; prompts may repeat, but are never held out.
 
-        Raises ConfigError when the task has no prompt left beside the held-out ones.
+        Raises ConfigError if all prompts of the task are held out.
         """
         if self._epochs is not None:
             size = self.num_lines
@@ -92,7 +90,7 @@ class ProblemStream:
 
     @property
     def num_lines(self) -> int:
-        """Of a `NumberedTask`: how many of its problems are not held out. Raises ConfigError when none is left."""
+        """Number of a `NumberedTask`'s problems that are not held out. Raises ConfigError if it is 0."""
         assert self._numbered is not None
         size = self._numbered.num_problems - len(self.held_out.lines)
         if size < 1:
@@ -104,23 +102,23 @@ class ProblemStream:
         return size
 
     def line(self, place: int) -> Problem:
-        """Of a `NumberedTask`: the problem at `place` (0 .. num_lines - 1) of those that are not held out."""
+        """Return a `NumberedTask`'s problem at `place` (0 .. num_lines - 1) among those not held out."""
         assert self._numbered is not None
         return self._numbered.problem(place + bisect_right(self._held_before, place))
 
     @cached_property
     def _held_before(self) -> list[int]:
-        """Of each held-out line, how many lines before it are not held out."""
+        """For each held-out line, the number of training lines before it."""
         return [line - number for number, line in enumerate(self.held_out.lines)]
 
     def _suits(self, problem: Problem) -> bool:
-        """Whether it may be trained on."""
+        """Return True if the problem may be trained on."""
         return problem.prompt not in self._heldout and self._failure(problem) is None
 
     def heldout(self, number: int) -> Problem:
-        """Problem `number` (0 .. heldout_problems - 1) of the held-out set; drawn ones all have different prompts.
+        """Return problem `number` (0 .. heldout_problems - 1) of the held-out set; drawn ones have distinct prompts.
 
-        Raises ConfigError when the task is too small for the set.
+        Raises ConfigError if the task is too small for the set.
         """
         if isinstance(self._task, FileTask) and self._task.num_heldout:
             return self._task.heldout(number)
@@ -136,18 +134,17 @@ class ProblemStream:
         )
 
     def prepare(self) -> None:
-        """Draws the held-out set now, not when it is first needed. Raises ConfigError when the task is too small, or
-        its problems too long."""
+        """Draw the held-out set now. Raises ConfigError if the task is too small or its problems are too long."""
         self.train(0)
 
     @property
     def heldout_prompts(self) -> tuple[str, ...]:
-        """The prompts of the held-out problems, in their order."""
+        """Prompts of the held-out problems, in order."""
         return self.held_out.prompts
 
     @cached_property
     def held_out(self) -> HeldOutProblems:
-        """The held-out set."""
+        """The held-out set, drawn on first use."""
         if self._known is not None:
             return self._known
         if isinstance(self._task, FileTask):
@@ -178,7 +175,7 @@ class ProblemStream:
         )
 
     def _check_size(self, task: FileTask) -> None:
-        """Raises ConfigError unless all that will be asked for is there, or found in far fewer than MAX_ATTEMPTS."""
+        """Raise ConfigError if the file is too small for the held-out set."""
         limit = task.num_heldout or int(MAX_HELDOUT_SHARE * task.num_problems)
         if self._heldout_problems > limit:
             held = f"{task.num_heldout} held-out problems" if task.num_heldout else f"{task.num_problems} problems"
@@ -189,7 +186,7 @@ class ProblemStream:
             )
 
     def _first_outside(self, taken: Container[str], *place: int | str) -> tuple[Problem, int]:
-        """The first hashed attempt at `place` whose prompt fits and is not in `taken`, and its seed."""
+        """Return the first drawn problem for `place` that fits and is not in `taken`, with its seed."""
         failures: list[ConfigError] = []
         for attempt in range(MAX_ATTEMPTS):
             seed = self._seed(attempt, *place)
@@ -214,14 +211,14 @@ class ProblemStream:
         )
 
     def _failure(self, problem: Problem) -> ConfigError | None:
-        """Return why a problem is passed over, or None if it fits."""
+        """Return the reason to skip a problem; None if it can be used."""
         try:
             return None if self._fits(problem.prompt) else _TOO_LONG
         except ConfigError as error:
-            return ConfigError(error.what, got=error.got, do=error.do)  # Without what led to it: that holds the prompt.
+            return ConfigError(error.what, got=error.got, do=error.do)  # Drops the cause, which holds the prompt.
 
     def _check_attempts(self, failures: Sequence[ConfigError]) -> None:
-        """Raises ConfigError where problems were passed over, and no other was found."""
+        """Raise ConfigError if all attempts were skipped because of faults or length."""
         if wrong := [failure for failure in failures if failure is not _TOO_LONG]:
             raise ConfigError(
                 "The task's problems cannot be given to the model.",

@@ -1,8 +1,8 @@
-"""Calls of tools in a reply's text, as Hermes, Qwen2.5 and Qwen3 write them: `<tool_call>{"name": ..., "arguments":
+"""Parses tool calls in a reply, in the format of Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments":
 {...}}</tool_call>`.
 
-Replies are a model's, and in a swarm a stranger's: whatever is no call is a `BadCall`, to be answered as the tool's
-error, and never an exception.
+Replies come from models on untrusted nodes. An invalid call is a `BadCall`, to be answered as the tool's error; it
+raises no exception.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 MOST_CALLS: Final = 16
-"""Of one reply; those behind them are one `BadCall` together."""
+"""Limit per reply; further calls together give one `BadCall`."""
 MOST_CHARACTERS: Final = 65_536
-"""Of one call."""
+"""Limit per call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool's name and what it is given; whether there is such a tool, and takes that, is for the task to say."""
+    """A tool's name and arguments; the task must check both."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -30,14 +30,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadCall:
-    """What stands where a call should."""
+    """An invalid call."""
 
     problem: str
-    """A sentence for the model to read."""
+    """Sentence that tells the model what is wrong."""
 
 
 def tool_calls(text: str) -> list[ToolCall | BadCall]:
-    """All calls in a reply, in order; none in a reply that calls no tool. In time that grows with the length alone."""
+    """Return all calls in a reply, in order; empty if there are none. Runs in linear time."""
     found: list[ToolCall | BadCall] = []
     place = text.find(OPEN)
     while place >= 0:
@@ -58,7 +58,7 @@ def _call(text: str) -> ToolCall | BadCall:
     try:
         call = json.loads(text, parse_constant=_refused)
         arguments = call.get("arguments", {}) if isinstance(call, dict) else None
-        if isinstance(arguments, str):  # As OpenAI's API has it.
+        if isinstance(arguments, str):  # OpenAI's API encodes arguments as a string.
             arguments = json.loads(arguments, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
         return BadCall(problem=f"The call is no JSON: {error}.")

@@ -1,8 +1,8 @@
-"""Sums and products of long numbers, written as `4821+977:`; the completion is working, as long as it likes, and then
+"""Sums and products of long numbers, written as `4821+977:`; the completion is working of any length, then
 `<answer>5798</answer>`.
 
-For a base model that works in columns, such as `builtin:small`: a problem's working has as many lines as its numbers
-have digits, so completions differ in length as much as problems do.
+For base models that compute in columns, such as `builtin:small`. The working has one line per digit, so completions
+differ in length as much as problems do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _CALCULATE: Final[Mapping[Operation, Callable[[int, int], int]]] = {"+": operato
 
 
 class WorkedOptions(TaskOptions):
-    """Which problems are asked."""
+    """Options that select the problems."""
 
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
     """Drawn with equal probability."""
     shortest: Annotated[int, Field(ge=1, le=32)] = 1
-    """Digits of a term, at least; how many it has is drawn evenly."""
+    """Fewest digits of a term; the number of digits is uniformly distributed."""
     longest: Annotated[int, Field(ge=1, le=32)] = 8
-    """Digits of a term, at most."""
+    """Most digits of a term."""
     longest_factor: Annotated[int, Field(ge=1, le=32)] = 3
-    """Digits of a factor, at most; at least it has one."""
+    """Most digits of a factor; the fewest is one."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -42,7 +42,7 @@ class WorkedOptions(TaskOptions):
 
 
 class WorkedTask:
-    """One operation on two numbers; the reward is 1 for the exact result as the answer, 0 for anything else."""
+    """One operation on two numbers; the reward is 1 if the answer is the exact result, else 0."""
 
     name = "worked"
 
@@ -50,7 +50,7 @@ class WorkedTask:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """The problem of `seed`; its metadata holds the `answer`."""
+        """Return the problem of `seed`; its metadata holds the `answer`."""
         rng = random.Random(seed)
         operation = rng.choice(self._options.operations)
         fewest, most = (
@@ -61,7 +61,7 @@ class WorkedTask:
         return Problem(prompt=f"{left}{operation}{right}:", metadata={"answer": str(answer)})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """1 for the exact result in the last `<answer>...</answer>`, else 0."""
+        """Return 1 for the exact result in the last `<answer>...</answer>`, else 0."""
         return float(tagged_answer(completion) == problem.metadata["answer"])
 
 
@@ -70,5 +70,5 @@ def _of_digits(digits: int, rng: random.Random) -> int:
 
 
 def make_worked(options: Mapping[str, Any]) -> WorkedTask:
-    """The task by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    """Create the task. Raises ConfigError for an unknown or invalid option."""
     return WorkedTask(WorkedOptions.read("worked", options))

@@ -1,6 +1,6 @@
-"""A product that is too long to do in the head, with a calculator as a tool: each call is answered in a tool's turn.
+"""Products of long numbers, with a calculator as a tool: each call is answered in a tool turn.
 
-The reply that calls no tool is the answer. For base models whose chat template takes tools.
+A reply without a tool call is the answer. Needs a base model whose chat template supports tools.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from echo_hub.tasks.tool_calls import BadCall, ToolCall, tool_calls
 
 TOOL: Final = "calculate"
 MOST_CHARACTERS: Final = 200
-"""Of an expression."""
+"""Limit on the length of an expression."""
 BAD_CALL: Final = -0.1
-"""What a turn earns, of its episode's reward, with a call that cannot be carried out."""
+"""Turn reward of a turn with an invalid call."""
 _DEFINITION: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {
@@ -38,16 +38,16 @@ _DEFINITION: Final[Mapping[str, Any]] = {
 
 
 class CalculatorOptions(TaskOptions):
-    """How hard it is."""
+    """Options that set the difficulty."""
 
     digits: Annotated[int, Field(ge=1, le=18)] = 5
-    """Of each factor."""
+    """Digits of each factor."""
     turns: Annotated[int, Field(ge=1, le=16)] = 4
-    """After so many without an answer the episode is lost."""
+    """Limit on the model's turns; without an answer by then the reward is 0."""
 
 
 class CalculatorEnvironment:
-    """The reward is 1 for the product, as a number alone or in `<answer>` tags, whoever did the sum."""
+    """The reward is 1 for the product, as a bare number or in `<answer>` tags, even without a tool call."""
 
     name = "environment:calculator"
 
@@ -59,7 +59,7 @@ class CalculatorEnvironment:
         return (_DEFINITION,)
 
     def sample(self, seed: int) -> Problem:
-        """The product of `seed`; its metadata holds the `answer`."""
+        """Return the product of `seed`; its metadata holds the `answer`."""
         rng = random.Random(seed)
         low, high = 10 ** (self._options.digits - 1), 10**self._options.digits - 1
         left, right = rng.randint(low, high), rng.randint(low, high)
@@ -67,7 +67,7 @@ class CalculatorEnvironment:
         return Problem(prompt=prompt, metadata={"answer": str(left * right)})
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """What the tool says to the last reply's calls, or the end."""
+        """Return the tool's answers to the last reply's calls, or the end."""
         calls = tool_calls(replies[-1])
         if not calls:
             right = extract_answer(replies[-1]).replace(",", "") == problem.metadata["answer"]
@@ -90,7 +90,7 @@ class CalculatorEnvironment:
 
 
 def _value(call: ToolCall | BadCall) -> tuple[str, bool]:
-    """What the tool says to a call, and whether it could be carried out."""
+    """Return the tool's answer to a call, and True if the call was valid."""
     if isinstance(call, BadCall):
         return f"Error: {call.problem}", False
     expression = call.arguments.get("expression")
@@ -101,7 +101,7 @@ def _value(call: ToolCall | BadCall) -> tuple[str, bool]:
 
 
 def calculated(expression: str) -> int | None:
-    """The value of an expression of whole numbers with +, - and *; None for any other and for what is too long."""
+    """Evaluate whole numbers with +, - and *; None for any other expression or one that is too long."""
     if len(expression) > MOST_CHARACTERS:
         return None
     try:
@@ -126,5 +126,5 @@ def _evaluated(node: ast.expr) -> int:
 
 
 def make_calculator(options: Mapping[str, Any]) -> CalculatorEnvironment:
-    """The environment by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    """Create the environment. Raises ConfigError for an unknown or invalid option."""
     return CalculatorEnvironment(CalculatorOptions.read("environment:calculator", options))

@@ -1,8 +1,7 @@
-"""Guess the hidden number: each wrong guess is answered with `>` (it is greater) or `<` (it is less).
+"""Guess the hidden number: the answer to a wrong guess is `>` (the number is greater) or `<` (it is less).
 
-The prompt is the range, as `2-8=`; replies are numbers and nothing else. Small enough for `builtin:tiny`, with one
-digit and `sampling.max_tokens = 1`; there are few ranges of so small numbers, so `evaluation.problems` must be small
-as well.
+The prompt is the range, as in `2-8=`; replies are bare numbers. Small enough for `builtin:tiny`, with one digit and
+`sampling.max_tokens = 1`. Small numbers have few ranges, so `evaluation.problems` must be small as well.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from echo_hub.tasks.options import TaskOptions
 
 
 class GuessOptions(TaskOptions):
-    """How hard it is."""
+    """Options that set the difficulty."""
 
     digits: Annotated[int, Field(ge=1, le=9)] = 1
-    """Of all numbers, which never start with a zero unless they are one digit long."""
+    """Digits of all numbers; numbers of several digits never start with a zero."""
     numbers: Annotated[int, Field(ge=2, le=9)] = 7
-    """In the widest range; the narrowest has two."""
+    """Numbers in the widest range; the narrowest has two."""
     turns: Annotated[int, Field(ge=1, le=16)] = 3
-    """After so many wrong guesses the game is lost. Among 2**turns - 1 numbers it need not be."""
+    """Limit on wrong guesses. Among 2**turns - 1 numbers, perfect play always wins."""
 
 
 class GuessEnvironment:
-    """The reward is 1 for the hidden number. A lost game earns up to 0.5, the nearer its last guess the more; a last
-    reply that is no number in the range earns nothing.
+    """The reward is 1 for the hidden number. A lost game gives up to 0.5, depending on the distance of its last guess;
+    it gives 0 if that guess is no number in the range.
 
-    Of that, a turn that does not end the game earns what it changes of the chance of winning for whoever plays on as
-    well as can be: with k guesses left, 2^k - 1 of n possible numbers can be found. So a guess in the middle of more
-    than that costs nothing, and one that tells little, or no number at all, costs most of it.
+    Each turn before the end earns the change in the winning chance under perfect play: k remaining guesses find one of
+    2^k - 1 numbers. A guess near the middle of the range therefore costs nothing, and an uninformative or invalid guess
+    costs most of the chance.
     """
 
     name = "environment:guess"
@@ -44,7 +43,7 @@ class GuessEnvironment:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """The game of `seed`; its metadata holds the range, from `low` to `high`, and the `hidden` number."""
+        """Return the game of `seed`; its metadata holds the range, `low` to `high`, and the `hidden` number."""
         rng = random.Random(seed)
         digits = self._options.digits
         numbers = rng.randint(2, self._options.numbers)
@@ -53,7 +52,7 @@ class GuessEnvironment:
         return Problem(prompt=f"{low}-{high}=", metadata={"low": low, "high": high, "hidden": rng.randint(low, high)})
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """A reply that is no number in the range is a wasted turn, answered with `?`."""
+        """Answer the last guess; an invalid number wastes the turn, and the answer is `?`."""
         low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
         guess = self._guess(replies[-1])
         if guess == hidden:
@@ -74,7 +73,7 @@ class GuessEnvironment:
         return int(text) if is_number else None
 
     def _chance(self, problem: Problem, wrong: Sequence[str]) -> float:
-        """Of winning behind these wrong replies, whoever plays on as well as can be."""
+        """Return the winning chance after these wrong replies, under perfect play."""
         low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
         for guess in map(self._guess, wrong):
             if guess is not None and low <= guess <= high:
@@ -84,5 +83,5 @@ class GuessEnvironment:
 
 
 def make_guess(options: Mapping[str, Any]) -> GuessEnvironment:
-    """The environment by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    """Create the environment. Raises ConfigError for an unknown or invalid option."""
     return GuessEnvironment(GuessOptions.read("environment:guess", options))

@@ -1,8 +1,8 @@
-"""Sokoban in rounds: the model is shown a board, answers with moves, and is shown the board that they lead to.
+"""Sokoban in rounds: the model sees a board, answers with moves, and sees the resulting board.
 
-A board is drawn as in XSB, with `-` for the floor: `#` wall, `@` who moves, `$` box, `.` goal, `*` box on a goal, `+`
-who moves on a goal. Moves are U, D, L and R; a move against a wall, or of a box that cannot be pushed, does nothing,
-and what is no move is passed over. Every board can be solved, and how is found by breadth-first search.
+Boards use XSB notation with `-` for the floor: `#` wall, `@` player, `$` box, `.` goal, `*` box on a goal, `+` player
+on a goal. Moves are U, D, L and R. A blocked move has no effect, and other characters are ignored. Every board is
+solvable; solutions are found by breadth-first search.
 
 Source of the task: Echo (arXiv 2508.05387), which plays four rounds.
 """
@@ -24,20 +24,20 @@ from echo_shared.draws import derive_seed
 from echo_shared.errors import ConfigError
 
 Place = tuple[int, int]
-"""Row and column."""
+"""(row, column)."""
 
 MOVES: Final[Mapping[str, Place]] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 ATTEMPTS: Final = 2_000
-"""Boards that are drawn in search of one that fits."""
+"""Limit on the boards drawn to find one that meets the options."""
 STATES: Final = 200_000
-"""That are met in search of a board that fits, all in all: seconds, whatever the options."""
+"""Limit on the states searched for one problem over all boards; takes seconds with any options."""
 STATES_OF_BOARD: Final = 20_000
-"""That are met in search of one board's solution; a board whose solution is farther away is not drawn."""
+"""Limit on the states searched for one board's solution; boards with deeper solutions are rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Where everything is."""
+    """Positions of walls, goals, boxes and player."""
 
     rows: int
     columns: int
@@ -52,7 +52,7 @@ class Board:
 
     @property
     def text(self) -> str:
-        """A line a row, each with its end."""
+        """The board as text, one line per row, each with a newline."""
         return "".join("".join(map(self._mark, self._row(row))) + "\n" for row in range(self.rows))
 
     def _row(self, row: int) -> list[Place]:
@@ -69,7 +69,7 @@ class Board:
         return "." if is_goal else "-"
 
     def moved(self, move: str) -> Board:
-        """After one move; itself, if it does nothing."""
+        """Return the board after one move; the same board if the move is blocked."""
         down, right = MOVES[move]
         to = self.player[0] + down, self.player[1] + right
         beyond = to[0] + down, to[1] + right
@@ -79,7 +79,7 @@ class Board:
         return Board(self.rows, self.columns, self.walls, self.goals, boxes, to)
 
     def played(self, moves: str) -> Board:
-        """After these moves, or those up to the solution."""
+        """Return the board after these moves; moves after a solution are ignored."""
         board = self
         for move in moves:
             if board.solved:
@@ -90,7 +90,7 @@ class Board:
 
 
 def solution(board: Board) -> str | None:
-    """The fewest moves that solve it, of several the first in the order U, D, L, R; None: nothing does."""
+    """Return the shortest solution, first in the order U, D, L, R among equals; None if there is none."""
     return _search(board, most_moves=None, most_states=None).moves
 
 
@@ -98,11 +98,11 @@ def solution(board: Board) -> str | None:
 class _Searched:
     moves: str | None
     states: int
-    """How many were met on the way."""
+    """Number of states searched."""
 
 
 def _search(board: Board, *, most_moves: int | None, most_states: int | None) -> _Searched:
-    """Breadth-first; without a solution, too, where one has more moves or is not found among so many states."""
+    """Search breadth-first for a solution of at most `most_moves`, within about `most_states` states."""
     came: dict[tuple[Place, frozenset[Place]], str] = {(board.player, board.boxes): ""}
     if board.solved:
         return _Searched(moves="", states=1)
@@ -124,22 +124,22 @@ def _search(board: Board, *, most_moves: int | None, most_states: int | None) ->
 
 
 class SokobanOptions(TaskOptions):
-    """How hard it is."""
+    """Options that set the difficulty."""
 
     size: Annotated[int, Field(ge=3, le=8)] = 4
-    """Rows and columns within the outer walls."""
+    """Rows and columns inside the outer walls."""
     inner_walls: Annotated[int, Field(ge=0, le=16)] = 2
-    """At most."""
+    """Limit on the walls inside the board."""
     boxes: Annotated[int, Field(ge=1, le=3)] = 1
-    """As many as goals."""
+    """Number of boxes, and of goals."""
     fewest_moves: Annotated[int, Field(ge=1, le=64)] = 2
-    """Of the shortest solution."""
+    """Lower limit on the length of the shortest solution."""
     most_moves: Annotated[int, Field(ge=1, le=64)] = 12
-    """Of the shortest solution."""
+    """Upper limit on the length of the shortest solution."""
     turns: Annotated[int, Field(ge=1, le=16)] = 4
-    """Rounds, after which the game is lost."""
+    """Rounds until the game is lost."""
     moves_a_turn: Annotated[int, Field(ge=1, le=64)] = 8
-    """What a round's answer has beyond them is passed over."""
+    """Moves per round; further moves in an answer are ignored."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -149,8 +149,8 @@ class SokobanOptions(TaskOptions):
 
 
 class SokobanEnvironment:
-    """The reward is 1 for a solved board, however late. A lost game earns up to 0.5: a box on its goal counts, and how
-    much nearer to the goals the others are than at the start. Of that, each round earns what it has changed."""
+    """The reward is 1 for a solved board, in any round. A lost game gives up to 0.5, by the share of
+    the boxes' initial distance to the goals that was covered. Each round earns its change of that value."""
 
     name = "environment:sokoban"
 
@@ -158,9 +158,9 @@ class SokobanEnvironment:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """The board of `seed`, which its metadata holds, with the shortest solution, its `answer`.
+        """Return the board of `seed`; its metadata holds the `board` and the shortest solution, its `answer`.
 
-        Raises ConfigError where no board fits the options.
+        Raises ConfigError if no board meets the options.
         """
         left = STATES
         for attempt in range(ATTEMPTS):
@@ -180,7 +180,7 @@ class SokobanEnvironment:
         )
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """The board after the last reply, or the end."""
+        """Return the board after the last reply, or the end."""
         start: Board = problem.metadata["board"]
         board = before = start
         for reply in replies:
@@ -196,7 +196,7 @@ class SokobanEnvironment:
 
 
 def drawn(options: SokobanOptions, rng: random.Random) -> Board | None:
-    """Any board, solvable or not; None: there is no room for all."""
+    """Draw a random board, which may be unsolvable; None if the free squares do not suffice."""
     edge = options.size + 1
     inside = [(row, column) for row in range(1, edge) for column in range(1, edge)]
     outer = {(row, column) for row in range(edge + 1) for column in range(edge + 1)} - set(inside)
@@ -210,7 +210,7 @@ def drawn(options: SokobanOptions, rng: random.Random) -> Board | None:
 
 
 def is_cornered(board: Board) -> bool:
-    """Whether a box is off its goal in a corner of walls, where nothing moves it any more."""
+    """Return True if a box off its goal is stuck in a corner of walls."""
     return any(
         not board.walls.isdisjoint({(row - 1, column), (row + 1, column)})
         and not board.walls.isdisjoint({(row, column - 1), (row, column + 1)})
@@ -219,12 +219,12 @@ def is_cornered(board: Board) -> bool:
 
 
 def distance(board: Board) -> int:
-    """Steps from each box to the nearest goal, walls aside, added up."""
+    """Return the sum over boxes of the steps to the nearest goal, ignoring walls."""
     return sum(min(_steps(box, goal) for goal in board.goals) for box in board.boxes)
 
 
 def _earned(board: Board, start: Board) -> float:
-    """What a game earns that is lost with this board."""
+    """Return the reward of a game that is lost with this board."""
     return 0.5 * max(0.0, 1 - distance(board) / max(1, distance(start)))
 
 
@@ -233,5 +233,5 @@ def _steps(one: Place, other: Place) -> int:
 
 
 def make_sokoban(options: Mapping[str, Any]) -> SokobanEnvironment:
-    """The environment by its options. Raises ConfigError for an option that does not exist or does not fit."""
+    """Create the environment. Raises ConfigError for an unknown or invalid option."""
     return SokobanEnvironment(SokobanOptions.read("environment:sokoban", options))
