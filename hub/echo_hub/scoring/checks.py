@@ -1,19 +1,18 @@
-"""The cheap checks of a rollout's payload: what no honest backend can send. The lease itself is checked by the core.
+"""Cheap checks of a rollout's payload that no honest backend can fail. The core checks the lease itself.
 
-Claimed log-probabilities have a lower bound that follows from the draw alone, whatever the model, the prompt and the
-temperature. Of V tokens, those of a probability of q or less have at most V q together, so what is drawn has one so low
-at most so often, and a token's *excess*
+Claimed log-probabilities have a lower bound that holds for any model, prompt and temperature. Among V tokens, those
+with probability q or less have at most V q together. A token's *excess*
 
-    x = max(0, -logprob - ln V)        is x or more with a probability of at most exp(-x).
+    x = max(0, -logprob - ln V)        is x or more with probability at most exp(-x),
 
-That holds given all tokens before it: the sum of k excesses at given places is at most as large as one of the gamma
-distribution of shape k. For the k largest of N places, over all choices of places,
+given all tokens before it. The sum of k excesses at given places is therefore dominated by a gamma distribution of
+shape k. For the k largest of N places, over all choices of places,
 
     P(sum >= s) <= (N choose k) exp(-s) (1 + s + ... + s^(k-1) / (k-1)!)
 
-A completion is refused when this is below `FALSE_REJECTION` for any k, with the share 1 / (k (k + 1)) of it for each k,
-and 1 / ((j + 1) (j + 2)) for lengths up to N = 2^j, for who draws decides where a completion ends. So one token that a
-fair draw gives once in a thousand million may come in a long completion, and two may not.
+A completion is refused if this is below `FALSE_REJECTION` for any k. Each k gets the share 1 / (k (k + 1)) of it. Each
+length range up to N = 2^j gets 1 / ((j + 1) (j + 2)), because the sampler decides where a completion ends. A long
+completion may thus contain one token that fair draws give once in 10^9 draws, but not two.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
 
 LOGPROB_SLACK: Final = 1e-3
-"""Nats above zero that rounding in a backend may leave."""
+"""Nats above zero that rounding in a backend may cause."""
 FALSE_REJECTION: Final = 1e-9
-"""At most so often a fair draw is refused for the log-probabilities of a completion."""
+"""Limit on the probability that the log-probabilities of a fair completion are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBounds:
-    """What every completion of this run must keep."""
+    """Limits for every completion of this run."""
 
     vocabulary_size: int
     max_tokens: int
     stop_ids: frozenset[int]
     stop_strings: StopStrings = NO_STRINGS
-    """A completion that holds one of them has been cut behind it."""
+    """Completions are cut after the first of these strings."""
 
 
 def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
-    """Raises RemoteProtocolError, with the reason, unless the completion could have been drawn as leased."""
+    """Raise RemoteProtocolError, with the reason, unless the completion could have been drawn as leased."""
     ids, logprobs = payload.completion_ids, payload.behavior_logprobs
     if not 1 <= len(ids) <= bounds.max_tokens:
         raise RemoteProtocolError("A completion has a wrong length.", got=f"{len(ids)} tokens of {bounds.max_tokens}")
@@ -57,7 +56,7 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError(
             "A completion needs one logprob a token.", got=f"{len(logprobs)} for {len(ids)} tokens"
         )
-    if np.maximum.reduce(ids.view(np.uint32)) >= bounds.vocabulary_size:  # So seen, what is below zero is large.
+    if np.maximum.reduce(ids.view(np.uint32)) >= bounds.vocabulary_size:  # As unsigned, negative ids are large.
         raise RemoteProtocolError("A token is not in the vocabulary.", got=f"ids {int(ids.min())} to {int(ids.max())}")
     lowest_logprob, highest = float(np.minimum.reduce(logprobs)), float(np.maximum.reduce(logprobs))
     if not (isfinite(lowest_logprob) and isfinite(highest)):
@@ -83,14 +82,14 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
 
 @lru_cache(maxsize=4)
 def _stops(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
-    """Of each token, whether it ends a completion."""
+    """Return a boolean table [V], True for stop tokens."""
     table = np.zeros(vocabulary_size, np.bool_)
     table[[stop for stop in stop_ids if stop < vocabulary_size]] = True
     return table
 
 
 def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
-    """ln of a bound of how often a fair draw gives a completion with log-probabilities [T], nats, as low as these."""
+    """Return the log of a bound on the probability that a fair draw gives log-probabilities [T] (nats) this low."""
     excess = np.maximum(-logprobs.astype(np.float64) - log(vocabulary_size), 0)
     if not excess.any():
         return 0.0
@@ -99,7 +98,7 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
     doublings = (len(excess) - 1).bit_length()
     places = 1 << doublings
     factorials = _log_factorials(places)
-    # The terms of the exponential series grow up to there, each by at least sums / (sizes - 1): a geometric series.
+    # Up to this term, the exponential series grows by at least sums / (sizes - 1): bound it by a geometric series.
     shrink = (sizes - 1) / sums
     with np.errstate(divide="ignore", invalid="ignore"):
         tails = -sums + (sizes - 1) * np.log(sums) - factorials[sizes - 1] - np.log1p(-shrink)
@@ -110,5 +109,5 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
 
 @lru_cache(maxsize=32)
 def _log_factorials(most: int) -> NDArray[np.float64]:
-    """ln 0! .. ln most!"""
+    """Return ln 0!, ..., ln most!, [most + 1]."""
     return np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, most + 1)))))

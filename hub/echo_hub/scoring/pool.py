@@ -1,17 +1,16 @@
-"""Scorers in processes of their own: a crash, an endless loop or endless allocation is the end of one call alone.
+"""Scorers in separate processes: a crash, an endless loop or endless allocation ends only one call.
 
-Each process holds the run's `Problems`, made from its settings, and calls any method of it by name. Calls are sent to a
-process many at a time and answered one by one, so the first call without an answer is the one that its process died of;
-those behind it are handed to another. Of a scorer that is awaited, many run at once in a process: when it dies, those
-without an answer are tried again by halves, until the one that ends processes is alone. A call for which a process has
-no memory left, or in which it was killed for its memory, need not be the one that took it, and is repeated in a new
-process. Results are what MessagePack carries: numbers, text, lists, maps, arrays.
+Each process holds the run's `Problems`, created from its settings, and calls their methods by name. Calls are sent in
+batches and answered one by one, so the first unanswered call killed the process; later calls go to another process.
+With an async scorer, many calls run at once: after a death, unanswered calls are retried in halves until the one that
+kills processes is alone. A call that ran out of memory is repeated in a new process, because earlier calls may have
+used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
 
-With a process ends what its scorers have started: on Linux all of it (`echo_hub.scoring.warden`), on macOS what has
-not put itself in a session of its own, on Windows nothing.
+When a process ends, the processes that its scorers started end too: on Linux every process (`echo_hub.scoring.warden`),
+on macOS processes of the same session, on Windows none.
 
-Where processes run `echo_hub.scoring.processes` knows. One that is lost with its machine is no call's fault: what it
-had is given to another, and while there is none at all, calls wait.
+`echo_hub.scoring.processes` decides where processes run. If a machine is lost with its process, no call is blamed: the
+calls go to another process, or wait for one.
 """
 
 from __future__ import annotations
@@ -41,38 +40,38 @@ from echo_shared.errors import ScorerError
 log = logging.getLogger(__name__)
 
 PART_CALLS: Final = 64
-"""Calls in one message."""
+"""Calls per message."""
 MOST_SENT: Final = 8
-"""Messages that a process is given before it has answered the first."""
+"""Messages sent to a process before it has answered the first."""
 DEATHS_AT_START: Final = 3
-"""Deaths in a row before a first answer after which the pool gives up."""
+"""Deaths in a row before the first answer, after which the pool gives up."""
 RESTART_S: Final = 0.5
-"""Seconds before the first new start after such a death; twice that before the second."""
+"""Seconds before the first restart after such a death; doubled for the second."""
 LOSSES_OF_ONE: Final = 8
-"""Processes that are lost, each with the same call in hand, before it is given up: something in it may end machines."""
+"""Lost processes with the same open call before the call fails, because the call may be what ends machines."""
 LOST_S: Final = 30.0
-"""At most, until another is started for a process that was lost; at first RESTART_S."""
+"""Longest delay before a lost process is replaced; the first is RESTART_S."""
 _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
-"""In the last words of a process whose C++ library was refused memory."""
+"""Text in the last log line of a process whose C++ library ran out of memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """Calls that are sent together. One process at a time owns it, until there is a result for each."""
+    """Calls submitted together. One process at a time owns the calls, until each has a result."""
 
     method: str
     arguments: Sequence[Sequence[Any]]
     results: dict[int, Any] = field(default_factory=dict)
-    """By place."""
+    """Results by index."""
     width: int = PART_CALLS
-    """So many of its calls are sent at once. Halved when a process has died of several, one of which it was."""
+    """Number of its calls sent at once; halved when a process died of one of several."""
     losses: int = 0
-    """Processes that were lost with it in hand since it had a result."""
+    """Lost processes since its last result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
     def left(self) -> list[int]:
-        """The places of the calls without a result."""
+        """Indices of the calls without a result."""
         return [place for place in range(len(self.arguments)) if place not in self.results]
 
     def answer(self, place: int, result: Any) -> None:
@@ -87,7 +86,7 @@ class _Part:
 
 
 class _Sent:
-    """Calls of a part, by their places, on their way to a process; `open`: those without an answer."""
+    """Calls of a part that were sent to a process; `open` are those without an answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
         self.part = part
@@ -96,7 +95,7 @@ class _Sent:
 
 
 class ScoringPool:
-    """Made by `open`. Its queue holds what callers wait for, so they bound it."""
+    """Pool of scoring processes, created by `open`. Its queue is bounded by what its callers wait for."""
 
     def __init__(
         self, config: HubConfig, problems: Problems, *, processes: Processes, judges: Judges, is_patient: bool
@@ -123,11 +122,11 @@ class ScoringPool:
         cluster: RayLink | None = None,
         is_patient: bool = True,
     ) -> AsyncIterator[ScoringPool]:
-        """Starts the processes, whose logs go to the directory `logs`; none is left when the block is.
+        """Start the processes, which log into the directory `logs`; none remains after the block.
 
-        `problems` are the run's own, prepared: what they have drawn, no process has to draw again. `cluster`: where
-        scoring.engine is "ray". `is_patient`: judges that stay away are waited for, and so is the cluster. Raises
-        ConfigError where a judge's key is not in the environment.
+        `problems` are the run's own, prepared, so that no process draws held-out sets again. `cluster`: needed if
+        scoring.engine is "ray". `is_patient`: wait for unavailable judges and for the cluster. Raises ConfigError if a
+        judge's key is not in the environment.
         """
         width = _width(config, problems)
         processes = processes_of(config, base_dir=base_dir, logs=logs, width=width, cluster=cluster)
@@ -140,23 +139,23 @@ class ScoringPool:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.wait(workers)
-                for child in pool._children.values():  # Of workers that were cancelled while they ended theirs.
+                for child in pool._children.values():  # Left by workers that were cancelled during cleanup.
                     await child.stop()
 
     @property
     def absence(self) -> str:
-        """Why nothing is scored, where processes are waited for; empty = nothing is amiss."""
+        """Reason why the pool waits for processes; empty = it does not."""
         return self._processes.absence
 
     @property
     def has_judges(self) -> bool:
-        """Models give components of the rewards."""
+        """True if judges contribute components to the rewards."""
         return bool(self._config.reward.judges)
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """What `Problems.<method>` gives for each of `arguments`, in order; for a call that failed, a ScorerError.
+        """Return the results of `Problems.<method>` for each of `arguments`, in order; a ScorerError for a failed call.
 
-        Raises ScorerError when no process can be started.
+        Raises ScorerError if no process can be started.
         """
         if self._broken is not None:
             raise self._broken
@@ -168,8 +167,10 @@ class ScoringPool:
         return [part.results[place] for part in parts for place in range(len(part.arguments))]
 
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `call`, of `respond`, `training_respond` or `heldout_respond`, with components added up, those of judges
-        among them: a reward is a number, which knows its components if it has any. Waits for judges."""
+        """Call `respond`, `training_respond` or `heldout_respond`, and add up the components, those of judges included.
+
+        A reward is a float, with its components attached if it has several. Waits for judges.
+        """
         is_training = method != "heldout_respond"
         weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
         asked = self._problems.asked if is_training else self._problems.heldout_asked
@@ -182,8 +183,10 @@ class ScoringPool:
     async def judged(
         self, asked: Callable[..., Asked], arguments: Sequence[Sequence[Any]], given: Sequence[Any]
     ) -> list[Any]:
-        """`given`, for each of `arguments` what has ended with it, with the components of judges added; a ScorerError
-        where a judge has none. `asked` says what judges are to be given."""
+        """Return `given`, the results for `arguments`, with the components of judges added to each final one.
+
+        A judge without a value turns the result into a ScorerError. `asked` builds the texts for the judges.
+        """
         if not self.has_judges:
             return list(given)
         places = [place for place, one in enumerate(given) if isinstance(one, Mapping)]
@@ -200,7 +203,7 @@ class ScoringPool:
             return error
 
     async def _work(self, number: int) -> None:
-        """Runs one process after the other, until cancelled or none can be started."""
+        """Run one process after another, until cancellation or repeated failure to start."""
         restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S, jitter=random.random)
         again: _Part | None = None
         losses = 0
@@ -229,7 +232,7 @@ class ScoringPool:
                 else:
                     await asyncio.sleep(wait_s)
             except Exception as error:
-                # The edge of this task: nobody awaits it, and callers must not wait for ever.
+                # Top level of this task: without this, callers would wait forever.
                 log.exception("the scoring pool failed")
                 self._broken = ScorerError("The scoring pool failed.", got=repr(error), do="See the hub's log.")
         if again is not None:
@@ -239,8 +242,8 @@ class ScoringPool:
 
     @contextlib.asynccontextmanager
     async def _process(self, number: int) -> AsyncIterator[ScoringProcess]:
-        """A process that is ready. Raises ScorerError when it cannot make the task, ChildExited when it dies before,
-        ChildLost when its machine does."""
+        """Start a process and yield it when it is ready. Raises ScorerError if it cannot create the task, ChildExited
+        if it dies before, ChildLost if its machine is lost."""
         opening = {
             **self._processes.opening,
             "timeout_s": self._config.task.scorer_timeout_s,
@@ -261,9 +264,9 @@ class ScoringPool:
             del self._children[number]
 
     async def _feed(self, child: ScoringProcess, part: _Part | None) -> _Part | None:
-        """Gives a process parts, first `part`, until it dies of one, or has died while it had nothing to do.
+        """Send parts to a process, starting with `part`, until the process dies or nothing is left.
 
-        The part that the next process must begin with, if earlier calls may have taken the memory for its call.
+        Returns the part that the next process must start with, if earlier calls may have used up the memory.
         """
         under_way: deque[_Sent] = deque()
         is_new = is_open = True
@@ -275,7 +278,7 @@ class ScoringPool:
                     await child.send({"method": part.method, "arguments": [part.arguments[at] for at in sent.places]})
                     under_way.append(sent)
                 except (ChildExited, ChildLost):
-                    self._waiting.put_nowait(part)  # Nobody has begun it.
+                    self._waiting.put_nowait(part)  # No call of it has started.
                     is_open = False
                 part = None
             if not under_way:
@@ -303,8 +306,7 @@ class ScoringPool:
                 part = first.part if first.part.left else None
 
     def _take_back(self, parts: Sequence[_Part], error: ChildLost) -> None:
-        """What a process had in hand that was lost goes to another; a call whose processes are lost again and again
-        has failed."""
+        """Return a lost process's parts to the queue. A call whose processes are lost repeatedly fails."""
         first = parts[0]
         if not isinstance(error, ClusterUnusable):
             first.losses += 1
@@ -316,14 +318,13 @@ class ScoringPool:
                 self._waiting.put_nowait(part)
 
     def _may_send_ahead(self, num_sent: int) -> bool:
-        """Whether a process that has so much to do is given more, so that it need not wait for this one: not what
-        another could begin with."""
+        """Return True if a busy process may get more calls in advance, because enough wait for all processes."""
         enough = self._waiting.qsize() >= self._config.task.scorer_processes
         return self._width == 1 and num_sent < MOST_SENT and enough
 
     def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
-        """A process has died of one of the calls of `part` that were sent: of the first, where one runs at a time. Of
-        several at once it is not known which, so they are tried again by half as many."""
+        """Assign a process's death to a call of `part`: the first one sent if one runs at a time. Among several at once
+        the cause is unknown, so half as many are sent next time."""
         if self._width == 1 or len(sent) == 1:
             part.answer(sent[0], death)
         else:
@@ -332,8 +333,10 @@ class ScoringPool:
             self._waiting.put_nowait(part)
 
     async def _answer(self, child: ScoringProcess) -> tuple[int | None, Any]:
-        """A result, a value, ScorerError, or ScorerDeath, and the place of its call in the message; None: the call that
-        `child` is at. Raises ChildLost."""
+        """Return the index of an answered call in its message (None = the current call) and its result.
+
+        The result is a value, a ScorerError or a ScorerDeath. Raises ChildLost.
+        """
         try:
             answer = await child.receive(within_s=answer_s(self._config, width=self._width))
         except ChildExited as error:
@@ -343,7 +346,7 @@ class ScoringPool:
         return answer.get("at"), result
 
     def _death(self, error: ChildExited) -> ScorerDeath:
-        """What a call's process has died of, each end under its own name."""
+        """Return the error that describes why a call's process died."""
         task, number = self._config.task, error.returncode or 0
         how = describe_end(number) + (f": {error.last_words}" if error.last_words else "")
         if error.death is Death.LATE or (sys.platform != "win32" and number == -signal.SIGALRM):
@@ -369,13 +372,13 @@ class ScoringPool:
 
 
 def _width(config: HubConfig, problems: Problems) -> int:
-    """Calls that a process has at once."""
+    """Return the number of calls that a process runs at once."""
     return config.task.scorer_concurrency if problems.is_async else 1
 
 
 class ScorerDeath(ScorerError):
-    """The call ended its process, or the process had to be ended because of it."""
+    """The call ended its process, or its process had to be killed."""
 
 
 class _OutOfMemory(ScorerDeath):
-    """Of a call in a new process, if it is the call's result."""
+    """The process ran out of memory; only a call in a new process gets this as its result."""

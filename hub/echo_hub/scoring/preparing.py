@@ -1,7 +1,7 @@
-"""Problems for the groups that the coordinator is about to open: sampled and tokenised off the event loop, in order.
+"""Prepares problems for groups that the coordinator will open soon: sampled and tokenized off the event loop, in order.
 
-To have a thread begin, and to hear that it is done, takes several times as long as most problems do: what waits is
-prepared together, and told of after a moment.
+Starting a thread and waiting for it takes longer than most problems do. Waiting problems are therefore prepared
+together, and reported after a short time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_hub.core.events import GroupPrepared
 from echo_hub.scoring.problems import Problems
 
 TOGETHER_S: Final = 0.005
-"""How long a thread goes on to the next problem before it tells of those that it has."""
+"""Time that a thread collects problems before it reports them."""
 
 
 class GroupPreparation:
-    """The queue holds at most the groups that may be open, so it needs no bound of its own."""
+    """Queue of groups to prepare, bounded by the number of open groups."""
 
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
@@ -33,7 +33,7 @@ class GroupPreparation:
         self._there_are.set()
 
     async def run(self, report: Callable[[GroupPrepared], Awaitable[None]]) -> None:
-        """Prepares for ever."""
+        """Prepare groups until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
@@ -42,7 +42,7 @@ class GroupPreparation:
                     await report(event)
 
     def _prepare_some(self) -> list[GroupPrepared]:
-        """The next ones: one at least."""
+        """Prepare the next groups, at least one."""
         until, prepared = time.monotonic() + TOGETHER_S, list[GroupPrepared]()
         while self._waiting and (not prepared or time.monotonic() < until):
             prepared.append(prepare(self._problems, self._waiting.popleft()))
@@ -50,7 +50,7 @@ class GroupPreparation:
 
 
 def prepare(problems: Problems, group_id: int) -> GroupPrepared:
-    """Samples and tokenises the group's problem, which may take a while."""
+    """Sample and tokenize the group's problem. Blocks, and may take a while."""
     prompt_ids = problems.prompt_ids(group_id)  # Fills the cache.
     return GroupPrepared(
         group_id=group_id,

@@ -1,9 +1,8 @@
-"""The problem behind each group: its prompt's token ids, its seed, and what follows a completion: reward or next turn.
+"""Problem of each group: its prompt's token ids, its seed, and the reward or next turn after a completion.
 
-A group's problem is a pure function of (run seed, group id), so prompts are never stored: after a restart they are
-sampled again and come out the same. Where a run has several tasks, which of them a group is for follows from the same
-two (`echo_hub.core.mixture`). The groups of evaluations have held-out problems, whose number is in their id: those of
-all evaluation sets stand in one row.
+A group's problem is a pure function of (run seed, group id), so prompts are not stored; a restart samples equal ones.
+In a run with several tasks, the group's task follows from the same two values (`echo_hub.core.mixture`). Groups of
+evaluations use held-out problems; the number in their id counts through all evaluation sets.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from echo_shared.draws import derive_seed
 
 
 class Problems:
-    """Safe to use from several threads: nothing changes but the caches."""
+    """Problems of all tasks. Thread-safe: only caches change."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Problems:
         sets: Sequence[ChosenSet] = (),
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`tasks` by their keys, in the order of the mixture's; `sets`: of held-out problems."""
+        """`tasks` by key, in the order of the mixture; `sets` are the evaluation sets."""
         self.tasks = tasks
         self.sets = tuple(sets)
         self._in_order = tuple(tasks.values())
@@ -58,7 +57,7 @@ class Problems:
         cached: int = CACHED_PROBLEMS,
         held_out: Mapping[str, HeldOutProblems] | None = None,
     ) -> Problems:
-        """The problems of a run by its settings. `held_out`: as another of the same run has drawn them, by task."""
+        """Create the problems from the run's settings. `held_out`: sets drawn before for this run, by task."""
         members = config.task.members
         drawn = held_out or {}
 
@@ -78,78 +77,77 @@ class Problems:
 
     @property
     def multi_turn(self) -> bool:
-        """Whether an episode may have several turns."""
+        """True if episodes may have several turns."""
         return any(task.multi_turn for task in self._in_order)
 
     @property
     def is_async(self) -> bool:
-        """Whether many answers of every task can be waited for at once."""
+        """True if every task has an async scorer."""
         return all(task.is_async for task in self._in_order)
 
     @property
     def codec(self) -> PromptCodec:
-        """Of the run's first task: with its own words and tools."""
+        """Codec of the run's first task, with its prompt texts and tools."""
         return self._in_order[0].codec
 
     def rewards_of(self, chosen: ChosenSet) -> RewardBounds:
-        """The bounds of the rewards in an evaluation set."""
+        """Return the reward bounds of an evaluation set."""
         return self.tasks[chosen.task].rewards
 
     def weighing(self, group_id: int) -> Weighing:
-        """How a reward of a group's task is made of its components."""
+        """Return the weights of the reward components for a group's task."""
         return self.tasks[self.task_of(group_id)].weighing
 
     def heldout_weighing(self, number: int) -> Weighing:
-        """`weighing`, for a held-out problem."""
+        """Return `weighing` for a held-out problem."""
         return self.tasks[self._set_of(number).task].weighing
 
     def seed(self, group_id: int) -> int:
-        """The seed of the draws of a group of training."""
+        """Return the seed for the draws of a training group."""
         return derive_seed(self._mixture.run_seed, "draws", group_id)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
-        """The token ids [P] int32 of a group's prompt."""
+        """Return the token ids [P] int32 of a group's prompt."""
         return self._encoded(group_id)
 
     def task_of(self, group_id: int) -> str:
-        """The key of a group's task."""
+        """Return the key of a group's task."""
         about = EvaluationGroup.of(group_id)
         if about is not None:
             return self._set_of(about.number).task
         return tuple(self.tasks)[self._mixture.place(group_id).task]
 
     def respond(self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
-        """What follows the last of an episode's turns so far: its score, or the components of its reward, which the
-        `weighing` of its task adds up; or what this turn is answered.
+        """Return the score, the reward components, or the environment's answer after the last turn so far.
 
-        `observed_tokens`: all ids between the turns so far. Raises whatever the task raises, and ScorerError for a
-        reward that is none of the task's.
+        The task's `weighing` adds up components. `observed_tokens` counts all ids between the turns so far. Raises the
+        task's own errors, and ScorerError for an invalid reward.
         """
         task, problem = self._problem(group_id)
         return task.respond(problem, completions, observed_tokens)
 
     def asked(self, group_id: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
-        """What judges are given of an episode, by the arguments of `respond`."""
+        """Return the texts of an episode for judges; arguments as of `respond`."""
         task, problem = self._problem(group_id)
         return task.asked(problem, completions)
 
     def heldout_asked(self, number: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
-        """`asked`, of a held-out problem."""
+        """Return `asked` for a held-out problem."""
         task, problem = self._heldout(number)
         return task.asked(problem, completions)
 
     def heldout_problem(self, number: int) -> tuple[Problem, PromptCodec]:
-        """A held-out problem, and the codec of its task."""
+        """Return a held-out problem and its task's codec."""
         task, problem = self._heldout(number)
         return problem, task.codec
 
     @property
     def held_out(self) -> dict[str, HeldOutProblems]:
-        """What each task has held out. Draws it."""
+        """Held-out set of each task; drawn on first use."""
         return {key: task.stream.held_out for key, task in self.tasks.items()}
 
     def heldout_prompt_ids(self, chosen: ChosenSet | None = None) -> list[NDArray[np.int32]]:
-        """The token ids [P] int32 of the prompts of an evaluation set; None = of all sets."""
+        """Return the token ids [P] int32 of an evaluation set's prompts; None = of all sets."""
         sets = self.sets if chosen is None else (chosen,)
         found = []
         for one in sets:
@@ -160,7 +158,7 @@ class Problems:
     def heldout_respond(
         self, number: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
     ) -> float | dict[str, float] | NDArray[np.int32]:
-        """`respond`, for an episode of a held-out problem: of an answer, all ids between this turn and the next."""
+        """Return `respond` for an episode of a held-out problem; an answer becomes the ids up to the next turn."""
         task, problem = self._heldout(number)
         answer = task.respond(problem, completions, observed_tokens)
         return answer.observation_ids if isinstance(answer, Answered) else answer
@@ -168,43 +166,45 @@ class Problems:
     def training_respond(
         self, group_id: int, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0
     ) -> float | dict[str, float] | NDArray[np.int32]:
-        """`heldout_respond`, for an episode of a training group's problem."""
+        """Return `heldout_respond` for an episode of a training group's problem."""
         answer = self.respond(group_id, completions, observed_tokens)
         return answer.observation_ids if isinstance(answer, Answered) else answer
 
     def training_score(self, group_id: int, text: str) -> float:
-        """The task's own score of a text as the answer to a training group's problem. Raises as `respond` does."""
+        """Score a text with the task's own scorer as the answer to a training problem. Raises as `respond`."""
         task, problem = self._problem(group_id)
         return task.score(problem, text)
 
     def training_problem(self, group_id: int) -> Problem:
-        """The problem of a training group."""
+        """Return the problem of a training group."""
         return self._problem(group_id)[1]
 
     @property
     def content_hash(self) -> str:
-        """Hash of the files that the tasks' problems come from; empty where there are none."""
+        """Hash of the tasks' problem files; empty if there are none."""
         return "+".join(found for task in self._in_order if (found := task.content_hash))
 
     def notes(self) -> list[str]:
-        """Sentences on reference answers that are not understood. Reads files."""
+        """Return sentences about reference answers that cannot be parsed. Reads files."""
         return [note for task in self._in_order for note in task.notes()]
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
-        """`TaskProblems.trial_problem`, of the run's first task."""
+        """Return `TaskProblems.trial_problem` of the run's first task."""
         return self._in_order[0].trial_problem(seed)
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """`TaskProblems.trial_respond`, of the run's first task."""
+        """Return `TaskProblems.trial_respond` of the run's first task."""
         return self._in_order[0].trial_respond(seed, replies)
 
     def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
-        """`TaskProblems.trial_asked`, of the run's first task."""
+        """Return `TaskProblems.trial_asked` of the run's first task."""
         return self._in_order[0].trial_asked(seed, replies)
 
     def prepare(self) -> None:
-        """Samples the held-out sets, which no training problem may be in: what is asked first takes no longer then.
-        Raises ConfigError when a task is too small, or its problems too long."""
+        """Draw the held-out sets now, to speed up the first request.
+
+        Raises ConfigError if a task is too small or its problems are too long.
+        """
         for task, quota in zip(self._in_order, self._mixture.quotas, strict=True):
             if quota:
                 task.train(0)

@@ -1,4 +1,4 @@
-"""Where scoring processes run: beside the hub, or in a Ray cluster. It is the same program, with the same limits."""
+"""Start of scoring processes, on the hub's machine or in a Ray cluster, with the same program and limits."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from echo_shared.child import Frame
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 GRACE_S: Final = 5.0
-"""Seconds beyond the time limit, which a process keeps by itself where it can, until it is ended from outside."""
+"""Seconds after the time limit before a process is killed from outside; it normally ends itself."""
 _LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _NEEDED: Final = ("run", "model", "task", "reward", "sampling", "evaluation")
-"""Sections that a scoring process reads. The others hold passwords and tokens, and stay here."""
+"""Sections that a scoring process needs. Other sections contain passwords and tokens, and are not sent."""
 _KIND: Final = "scorer"
 _OF_TOKENIZERS: Final = ("*.json", "*.jinja")
 
 
 class ScoringProcess(Protocol):
-    """What a pool drives: a `SupervisedChild`, or a `RayChild`."""
+    """A process of the pool: a `SupervisedChild` or a `RayChild`."""
 
     ready: Frame
 
@@ -41,27 +41,27 @@ class ScoringProcess(Protocol):
 
 
 class Processes(Protocol):
-    """Starts them."""
+    """Starts scoring processes."""
 
     @property
     def opening(self) -> Mapping[str, object]:
-        """Settings and directory of the base model, as such a process is to be given them."""
+        """Opening frame: settings and directory of the base model, valid for the started processes."""
 
     @property
     def absence(self) -> str:
-        """Why none works, where they are waited for; empty = nothing is amiss."""
+        """Reason why the engine waits for processes; empty = it does not."""
 
     async def spawn(self, number: int) -> ScoringProcess:
-        """One that waits for its opening frame. Raises ChildExited when it cannot be started."""
+        """Start a process that waits for its opening frame. Raises ChildExited if it cannot be started."""
 
 
 def answer_s(config: HubConfig, *, width: int) -> float:
-    """For one answer of a process that has so many calls at once, until it is ended from outside."""
+    """Return the timeout for one answer of a process with `width` calls at once, in seconds."""
     return config.task.scorer_timeout_s * (1 if width == 1 else 2) + GRACE_S
 
 
 def processes_of(config: HubConfig, *, base_dir: Path, logs: Path, width: int, cluster: RayLink | None) -> Processes:
-    """As `scoring.engine` says."""
+    """Return the starter that `scoring.engine` selects."""
     if config.scoring.engine == "local":
         return LocalProcesses(config, base_dir=base_dir, logs=logs)
     assert cluster is not None
@@ -70,10 +70,10 @@ def processes_of(config: HubConfig, *, base_dir: Path, logs: Path, width: int, c
 
 
 class LocalProcesses:
-    """Beside the hub."""
+    """Starts processes on the hub's machine."""
 
     _GUARDED: Final = sys.platform == "linux"
-    """Each process has a warden, which must not be killed before it has ended what is below it."""
+    """True: each process has a warden. SIGKILL would stop the warden before it has killed its descendants."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}
@@ -81,13 +81,13 @@ class LocalProcesses:
         self._logs = logs
 
     async def spawn(self, number: int) -> SupervisedChild:
-        """See `Processes`."""
+        """Start a process; see `Processes`."""
         command = _command(self._logs, number, parent=str(os.getpid()) if self._GUARDED else "")
         return await SupervisedChild.spawn(command, _LIMITS)
 
 
 class RayProcesses:
-    """Each below an actor of its own."""
+    """Starts each process under its own Ray actor."""
 
     def __init__(self, link: RayLink, opening: Mapping[str, object], *, logs: Path, answer_s: float) -> None:
         self.opening = opening
@@ -97,11 +97,11 @@ class RayProcesses:
 
     @property
     def absence(self) -> str:
-        """See `Processes`."""
+        """Reason to wait; see `Processes`."""
         return self._link.absence(_KIND)
 
     async def spawn(self, number: int) -> ScoringProcess:
-        """See `Processes`. Waits for the cluster."""
+        """Start a process; see `Processes`. Waits for the cluster."""
         return await self._link.spawn(
             _KIND,
             f"{_KIND}-{number}",
@@ -113,7 +113,7 @@ class RayProcesses:
 
 
 def _command(logs: Path, number: int, *, parent: str) -> Command:
-    """`parent`: the id of the process that starts it, where it is to have a warden."""
+    """Return the command; `parent` is the id of the starting process if it needs a warden, else empty."""
     return Command(
         module="echo_hub.scoring.warden" if parent else "echo_hub.scoring.worker",
         arguments=(parent,) if parent else (),
@@ -125,8 +125,7 @@ def _command(logs: Path, number: int, *, parent: str) -> Command:
 
 
 def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, object]]:
-    """The files that a scoring process needs on a machine that has nothing of the run, and what `Processes.opening`
-    is there, with the paths that those files have then."""
+    """Return the files that a scoring process needs on a bare machine, and the opening frame with their paths there."""
     contents = {f"base/{file.name}": file for pattern in _OF_TOKENIZERS for file in base_dir.glob(pattern)}
     if config.ray.working_dir:
         contents["work"] = Path(config.ray.working_dir).expanduser()
@@ -146,7 +145,7 @@ def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, o
 
 
 def _module(name: str) -> dict[str, Path]:
-    """A module by its place in the parcel, if it is the user's own: what is installed has to be installed there too."""
+    """Return the user's own module and its place in the parcel; installed modules must be installed there as well."""
     found = importlib.util.find_spec(name) if name not in PACKAGES else None
     if found is None or found.origin is None:
         return {}
@@ -160,7 +159,7 @@ def _module(name: str) -> dict[str, Path]:
 
 
 def where(config: HubConfig) -> str:
-    """For people: where scoring runs."""
+    """Describe where scoring runs, for people."""
     count = config.task.scorer_processes
     if config.scoring.engine == "local":
         return f"{count} {'process' if count == 1 else 'processes'} beside the hub"

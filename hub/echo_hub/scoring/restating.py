@@ -1,7 +1,7 @@
-"""The answer that a completion gives, written in other forms: is it the answer that is wrong, or its form alone?
+"""Rewrites the answer of a completion in other forms, to tell a wrong answer from a right one in a wrong form.
 
-For example, `The sum is 20.` holds the number 20. As `20` and as `<answer>20</answer>` a scorer may pay for it that
-gives nothing for the sentence.
+For example, `The sum is 20.` contains the number 20. A scorer may accept `20` or `<answer>20</answer>` but not the
+sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from echo_hub.tasks.answers import tagged_answer
 
 MOST_CHARACTERS: Final = 20_000
-"""Of a completion's end, in which answers are looked for."""
+"""Length of a completion's end that is searched for answers."""
 _NUMBER: Final = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
 _BOXED: Final = re.compile(r"\\boxed\{([^{}]{1,200})\}")
 _BOLD: Final = re.compile(r"\*\*([^*\n]{1,200})\*\*")
@@ -21,9 +21,9 @@ _AROUND: Final = " \t\r\n.:;,!*$`\"'"
 
 
 def restated(completion: str) -> list[str]:
-    """Other writings of the answer in a completion: each answer that may be meant, as text and in `<answer>` tags.
+    """Return other forms of the answers that a completion may mean: each as text and in `<answer>` tags.
 
-    The completion itself is not among them.
+    The completion itself is excluded.
     """
     tagged = tagged_answer(completion)
     text = (completion if tagged is None else tagged)[-MOST_CHARACTERS:]

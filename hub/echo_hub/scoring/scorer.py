@@ -1,4 +1,4 @@
-"""Checks and rewards of committed rollouts, off the event loop, in batches."""
+"""Checks and scores committed rollouts in batches, off the event loop."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from echo_shared.rewards import components_of
 log = logging.getLogger(__name__)
 
 FAR_BEHIND: Final = 2_048
-"""Rollouts: several times what is on its way to scoring processes and back."""
+"""Rollouts; several times the number in transit to and from scoring processes."""
 SOON_TOKENS: Final = 16_384
-"""Checked within a millisecond."""
+"""Number of tokens that are checked within a millisecond."""
 
 Verdict = RolloutScored | RolloutContinued | RolloutRejected
 
@@ -39,14 +39,14 @@ class ScoringJob:
     rollout_id: str
     group_id: int
     earlier_turns: tuple[NDArray[np.int32], ...] = ()
-    """What was drawn before in its episode."""
+    """Completions of earlier turns of its episode."""
     observed_tokens: int = 0
-    """Tokens of all that the environment said to these turns."""
+    """Tokens of all answers of the environment to these turns."""
     payload: RolloutPayload
 
 
 class Scorer:
-    """Takes ids, gives verdicts. Its queue holds at most what is leased, so it needs no bound of its own."""
+    """Turns rollouts into verdicts. Its queue is bounded by the number of leased rollouts."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class Scorer:
         self._waiting: asyncio.Queue[ScoringJob | str] = asyncio.Queue()
         self._num_failed = 0
         self._num_open = 0
-        """Submitted, and without a verdict."""
+        """Rollouts submitted without a verdict yet."""
 
     @property
     def is_behind(self) -> bool:
-        """So much waits that more of it would be of no use. Never for judges' sake, who answer when they like."""
+        """True if more rollouts in the queue would not help. Always False with judges, which may be slow."""
         return self._num_open > FAR_BEHIND and not self._pool.has_judges
 
     def submit(self, rollout_id: str, first_turn: FirstTurn | None = None) -> None:
-        """Without its `first_turn` it is loaded."""
+        """Queue a rollout; it is loaded from the store unless `first_turn` is given."""
         self._num_open += 1
         if first_turn is None:
             self._waiting.put_nowait(rollout_id)
@@ -78,10 +78,9 @@ class Scorer:
             self._waiting.put_nowait(job)
 
     async def run(self, report: Callable[[Verdict], Awaitable[None]]) -> None:
-        """Scores for ever; what is to be loaded of all that waits is loaded in one go. Raises ScorerError when nothing
-        can be scored.
+        """Score until cancelled; loads all waiting rollouts together. Raises ScorerError if nothing can be scored.
 
-        A slow scorer holds up the verdicts of at most `PART_CALLS` rollouts, a judge of one.
+        A slow scorer delays the verdicts of at most `PART_CALLS` rollouts, a judge of one.
         """
         size = 1 if self._pool.has_judges else PART_CALLS
         async with asyncio.TaskGroup() as parts:
@@ -98,7 +97,7 @@ class Scorer:
 
     async def _judge(self, jobs: Sequence[ScoringJob], report: Callable[[Verdict], Awaitable[None]]) -> None:
         num_tokens = sum(len(job.payload.completion_ids) for job in jobs)
-        # What is soon checked waits for no thread.
+        # A short check runs directly, because a thread would take longer.
         refused = await asyncio.to_thread(self._check_all, jobs) if num_tokens > SOON_TOKENS else self._check_all(jobs)
         possible = [job for job in jobs if job.rollout_id not in refused]
         turns = [
@@ -114,13 +113,13 @@ class Scorer:
         self._num_open -= len(jobs)
 
     def _note_failures(self, count: int, detail: str) -> None:
-        """Completions are strangers' to write: so is what scorers say of them, and how often."""
+        """Log failures, but rarely: nodes control both their texts and their number."""
         before, self._num_failed = self._num_failed, self._num_failed + count
-        if self._num_failed.bit_length() > before.bit_length():  # At the 1st, 2nd, 4th, 8th ... of all.
+        if self._num_failed.bit_length() > before.bit_length():  # Log the 1st, 2nd, 4th, 8th ... failure.
             log.warning("the scorer has failed on %d rollouts so far: %s", self._num_failed, printable_line(detail))
 
     def _check_all(self, jobs: Sequence[ScoringJob]) -> dict[str, RolloutRejected]:
-        """The verdicts on payloads that no honest backend can send, by rollout id."""
+        """Return a rejection for each payload that no honest backend can send, by rollout id."""
         refused = {}
         for job in jobs:
             try:
@@ -133,7 +132,7 @@ class Scorer:
 
 
 def _verdict(job: ScoringJob, response: float | Sequence[Any] | ScorerError) -> Verdict:
-    """`response`: of an answered turn the fields of `problems.Answered`."""
+    """Return the verdict; for an answered turn, `response` has the fields of `problems.Answered`."""
     if isinstance(response, ScorerError):
         detail = str(response)
     elif isinstance(response, Sequence):

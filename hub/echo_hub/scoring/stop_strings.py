@@ -1,9 +1,9 @@
-"""Where a completion ends that holds one of `sampling.stop`: behind the token with which the text is there.
+"""Cuts completions after the token that completes one of the texts in `sampling.stop`.
 
-Nodes know token ids and no text, so they draw on to a stop token or to sampling.max_tokens. Whoever draws, the hub cuts
-what comes in, before it is committed: the tokens before the cut are the honest draw's still, for none depends on those
-behind it. So no node says, or could say wrongly, that it stopped at a text; every engine does alike; and a completion
-that goes on elsewhere, or that is checked, is what it would be without any of this.
+Nodes only know token ids, so they draw up to a stop token or sampling.max_tokens. The hub cuts every received
+completion before it is committed; the tokens before the cut remain an honest draw, because none depends on later ones.
+No node therefore needs to claim that it stopped at a text, all engines behave alike, and completions can still be
+resumed and checked.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Ids = NDArray[np.int32]
 
 
 class StopStrings:
-    """`text` makes a text of ids below `num_ids`, special tokens written out; others, which strangers send, have
-    none."""
+    """Stop strings with a decoder: `text` decodes ids below `num_ids`, special tokens shown. Higher ids, which a
+    hostile node may send, are ignored."""
 
     def __init__(self, strings: Sequence[str], text: Callable[[Ids], str], *, num_ids: int) -> None:
         self._strings = tuple(strings)
@@ -36,12 +36,14 @@ class StopStrings:
 
     @classmethod
     def of_run(cls, config: HubConfig, codec: PromptCodec) -> StopStrings:
-        """Those of the run's settings."""
+        """Return the stop strings of the run's settings."""
         return cls(config.sampling.stop, codec.text, num_ids=codec.num_ids)
 
     def end(self, ids: Ids) -> int | None:
-        """How many of a completion's tokens are left, the last of them the first with which any of the strings is
-        there; None: none is. In a few texts more than one, however long it is."""
+        """Return the number of tokens up to the first that completes a stop string; None if none is complete.
+
+        Decodes only a few texts, even for long completions.
+        """
         if not self._strings or not self._holds(ids):
             return None
         low, high = 1, len(ids)
@@ -54,7 +56,7 @@ class StopStrings:
         return high
 
     def arrived(self, event: RolloutArrived) -> RolloutArrived:
-        """What has come in, cut. What cannot be a completion stays as it is, to be refused."""
+        """Return a received completion after the cut. Malformed payloads are unchanged, to be refused later."""
         payload = event.payload
         if event.problem or len(payload.completion_ids) != len(payload.behavior_logprobs):
             return event
@@ -62,7 +64,7 @@ class StopStrings:
         return event if count is None else replace(event, payload=_cut(payload, count))
 
     def finished(self, rollout: FinishedRollout) -> FinishedRollout:
-        """What was drawn on the hub itself, cut."""
+        """Return a rollout drawn on the hub after the cut."""
         count = self.end(rollout.completion_ids)
         if count is None:
             return rollout

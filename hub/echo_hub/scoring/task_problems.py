@@ -1,7 +1,7 @@
-"""One task of a run: its problems as prompts of the base model, and what follows a completion: reward or next turn.
+"""One task of a run: its problems as prompts of the base model, and the reward or next turn after a completion.
 
-An episode whose next turn would not fit the base model's context ends there, with the reward that its environment names
-for this case.
+An episode whose next turn exceeds the base model's context ends there, with the reward that its environment gives for
+this case.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ CACHED_PROBLEMS: Final = 16_384
 
 
 class Answered(NamedTuple):
-    """What an environment has answered to a turn."""
+    """An environment's answer to a turn."""
 
     observation_ids: NDArray[np.int32]
-    """All ids between this turn and the next."""
+    """Token ids between this turn and the next."""
     turn_reward: float
 
 
 Response = float | dict[str, float] | Answered
-"""A score, components, or what a turn is answered."""
+"""A score, components, or an answer to a turn."""
 
 
 class _Fitting:
-    """Says if the model has room for a prompt. A prompt that cannot be given to the model is told in the log."""
+    """Checks if prompts fit the model's context; logs prompts that cannot be given to the model."""
 
     def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
         self._codec = codec
@@ -55,20 +55,19 @@ class _Fitting:
         self._failures = 0
 
     def __call__(self, prompt: str) -> bool:
-        """Raises ConfigError for a prompt that cannot be given to the model."""
+        """Return True if the prompt fits. Raises ConfigError if it cannot be given to the model."""
         try:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:
             self._failures += 1
-            if self._failures.bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: the log of a long run stays small.
+            if self._failures.bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th ..., to limit the log's size.
                 of = f" of {self._key}" if self._key else ""
                 log.warning("problems%s passed over, %d so far, the last: %s", of, self._failures, error.brief)
             raise
 
 
 class TaskProblems:
-    """Safe to use from several threads: nothing changes but the caches. Problems of training are known by their number
-    among those of this task."""
+    """Problems of one task. Thread-safe: only caches change. Training problems are numbered within the task."""
 
     def __init__(
         self,
@@ -81,18 +80,18 @@ class TaskProblems:
         is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`max_tokens` of a completion: an episode has no room for another turn of that length when it ends. `cached`:
-        so many problems of each kind are kept. `is_async`: many answers of the task can be waited for at once. Raises
-        ConfigError when the task's bounds of rewards are none, or its weights."""
+        """`max_tokens`: limit of a completion; an episode ends if the context lacks room for another one.
+        `cached`: number of problems of each kind to keep. `is_async`: the task can answer many calls at once. Raises
+        ConfigError if the task's reward bounds or weights are invalid."""
         self.weighing = Weighing.of(task, reward)
         self.is_async = is_async
         self.stream = stream
         self._task = task
-        # Asked once: to ask a protocol takes as long as many a score.
+        # Cached, because a protocol check takes as long as many scores.
         self._environment: Environment | None = task if isinstance(task, Environment) else None
         self._scored: Task | None = None if isinstance(task, Environment) else task
         self.codec = codec
-        """With the task's own words around a prompt, and with its tools, if it gives any."""
+        """Codec with the task's prompt texts and tools."""
         self._max_tokens = max_tokens
         self.train = lru_cache(cached)(stream.train)
         self.heldout = lru_cache(cached)(stream.heldout)
@@ -108,8 +107,8 @@ class TaskProblems:
         heldout: HeldOutProblems | None,
         avoid: Callable[[], Iterable[str]],
     ) -> TaskProblems:
-        """Those of the run's task `key`. `codec` is the base model's, with whatever words around a prompt; `avoid` and
-        `heldout` are the stream's."""
+        """Create the problems of the run's task `key`. `codec` is the base model's; `avoid` and `heldout` are passed
+        to the stream."""
         wanted = config.task.members[key]
         task = make_task(wanted.name, wanted.options)
         own = codec.with_words(system_prompt=wanted.system_prompt or "", prompt_suffix=wanted.prompt_suffix or "")
@@ -138,29 +137,28 @@ class TaskProblems:
 
     @property
     def rewards(self) -> RewardBounds:
-        """Between which all rewards of the task are."""
+        """Bounds of the task's rewards."""
         return self.weighing.rewards
 
     @property
     def multi_turn(self) -> bool:
-        """Whether an episode may have several turns."""
+        """True if episodes may have several turns."""
         return self._environment is not None
 
     @property
     def content_hash(self) -> str:
-        """Hash of the files that the task's problems come from; empty for a task without any."""
+        """Hash of the task's problem files; empty if it has none."""
         return self._task.content_hash if isinstance(self._task, FileTask) else ""
 
     def prompt_ids(self, prompt: str) -> NDArray[np.int32]:
-        """The token ids [P] int32 of a problem's prompt."""
+        """Return the token ids [P] int32 of a problem's prompt."""
         return self.codec.encode_prompt(prompt)
 
     def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
-        """What follows the last of an episode's turns so far: its score, or the components of its reward, which
-        `weighing` adds up; or what this turn is answered.
+        """Return the score, the reward components, or the environment's answer after the last turn so far.
 
-        `observed_tokens`: all ids between the turns so far. Raises whatever the task raises, and ScorerError for a
-        reward that is none of the task's.
+        `weighing` adds up components. `observed_tokens` counts all ids between the turns so far. Raises the task's own
+        errors, and ScorerError for an invalid reward.
         """
         replies = [self.codec.reply(ids) for ids in completions]
         if self._scored is not None:
@@ -178,17 +176,17 @@ class TaskProblems:
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
 
     def score(self, problem: Problem, text: str) -> float:
-        """The task's own score of `text`, without any other component; of a task of one turn. Raises as `respond`
-        does."""
+        """Return the task's own score of `text`, without other components. For single-turn tasks; raises as
+        `respond`."""
         assert self._scored is not None, "an environment plays, it does not score"
         return self.weighing.of_score.read(self._scored.score(problem, text))
 
     def asked(self, problem: Problem, completions: Sequence[NDArray[np.int32]]) -> Asked:
-        """What judges are given of an episode that has ended with these turns."""
+        """Return the texts of an ended episode for judges."""
         return self._asked(problem, [self.codec.reply(ids) for ids in completions])
 
     def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
-        """As `asked`, outside of any run; `replies` are text."""
+        """Return `asked` outside of any run; `replies` are text."""
         return self._asked(self._task.sample(seed), replies)
 
     def _asked(self, problem: Problem, replies: Sequence[str]) -> Asked:
@@ -197,20 +195,20 @@ class TaskProblems:
         return Asked(prompt=problem.prompt, completion="\n\n".join(replies), answer=said)
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
-        """Outside of any run: the problem of a task's own `seed`, its `prompt`, and the `answer` where its metadata
-        holds one. Raises whatever the task raises."""
+        """Return the problem of the task's own `seed`, outside of any run: its `prompt`, its `answer` if the metadata
+        has one, and its `reading`. Raises the task's own errors."""
         problem = self._task.sample(seed)
         answer = problem.metadata.get("answer")
         reading = self._task.reading(problem) if isinstance(self._task, ReadTask) else ""
         return {"prompt": problem.prompt, "answer": None if answer is None else str(answer), "reading": reading}
 
     def notes(self) -> tuple[str, ...]:
-        """Sentences on the task's reference answers that are not understood."""
+        """Return sentences about the task's reference answers that cannot be parsed."""
         return self._task.notes() if isinstance(self._task, ReadTask) else ()
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """Outside of any run: what follows the last of `replies`, which are text: a `reward`, as `respond` gives it, or
-        an `observation`. Raises as `respond` does."""
+        """Return the result after the last of `replies` (text), outside of any run: a `reward` as of `respond`, or an
+        `observation`. Raises as `respond`."""
         problem = self._task.sample(seed)
         if self._environment is not None:
             response = self._environment.respond(problem, replies)
@@ -223,5 +221,5 @@ class TaskProblems:
         return {"reward": reward, "verdict": verdict}
 
     def _length(self, text: str) -> int:
-        """Tokens of a text of no run's."""
+        """Return the number of tokens of a text."""
         return len(self.codec.encode_prompt(text)) if text else 0

@@ -1,17 +1,17 @@
-"""A task on trial: a handful of its problems, and what answers to them earn that no task should pay for.
+"""Trial of a task: scores several answers to each of some problems, most of which deserve no reward.
 
-Problems are sampled in this process, as a hub does, and scored in scoring processes with the run's own limits. To each
-problem there are
+Problems are sampled in this process, as in a hub, and scored in scoring processes with the run's limits. Each problem
+gets these answers:
 
     empty      no text
     copied     the prompt
-    line       one of the prompt's lines, without its number, where it has several
-    random     the reference answer with every letter and digit replaced by another one, or a few random words
+    line       one of the prompt's lines, without its number, if it has several
+    random     the reference answer with every letter and digit replaced, or a few random words
     another    the reference answer of the next problem
     reference  the reference answer: `answer` in a problem's metadata
     tagged     the same as <answer>...</answer>
 
-An environment is given the same answer in every turn, until it ends the episode.
+An environment gets the same answer in every turn, until it ends the episode.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from echo_shared.rewards import components_of
 
 AnswerKind = Literal["empty", "copied", "line", "random", "another", "reference", "tagged"]
 FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "line", "random")
-"""What nobody should be paid for."""
+"""Answers that need no work and should have no reward."""
 MOST_TURNS: Final = 64
-"""Of an episode, after which its environment counts as one that never ends it."""
+"""Turns after which an episode counts as endless."""
 _RANDOM_WORDS: Final = 4
 _LIST_MARK: Final = re.compile(r"^\s*\.?(\d{1,3}[.)]|[-*•])\s+")
 
@@ -49,13 +49,13 @@ class TriedAnswer:
     kind: AnswerKind
     text: str
     reward: float | None = None
-    """None = it has none, for `error`."""
+    """None = no reward because of `error`."""
     error: str = ""
     turns: int = 1
     verdict: str = ""
-    """The task's own words on it, where it has any."""
+    """The task's verdict, if it gives one."""
     components: Mapping[str, float] | None = None
-    """What the reward is made of, before it is weighed; None: of the task's score alone."""
+    """Components of the reward, unweighted; None: the reward is only the task's score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +64,19 @@ class TriedProblem:
 
     seed: int
     prompt: str
-    """As the task has it."""
+    """Prompt as the task gives it."""
     rendered: str
-    """As the base model is asked: with the run's own words, in its chat template."""
+    """Prompt as the base model sees it: with the run's texts, in its chat template."""
     prompt_tokens: int
     reference: str | None
     reading: str
-    """How the task reads the reference answer; empty: it does not say."""
+    """Type that the reference answer parses as; empty: the task does not report it."""
     answers: tuple[TriedAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """All problems of a trial; `warnings` are sentences on what looks wrong with the task."""
+    """All problems of a trial; `warnings` are sentences about suspected faults of the task."""
 
     task: str
     base: str
@@ -86,11 +86,11 @@ class Trial:
 
 
 class _Observed:
-    """Said of a turn that does not end its episode."""
+    """Marks a turn that does not end its episode."""
 
 
 def _ended(answer: Any) -> Any:
-    """What an episode that has ended is given; of another, that it has not."""
+    """Return the final result of an ended episode, or `_Observed`."""
     if not isinstance(answer, Mapping):
         return answer
     return _Observed() if "observation" in answer else answer["reward"]
@@ -98,7 +98,7 @@ def _ended(answer: Any) -> Any:
 
 @dataclass(slots=True)
 class _Episode:
-    """An answer on its way: `said` says whether it is over."""
+    """An answer in progress; `said` adds a result and updates `is_over`."""
 
     seed: int
     answer: TriedAnswer
@@ -123,9 +123,9 @@ class _Episode:
 async def try_task(
     config: HubConfig, problems: Problems, codec: PromptCodec, *, pool: ScoringPool, count: int
 ) -> Trial:
-    """Tries `count` problems of a run's only task; `problems`, which are the pool's, have no held-out ones.
+    """Try `count` problems of a run's only task; `problems` are the pool's, without held-out ones.
 
-    Raises ScorerError where a problem cannot be sampled, or no scoring process can be started.
+    Raises ScorerError if a problem cannot be sampled, or no scoring process can be started.
     """
     seeds = [derive_seed(config.task.name, config.run.seed, "trial", number) for number in range(count)]
     here = [_sample(problems, seed) for seed in seeds]
@@ -170,7 +170,7 @@ def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
     try:
         return problems.trial_problem(seed)
     except Exception as error:
-        # A task is a plug-in: whatever its sampler raises is for its author to read.
+        # A task is a plug-in, so its author needs to see any exception.
         raise ScorerError(
             "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Mend its sample method."
         ) from error
@@ -187,7 +187,7 @@ def _answers(seed: int, prompt: str, references: Sequence[str | None], number: i
 
 
 def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKind, str]:
-    """What nobody should be paid for, for one problem."""
+    """Return one problem's answers that need no work."""
     found: dict[AnswerKind, str] = {"empty": "", "copied": prompt}
     if lines := prompt_lines(prompt):
         found["line"] = random.Random(derive_seed(seed, "line")).choice(lines)
@@ -195,13 +195,13 @@ def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKi
 
 
 def prompt_lines(prompt: str) -> list[str]:
-    """The lines of a prompt of several, as answers: without the number or the mark of a list."""
+    """Return the lines of a multi-line prompt as answers, without list numbers and marks."""
     lines = [_LIST_MARK.sub("", line).strip() for line in prompt.splitlines()]
     return [line for line in lines if line] if len(lines) > 1 else []
 
 
 def _random_like(reference: str | None, seed: int) -> str:
-    """A text of the form of a reference answer that is not it; where there is none, random words."""
+    """Return a text in the form of the reference answer that differs from it; without a reference, random words."""
     rng = random.Random(derive_seed(seed, "random answer"))
     if reference is None or not any(c.isalnum() for c in reference):
         lengths = [rng.randint(1, 8) for _ in range(_RANDOM_WORDS)]
@@ -266,7 +266,6 @@ def _of_kind(tried: Sequence[TriedProblem], kind: AnswerKind) -> list[TriedAnswe
 
 
 def _reads(codec: PromptCodec, problem: TriedProblem) -> bool:
-    """Whether the prompt's letters and digits are in its tokens; tokenizers may change white space, and case of
-    none."""
+    """Return True if the tokens keep the prompt's letters and digits; tokenizers may change white space."""
     read = codec.text(codec.encode_prompt(problem.prompt))
     return {c for c in problem.rendered if c.isalnum()} <= set(read)

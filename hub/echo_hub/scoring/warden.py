@@ -1,10 +1,10 @@
-"""Runs one scoring process and leaves nothing of it behind: `python -m echo_hub.scoring.warden HUB_PID`, on Linux.
+"""Runs one scoring process and ends all its descendants: `python -m echo_hub.scoring.warden HUB_PID`, on Linux.
 
-What a scorer starts in a session of its own is in no group that could be ended as a whole, and when the process that
-has started it dies, it would become init's. So the warden stands between the hub and the scoring process as a
-*subreaper* (prctl(2)): whatever loses its parent below it becomes its child. It ends all of that when the scoring
-process has ended, when the hub asks for it by SIGTERM, and when the hub has died, however it died. Then it ends as the
-scoring process did. It runs nothing of a task, and the scoring process ends when the warden is killed.
+A process that a scorer starts in its own session belongs to no group that could be killed, and init adopts it when its
+parent dies. The warden therefore stands between the hub and the scoring process as a *subreaper* (prctl(2)): orphaned
+descendants become its children. It kills them all when the scoring process ends, when the hub sends SIGTERM, and when
+the hub dies. Then it exits like the scoring process did. It runs no task code, and the scoring process ends if the
+warden is killed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """From here on this process gets signal `number` when process `parent`, which has started it, ends (or only the
-    thread that did so); at once if it has ended already. Raises OSError where the system refuses."""
+    """Make the kernel send signal `number` to this process when its parent `parent`, or the starting thread, ends.
+
+    The signal is sent at once if the parent has ended. Raises OSError if the system refuses.
+    """
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -37,11 +39,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _watch(worker: int) -> int | None:
-    """The exit status of the scoring process, once it has ended; None if this process is to end before. Both signals
-    are blocked, so none is missed."""
+    """Wait for the scoring process and return its exit status; None after SIGTERM.
+
+    The caller must block SIGCHLD and SIGTERM first, so that no signal is missed.
+    """
     while signal.sigwait({signal.SIGCHLD, signal.SIGTERM}) != signal.SIGTERM:
         pid = -1
-        while pid != 0:  # One signal may stand for the ends of several.
+        while pid != 0:  # One SIGCHLD may stand for several exits.
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == worker:
                 return os.waitstatus_to_exitcode(status)
@@ -49,17 +53,17 @@ def _watch(worker: int) -> int | None:
 
 
 def _end_all() -> None:
-    """Ends all that is below this process. What is started meanwhile becomes its child in the end."""
-    with contextlib.suppress(ChildProcessError):  # None is left.
+    """Kill all descendants. Processes started meanwhile are adopted and killed as well."""
+    with contextlib.suppress(ChildProcessError):  # No child is left.
         while True:
             for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # Denied: another user's, by sudo.
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # Denied: run by sudo.
                     process.kill()
             os.waitpid(-1, 0)
 
 
 def _end_by(number: int) -> None:
-    """Ends this process by a signal, without a core dump: that is the scoring process's."""
+    """End this process by a signal, without a core dump, because the scoring process wrote its own."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -70,13 +74,13 @@ def _end_by(number: int) -> None:
 
 
 def main(hub: int) -> int:
-    """The exit status; what the scoring process died of kills this one too."""
+    """Run the warden and return its exit status; a signal that killed the scoring process also kills the warden."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
     end_with(hub, signal.SIGTERM)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     command = [sys.executable, "-m", "echo_hub.scoring.worker", str(os.getpid())]
     worker = os.posix_spawn(sys.executable, command, os.environ, setsigmask=())
-    os.closerange(0, 2)  # The hub is to see at once that nobody holds the other end of its pipes any more.
+    os.closerange(0, 2)  # So that the hub sees its pipes close as soon as the scoring process ends.
     exit_code = _watch(worker)
     _end_all()
     if exit_code is not None and exit_code < 0:

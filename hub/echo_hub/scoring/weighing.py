@@ -1,12 +1,12 @@
-"""The reward of a task's answer: one score, or components of which each has bounds and a weight.
+"""Reward of an answer: one score, or a weighted sum of components with bounds.
 
     reward = sum of weight * value, over all components
 
 For example, with {score = 1.0, format = 0.2}, a right answer in a wrong form earns 1.0, a wrong one in the right form
-0.2, and rewards are from 0 to 1.2. The task's own reward is the component `score`; a run where nothing else is asked
-for has no components, and its rewards are the scores.
+0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`. Without other components or
+weights, rewards are plain scores.
 
-A component with a weight is within its bounds, by default 0..1, or it is the scorer's failure; one without may be any
+A weighted component outside its bounds, by default 0..1, is a failure of the scorer. An unweighted component may be any
 finite number.
 """
 
@@ -32,28 +32,28 @@ _ANY: Final = RewardBounds(lowest=-MAX_REWARD, highest=MAX_REWARD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighing:
-    """Made by `of`."""
+    """Weights and bounds of a task's reward components, created by `of`."""
 
     of_score: RewardBounds
     rewards: RewardBounds
-    """Between which all rewards are."""
+    """Bounds of all rewards."""
     weights: Mapping[str, float]
-    """Of the components that have one."""
+    """Weights of the components that have one."""
     bounds: Mapping[str, RewardBounds]
-    """Of all components that are known before a completion is."""
+    """Bounds of all components known in advance."""
     beside: Mapping[str, TextComponent]
-    """Those of the settings that read a completion's text."""
+    """Components from the settings that read a completion's text."""
     judged: frozenset[str]
-    """Those that judges give, once all others are there."""
+    """Components that judges give after all others."""
     is_plain: bool
-    """Rewards are scores; components of the task's own, if it gives any, weigh nothing."""
+    """True: rewards are scores, and the task's own components have no weight."""
     explained: Callable[[Problem, str], Mapping[str, float]] | None
-    """The components of the task's own, if it gives any."""
+    """Returns the task's own components, if it has any."""
 
     @classmethod
     def of(cls, task: Task | Environment, config: RewardConfig) -> Weighing:
-        """What a task's rewards are by the settings. Raises ConfigError for bounds that are none, and for a weight of
-        what is no component of the task."""
+        """Combine a task with the settings. Raises ConfigError for invalid bounds, and for a weight of an unknown
+        component."""
         of_score = RewardBounds.of(task)
         weights, own = _weights(task, config), _own_bounds(task)
         beside = _beside(config)
@@ -91,25 +91,27 @@ class Weighing:
         )
 
     def scored(self, task: Task, problem: Problem, completion: str, num_tokens: int) -> float | dict[str, float]:
-        """What a completion earns: the score, or all components but the judges', none of them weighed. Raises whatever
-        the task raises, and ScorerError for what is no value of a component."""
+        """Return a completion's score, or all unweighted components except the judges'.
+
+        Raises the task's own errors, and ScorerError for an invalid value.
+        """
         score = task.score(problem, completion)
         more = {} if self.explained is None else self.explained(problem, completion)
         return self._checked(score, more, completion, num_tokens)
 
     def ended(self, ending: Ending, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """As `scored`, for an episode's end; form and length are those of its last turn."""
+        """Return `scored` for the end of an episode; form and length are those of its last turn."""
         return self._checked(ending.reward, ending.components, replies[-1], num_tokens)
 
     def cut(self, reward: float, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """As `scored`, for an episode that has no room for another turn."""
+        """Return `scored` for an episode whose context lacks room for another turn."""
         lowest = {name: self.bounds.get(name, RewardBounds()).lowest for name in self.weights}
         others = {SCORE, *self.beside, *self.judged}
         own = {name: value for name, value in lowest.items() if name not in others}
         return self._checked(reward, own, replies[-1], num_tokens)
 
     def total(self, given: float | Mapping[str, float]) -> float:
-        """The reward, with its components where it has any, the judges' among them."""
+        """Return the weighted reward, with its components if there are any."""
         if not isinstance(given, Mapping):
             return given
         value = math.fsum(weight * given[name] for name, weight in self.weights.items())

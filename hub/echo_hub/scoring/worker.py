@@ -1,10 +1,9 @@
-"""A scoring process: `python -m echo_hub.scoring.worker [WARDEN_PID]`, driven by `echo_hub.scoring.pool`; no torch.
+"""Scoring process: `python -m echo_hub.scoring.worker [WARDEN_PID]`, started by `echo_hub.scoring.pool`; no torch.
 
-Scorers are plug-ins and completions come from strangers, so whatever a call does must end here: what it raises is
-answered, what takes too long is ended by the system's own timer even where no Python runs any more (a power of large
-numbers, a regular expression), and memory has a limit where the system can set one. A call that has none left ends the
-process, for all later ones would fail as well. The timer also ends a call that the hub, killed meanwhile, no longer
-waits for.
+Scorers are plug-ins and completions are untrusted, so every effect of a call must end here. Exceptions are returned as
+answers. The system's timer ends a call that takes too long, even inside C code (a power of large numbers, a regular
+expression). Memory is limited where the system supports it. Running out of memory ends the process, because later calls
+would fail as well. The timer also ends a call whose hub was killed.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from echo_shared.errors import ConfigError, EchoError
 log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
-"""Most characters of an exception's text that are handed on."""
+"""Limit on the text of an exception that is returned."""
 _CACHED_PROBLEMS: Final = 256
 
 
 def _open(frame: Frame) -> Problems:
-    """Raises ConfigError when the run's task cannot be made, or is not what the hub has opened."""
+    """Create the problems. Raises ConfigError if the task cannot be created, or its files differ from the hub's."""
     config = HubConfig.model_validate(frame["config"])
     codec = PromptCodec.of_run(config, Path(frame["base_dir"]))
     held_out = {
@@ -56,13 +55,13 @@ def _open(frame: Frame) -> Problems:
             do="Put back what was there. New problems go into new files, for a new run.",
         )
     if any(task.name == "jsonl" for task in config.task.members.values()):
-        is_equal("1 cm", "1 m")  # Loads pint and sympy, which takes long, before calls have limits.
+        is_equal("1 cm", "1 m")  # Import pint and sympy now, because that takes long and calls have time limits.
         is_equal("$x+1$", "1+x")
     return problems
 
 
 def _limit_memory(megabytes: int) -> None:
-    """What this process may allocate from here on, where the system can limit it; then allocating fails."""
+    """Limit further allocations of this process, if the system supports it; beyond it they fail."""
     if sys.platform == "linux":
         import resource
 
@@ -72,7 +71,7 @@ def _limit_memory(megabytes: int) -> None:
 
 
 def _set_timer(seconds: float) -> None:
-    """The system ends this process in so many seconds; 0 = not at all. Where there is no such timer, the hub does."""
+    """Let the system end this process in `seconds`; 0 = never. Without such a timer, the hub ends it."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -91,26 +90,26 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
     except MemoryError:
         raise
     except Exception as error:
-        # A task is a plug-in: whatever it raises is its failure, never a reward and never this process's end.
+        # A task is a plug-in: its exception is a failed call, and must neither become a reward nor end this process.
         if _is_for_memory(error):
             raise MemoryError from error
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
         kind = (type(error).__name__, raised_in.f_code.co_filename, line)
         failures[kind] += 1
-        if failures[kind].bit_count() == 1:  # The 1st, 2nd, 4th, 8th ...: the log of a long run stays small.
+        if failures[kind].bit_count() == 1:  # Log the 1st, 2nd, 4th, 8th ..., to limit the log's size.
             log.exception("%s%r failed, for the %d. time like this", method, tuple(arguments), failures[kind])
         return {"failed": repr(error)[:DETAIL_CHARACTERS]}
 
 
 def _is_for_memory(error: BaseException | None) -> bool:
-    """Whether a scorer has told a MemoryError as an error of another kind, as many do."""
+    """Return True if the error was caused by a MemoryError, which many scorers wrap in another exception."""
     while error is not None and not isinstance(error, MemoryError):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error is not None
 
 
 def serve(pipe: ParentPipe) -> int:
-    """Answers calls, one by one, until the parent is gone; the exit status."""
+    """Answer calls one by one until the parent is gone; return the exit status."""
     frame = pipe.receive()
     if frame is None:
         return 0
@@ -135,8 +134,10 @@ def serve(pipe: ParentPipe) -> int:
 
 
 def _serve_many(pipe: ParentPipe, problems: Problems, timeout_s: float, width: int) -> int:
-    """As `serve`, of a scorer that is awaited: so many calls at once, each answered with its place in the message as
-    soon as it is done. The timer ends a process in which none gets on."""
+    """Serve an async scorer: run `width` calls at once; each finished call is answered with its index.
+
+    The timer ends a process in which no call finishes.
+    """
     failures: Counter[Any] = Counter()
     limit_s = 2 * timeout_s + LOOP_ANSWERS_S
 
