@@ -1,7 +1,7 @@
-"""The Ray actor: looks after one child process at a time on its machine, as a hub does after those beside it.
+"""Ray actor that supervises one child process at a time on its machine, as a hub does locally.
 
-`echo_hub.cluster.driver` makes it and asks it for answers again and again (`answers`), so that either notices within
-seconds that the other is gone. It holds nothing that is not asked for again when it dies; its child then ends too.
+`echo_hub.cluster.driver` creates it and keeps polling it (`answers`), so each side detects within seconds that the
+other is gone. All work of a dead actor is requested again elsewhere; its child then ends too.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from echo_shared.child import HEADER_BYTES, ChildExited, pack_frame, unpack_fram
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
-"""An answer comes after so long at the latest, even if it is that there is none."""
+"""Longest time that `answers` waits before it returns, even without an answer."""
 GATHER_S: Final = 0.01
-"""What else comes so soon goes with the same answer: each answer is a call in the cluster."""
+"""Time to collect further answers for the same reply, because each reply is a call in the cluster."""
 LOG_PART_BYTES: Final = 2**16
-"""Of what the child has printed, at most, with one answer."""
+"""Limit on the child's output in one reply."""
 _PREFIX: Final = "echo-ray-"
 
 
 class ChildHost:
-    """See above. Every method is awaited by the driver alone."""
+    """The actor, as described above. Only the driver calls its methods."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -42,7 +42,7 @@ class ChildHost:
         self._hosted: _Hosted | None = None
 
     async def prepare(self, parcel: bytes, expected_source: str, lies_there: Mapping[str, int]) -> str:
-        """Unpacks what the child needs, and works there. Why it cannot, or nothing."""
+        """Unpack the child's files and change into their folder. Returns the reason for a failure, or ""."""
         if sys.platform != "linux":
             return f"{socket.gethostname()} runs {sys.platform}: machines for a hub's processes have to run Linux."
         if await asyncio.to_thread(source_hash) != expected_source:
@@ -65,7 +65,7 @@ class ChildHost:
         return ""
 
     async def begin(self, child_id: int, spec: dict[str, Any], opening: bytes) -> None:
-        """Starts a child, in place of any other; `answers` tells whether it is ready."""
+        """Start a child, replacing any other; `answers` reports when it is ready."""
         assert self._directory is not None
         await asyncio.to_thread(shutil.rmtree, self._directory / SENT, ignore_errors=True)
         await self._end()
@@ -83,8 +83,10 @@ class ChildHost:
     async def send(
         self, child_id: int, number: int, frame: bytes, files: Mapping[str, bytes], dropped: Sequence[str]
     ) -> None:
-        """Hands frame `number` (0 = the first) on to a child, unless it is gone: then nobody waits for the answers.
-        Before it, `files` are below `SENT` under their names, and directories that are `dropped` are not."""
+        """Pass frame `number` (0 = the first) to a child; no effect if it is gone.
+
+        First writes `files` below `SENT` under their names, and deletes the `dropped` directories there.
+        """
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
             return
@@ -98,19 +100,19 @@ class ChildHost:
             hosted.came(number, frame)
 
     async def answers(self, child_id: int) -> dict[str, Any]:
-        """What the child has sent since, as `frames`; what it has printed, as `log`; how it has ended, as `exited`."""
+        """Return what is new from the child: `frames`, its output as `log`, and its end as `exited`."""
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
             raise LookupError(f"there is no child {child_id}")
         return await hosted.answers()
 
     async def end(self, child_id: int) -> None:
-        """Ends the child, and what it has started."""
+        """End the child and the processes that it started."""
         if self._hosted is not None and self._hosted.child_id == child_id:
             await self._end()
 
     async def close(self) -> None:
-        """Ends all, and leaves no file."""
+        """End everything and delete all files."""
         await self._end()
         if self._directory is not None:
             os.chdir(tempfile.gettempdir())
@@ -125,25 +127,25 @@ class ChildHost:
 
 
 SENT: Final = "sent"
-"""Beside the directory that a child works in: files that came with frames."""
+"""Directory for files that came with frames, next to the child's working directory."""
 PID: Final = "{pid}"
-"""Among a command's arguments: the actor's process id."""
+"""Placeholder in a command's arguments for the actor's process id."""
 
 
 class _Hosted:
-    """A child while it lives."""
+    """A running child."""
 
     def __init__(self, child_id: int, command: Command, spec: dict[str, Any]) -> None:
         self.child_id = child_id
         self.command = command
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._early: dict[int, bytes] = {}
-        """Frames by their numbers, while one before them is missing: Ray may swap the calls of such an actor."""
+        """Frames by number that wait for an earlier one: Ray may reorder the calls of such an actor."""
         self._num_came = 0
         self.work: asyncio.Task[None] | None = None
         self._spec = spec
         self._expected = 0
-        """Answers that are still to come."""
+        """Number of answers that are still due."""
         self._some_expected = asyncio.Event()
         self._found: list[bytes] = []
         self._exited: dict[str, Any] | None = None
@@ -151,7 +153,7 @@ class _Hosted:
         self._log_at = 0
 
     async def run(self, opening: bytes) -> None:
-        """The child's life, from its start to its end or that of this task."""
+        """Run the child until its end or this task's cancellation."""
         child: SupervisedChild | None = None
         try:
             limits = replace(NO_HEARTBEAT, ending_s=self._spec["ending_s"])
@@ -165,7 +167,7 @@ class _Hosted:
             self._exited = _told(_first(group))
             self._news.set()
         except* Exception as group:  # noqa: BLE001
-            # The edge of this task: whoever waits for answers is told.
+            # Top level of this task: pass the error to the caller of `answers`.
             self.fail(_first(group))
         finally:
             if child is not None:
@@ -187,7 +189,7 @@ class _Hosted:
             frame = unpack_frame((await self._frames.get())[HEADER_BYTES:])
             self._expected += len(frame[self._spec["counted"]])
             self._some_expected.set()
-            with contextlib.suppress(ChildExited):  # `_receive` tells why, behind the answers that it gave before.
+            with contextlib.suppress(ChildExited):  # `_receive` reports the end, after all earlier answers.
                 await child.send(frame)
 
     async def _receive(self, child: SupervisedChild) -> None:
@@ -211,7 +213,7 @@ class _Hosted:
         self._news.clear()
         found, self._found = self._found, []
         if self._exited is not None:
-            self._news.set()  # It stays so.
+            self._news.set()  # Every later call returns at once.
         return {"frames": found, "log": self._printed(), "exited": self._exited}
 
     def _printed(self) -> bytes:
@@ -250,7 +252,7 @@ def _place(directory: Path, files: Mapping[str, bytes], dropped: Sequence[str]) 
 
 
 def _sweep() -> None:
-    """Removes what actors that were killed have left here."""
+    """Delete files of actors on this machine that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.lstat().st_uid == os.getuid():

@@ -1,12 +1,11 @@
-"""The process that speaks Ray for a hub: `python -m echo_hub.cluster.driver`, run by `echo_hub.cluster.link`.
+"""The hub's Ray driver process: `python -m echo_hub.cluster.driver`, started by `echo_hub.cluster.link`.
 
-A Ray driver ends, with whatever process it is in, when it has lost its cluster for a minute; so it is not the hub. The
-actors are this process's own: when it ends, however it ends, Ray ends them, and with them all that they have started.
+Ray ends a driver's process after a minute without its cluster, so the driver is not the hub. This process owns the
+actors: Ray ends every actor, with its children, when this process ends.
 
-Frames to it: `start` a child of a kind in the actor of a slot, `to` a child, `end` a child. Files go with a frame by
-their paths, and are read here: the hub's event loop has none of their bytes. Frames from it, each `about` a child:
-what it has sent (`frames`, `log`, `exited`), why it cannot be started (`failed`), why it waits (`waiting`), or that its
-actor is `lost`.
+Frames to it: `start` a child of a kind in the actor of a slot, `to` a child, `end` a child. Files are sent by path and
+read here, so the hub's event loop never holds their bytes. Frames from it are `about` a child: its output (`frames`,
+`log`, `exited`), the reason why it cannot start (`failed`) or waits (`waiting`), or the loss of its actor (`lost`).
 """
 
 from __future__ import annotations
@@ -32,36 +31,36 @@ from echo_shared.child import Frame, ParentPipe
 log = logging.getLogger(__name__)
 
 ANSWERS_S: Final = 20.0
-"""A cluster that has not said within it which machines it has is gone."""
+"""Time after which a cluster that has not listed its machines counts as gone."""
 PLACED_S: Final = 10.0
-"""An actor that Ray has not placed after so long is told of."""
+"""Time after which an actor that Ray has not placed is reported."""
 ENDING_S: Final = 20.0
-"""An actor that has not ended what it holds by then is killed even so."""
+"""Time for an actor to end its children before it is killed."""
 LAST_S: Final = 25.0
-"""This process ends so long after the hub, whatever it waits for."""
+"""Time after the hub's end when this process exits at the latest."""
 _NAME_S: Final = 0.5
 _NAME_TRIES: Final = 20
 
 
 class Driver:
-    """Made once the cluster is there."""
+    """The driver, created once the cluster is connected."""
 
     def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
         self._pipe = pipe
         self._owner: str = frame["owner"]
         self._kinds: Mapping[str, Mapping[str, Any]] = frame["kinds"]
         self._within_s: float = POLL_S + frame["silent_s"]
-        """An actor that has not answered by then is lost."""
+        """Time after which an actor without a reply counts as lost."""
         self._parcels: dict[str, asyncio.Task[Any]] = {}
-        """In the cluster, by the files that they came from."""
+        """Parcels stored in the cluster, by file."""
         self._source = source_hash()
         self._actors: dict[str, Any] = {}
-        """By slot: those that are prepared."""
+        """Prepared actors by slot."""
         self._children: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self._sent: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until the hub is gone; then no actor is left."""
+        """Process frames until the hub is gone, then end all actors."""
         try:
             while (frame := await asyncio.to_thread(self._pipe.receive)) is not None:
                 if "start" in frame:
@@ -75,7 +74,7 @@ class Driver:
                     if frame.get("with_actor") and slot in self._actors:
                         self._in_background(self._close(slot))
         finally:
-            last = threading.Timer(LAST_S, os._exit, (1,))  # Ray may wait for ever for a cluster that is gone.
+            last = threading.Timer(LAST_S, os._exit, (1,))  # Ray may wait forever for a lost cluster.
             last.daemon = True
             last.start()
             for _, task in self._children.values():
@@ -83,18 +82,18 @@ class Driver:
             await asyncio.gather(*map(self._close, list(self._actors)), return_exceptions=True)
 
     def _say(self, number: int, **said: Any) -> None:
-        with contextlib.suppress(BrokenPipeError):  # `run` notices by itself.
+        with contextlib.suppress(BrokenPipeError):  # `run` detects a closed pipe itself.
             self._pipe.send({"about": number, **said})
 
     async def _send(self, frame: Frame) -> None:
         files = {} if not frame["files"] else await asyncio.to_thread(_read, frame["files"])
         slot, _ = self._children.get(frame["to"], ("", None))
         if (actor := self._actors.get(slot)) is not None:
-            # Whether it has come shows in the answers.
+            # The actor's answers show whether the frame arrived.
             actor.send.remote(frame["to"], frame["number"], frame["frame"], files, frame["dropped"])
 
     async def _host(self, number: int, frame: Frame) -> None:
-        """A child's life as it is seen from here."""
+        """Start a child in its slot's actor and forward its answers."""
         slot = frame["slot"]
         try:
             if slot not in self._actors:
@@ -124,7 +123,7 @@ class Driver:
         except RayError as error:
             self._lost(number, slot, _in_one_line(error), is_for_memory=isinstance(error, OutOfMemoryError))
         except Exception as error:
-            # The edge of this task: in a cluster that is going away Ray raises errors of many kinds.
+            # Top level of this task: Ray raises many kinds of errors while a cluster shuts down.
             log.exception("slot %s failed", slot)
             self._lost(number, slot, repr(error))
 
@@ -142,7 +141,7 @@ class Driver:
         task.add_done_callback(self._sent.discard)
 
     async def _prepared(self, number: int, slot: str, kind: Mapping[str, Any]) -> tuple[Any, str]:
-        """A new actor in a slot, and why it is of no use, or nothing. Waits until there is room in the cluster."""
+        """Create an actor in a slot. Returns it with the reason why it is unusable, or "". Waits for free resources."""
         options, packed = kind["options"], kind["parcel"]
         if packed not in self._parcels:
             put = asyncio.to_thread(lambda: ray.put(Path(packed).read_bytes()))
@@ -166,7 +165,7 @@ class Driver:
             raise
 
     async def _made(self, name: str, options: Mapping[str, Any]) -> Any:
-        """An actor of that name. One that an earlier driver of the same run has left is ended."""
+        """Create an actor of that name, after ending one left by an earlier driver of the same run."""
         made = ray.remote(ChildHost).options(
             name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **options
         )
@@ -186,13 +185,13 @@ class Driver:
         try:
             async with asyncio.timeout(ENDING_S):
                 await actor.close.remote()
-        except Exception as error:  # noqa: BLE001 - Likewise.
+        except Exception as error:  # noqa: BLE001 - Ray raises many kinds of errors, see above.
             log.warning("the actor of %s does not end by itself: %s", slot, error)
         await _kill(actor)
 
 
 def _read(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Without those that cannot be read, or are gone meanwhile: who looks for one there says so."""
+    """Read files; unreadable and missing ones are skipped, and the process that needs one reports it."""
     found = {}
     for name, path in files.items():
         try:
@@ -203,19 +202,19 @@ def _read(files: Mapping[str, str]) -> dict[str, bytes]:
 
 
 async def _end_without_cluster() -> None:
-    """Ends this process where the cluster does not answer: a client of Ray's would never connect again."""
+    """End this process if the cluster does not respond, because a Ray client never reconnects."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             await asyncio.to_thread(ray.nodes)
-    except Exception as error:  # noqa: BLE001 - Ray's client raises that very class.
+    except Exception as error:  # noqa: BLE001 - Ray's client raises plain Exception.
         print(f"The Ray cluster does not answer: {error!r}", file=sys.stderr, flush=True)
-        os._exit(1)  # Ray's threads may wait for it for ever.
+        os._exit(1)  # Ray's threads may wait forever.
 
 
 async def _kill(actor: Any) -> None:
     try:
         await asyncio.to_thread(ray.kill, actor)
-    except Exception as error:  # noqa: BLE001 - See above. Ray ends what is this process's own in the end.
+    except Exception as error:  # noqa: BLE001 - See above. Ray ends this process's actors anyway.
         log.warning("an actor cannot be ended: %s", error)
 
 
@@ -229,7 +228,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def main(pipe: ParentPipe) -> int:
-    """The exit status."""
+    """Run the driver and return its exit status."""
     if (frame := pipe.receive()) is None:
         return 0
     try:

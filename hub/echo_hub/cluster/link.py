@@ -1,17 +1,17 @@
-"""A hub's end of a Ray cluster: child processes that run there, and are driven like those beside the hub.
+"""The hub's end of a Ray cluster: child processes run there and are used like local ones.
 
     async with RayLink.open(config.ray, {"scorer": parcel}, owner="run-1", logs=logs) as link:
         child = await link.spawn("scorer", "scorer-0", command, answer_s=15.0, counted="arguments", ending_s=5.0)
         await child.open({...})
         await child.send({"arguments": [...]})
-        await child.receive()            ChildExited: it has ended, as one beside the hub may
+        await child.receive()            raises ChildExited if it has ended, as a local child does
         await child.stop()
 
-Any but the last may raise ChildLost: the child's machine, actor or cluster is gone, or of no use.
+All but the last may raise ChildLost: the child's machine, actor or cluster is gone or unusable.
 
-Ray itself is spoken by a process of its own (`echo_hub.cluster.driver`). When that has lost the cluster it ends, all
-children are lost, and another one tries to reach the cluster, for ever: meanwhile `absence` says why nothing is done.
-Each child is one of its own: what an earlier one in its slot may still say is nobody's.
+A separate process talks to Ray (`echo_hub.cluster.driver`). If it loses the cluster, it ends, all children are lost,
+and new drivers try to connect forever; `absence` gives the reason meanwhile. Late messages of replaced children are
+ignored.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ from echo_shared.supervised import Command, Limits, SupervisedChild
 log = logging.getLogger(__name__)
 
 CONNECTED_S: Final = 120.0
-"""Until the driver has reached the cluster, or said that it cannot."""
+"""Time for the driver to connect, or to report a failure."""
 SILENT_S: Final = 20.0
-"""An actor that says nothing for so much longer than it may take is lost."""
+"""Additional silence after which an actor counts as lost."""
 KNOCK_S: Final = 10.0
 FIRST_S: Final = 1.0
 LIMIT_S: Final = 30.0
 LOG_BYTES: Final = 2**20
-"""Of what children of a slot have printed, before it is set aside."""
+"""Size at which the log of a slot's children is rotated."""
 _ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Else a client that has lost its cluster would start one of its own."""
+"""Without these, a Ray client that lost its cluster would start a local one."""
 _NO_FILES: Final[Mapping[str, Path]] = {}
 _DRIVER: Final = Limits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
 
 
 class ChildLost(EchoError):
-    """The machine, the actor or the cluster of a child is gone, through no fault of what it was doing."""
+    """The machine, the actor or the cluster of a child is gone; the child's work is not to blame."""
 
     default_code = "child_lost"
 
 
 class ClusterUnusable(ChildLost):
-    """The cluster is away, or a machine of it cannot run this: the next child fares no better until that is mended."""
+    """The cluster is away, or one of its machines cannot run this: new children fail until that is corrected."""
 
     default_code = "cluster_unusable"
 
 
 class RayLink:
-    """Made by `open`."""
+    """Connection to the cluster, created by `open`."""
 
     def __init__(self, config: RayConfig, opening: Mapping[str, Any], *, logs: Path) -> None:
         self._config = config
@@ -76,20 +76,19 @@ class RayLink:
         self._numbers = itertools.count(1)
         self._children: dict[int, RayChild] = {}
         self._reason = ""
-        """Why the cluster is away."""
+        """Reason why the cluster is away."""
         self._unfit: dict[WorkerKind, str] = {}
-        """Why a machine cannot run the last child of a kind that was placed there."""
+        """Reason why a machine cannot run children of a kind, from the last one placed there."""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
         cls, config: RayConfig, parcels: Mapping[WorkerKind, Parcel], *, owner: str, logs: Path
     ) -> AsyncIterator[RayLink]:
-        """Connected, for children of the kinds that have `parcels`. `owner`: no two links with the same are open at
-        once.
+        """Connect, for children of the kinds in `parcels`. Two open links must not have the same `owner`.
 
-        Raises ConfigError where Ray is not installed, or the cluster cannot be reached. With the block end all
-        children and actors.
+        Raises ConfigError if Ray is not installed or the cluster cannot be reached. Leaving the block ends all children
+        and actors.
         """
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
@@ -97,7 +96,7 @@ class RayLink:
                 got=f"settings that have a {' and a '.join(parcels)} run in a Ray cluster",
                 do=f"Install it: {how_to_install('ray')}",
             )
-        # What a hub that was killed has left there, the next one replaces. Kinds may share a parcel.
+        # Files left by a killed hub are overwritten. Kinds may share a parcel.
         packed = {
             kind: logs / f"ray-{next(first for first in parcels if parcels[first] == parcel)}.zip"
             for kind, parcel in parcels.items()
@@ -129,7 +128,7 @@ class RayLink:
                 path.unlink(missing_ok=True)
 
     def absence(self, kind: WorkerKind) -> str:
-        """Why no child of a kind works; empty: one does, or is about to."""
+        """Return the reason why no child of a kind works; "" if one works or is starting."""
         if self._reason:
             return self._reason
         children = [child for child in self._children.values() if child.kind == kind]
@@ -141,9 +140,11 @@ class RayLink:
     async def spawn(
         self, kind: WorkerKind, slot: str, command: Command, *, answer_s: float, counted: str, ending_s: float
     ) -> RayChild:
-        """A child in the actor of a slot, which is made where there is none. `command` as on the machine where it runs,
-        which has its own logs; `answer_s` for each answer; `counted`: the key of a frame under which stands one entry
-        for each answer. Waits for the cluster; the slot holds one child at a time."""
+        """Create a child in the actor of a slot, which is created if needed; a slot holds one child at a time.
+
+        `command` applies to the child's machine, where it logs. `answer_s` is the timeout per answer. `counted` is a
+        frame's key with one entry per expected answer. Waits for the cluster.
+        """
         await self._connected.wait()
         spec = {
             "module": command.module,
@@ -160,7 +161,7 @@ class RayLink:
         return child
 
     async def _say(self, frame: Mapping[str, Any]) -> None:
-        """Raises ChildLost where the driver is gone."""
+        """Send a frame to the driver. Raises ChildLost if the driver is gone."""
         if self._driver is None or not self._connected.is_set():
             raise ClusterUnusable("The Ray cluster is away.", got=self._reason or None)
         try:
@@ -172,7 +173,7 @@ class RayLink:
         self._children.pop(number, None)
 
     async def _connect(self) -> None:
-        """Raises ConfigError."""
+        """Start a driver and connect it. Raises ConfigError."""
         await self._knock()
         command = Command(module="echo_hub.cluster.driver", name="Ray", log=self._logs / "ray.log", env=_ENVIRONMENT)
         try:
@@ -187,7 +188,7 @@ class RayLink:
         self._connected.set()
 
     async def _knock(self) -> None:
-        """Ray tries for minutes at an address where nobody listens. Raises ConfigError."""
+        """Check that the address accepts connections, because Ray retries for minutes. Raises ConfigError."""
         if self._config.address == "auto":
             return
         host, _, port = self._config.address.removeprefix("ray://").rpartition(":")
@@ -218,7 +219,7 @@ class RayLink:
             await driver.stop(timeout_s=_DRIVER.ending_s)
 
     async def _run(self) -> None:
-        """Hands on what the driver says, and has another one whenever it has ended."""
+        """Forward the driver's frames, and start a new driver whenever one has ended."""
         failures = 0
         while True:
             try:
@@ -232,7 +233,7 @@ class RayLink:
                     log.warning("the Ray cluster is away, and is waited for: %s", error)
                 self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
             except Exception as error:
-                # The edge of this task: nobody awaits it, and children must not wait for ever.
+                # Top level of this task: without this, children would wait forever.
                 log.exception("the link to Ray failed")
                 self._reason = repr(error)
             await self._disconnect()
@@ -247,7 +248,7 @@ class RayLink:
             frame = await self._driver.receive()
             child = self._children.get(frame["about"])
             if child is None:
-                continue  # It has been given up.
+                continue  # The child was stopped.
             if "waiting" in frame:
                 if not any(other.waits for other in self._children.values() if other.kind == child.kind):
                     log.warning("Ray has no room for %s so far: %s", child.slot, frame["waiting"])
@@ -268,7 +269,7 @@ def _append(path: Path, printed: bytes) -> None:
 
 
 class RayChild:
-    """A child somewhere in the cluster; see `SupervisedChild`, which has the same methods."""
+    """A child in the cluster, with the methods of `SupervisedChild`."""
 
     def __init__(
         self, link: RayLink, number: int, kind: WorkerKind, slot: str, spec: Mapping[str, Any], command: Command
@@ -279,7 +280,7 @@ class RayChild:
         self.ready: Frame = {}
         self.is_ready = False
         self.waits = ""
-        """Why Ray has not placed it."""
+        """Reason why Ray has not placed it."""
         self._link = link
         self._number = number
         self._spec = spec
@@ -288,7 +289,7 @@ class RayChild:
         self._end: EchoError | None = None
 
     async def open(self, opening: Mapping[str, object]) -> None:
-        """What answers `failed` is on a machine that cannot run it. Raises ChildExited and ChildLost."""
+        """Start the child. A child that answers `failed` is on an unsuitable machine. Raises ChildExited, ChildLost."""
         start = {"start": self._number, "kind": self.kind, "slot": self.slot, "spec": self._spec}
         await self._link._say({**start, "opening": pack_frame(opening)})
         self.ready = await self.receive()
@@ -306,10 +307,10 @@ class RayChild:
     async def send(
         self, frame: Mapping[str, object], *, files: Mapping[str, Path] = _NO_FILES, dropped: Sequence[str] = ()
     ) -> None:
-        """Raises ChildExited and ChildLost, if it is known to be gone.
+        """Send a frame. Raises ChildExited or ChildLost if the child is known to be gone.
 
-        `files` of this machine, but for those that cannot be read, are at ../sent/NAME before the frame comes
-        there; directories of earlier ones that are `dropped` are not any more.
+        Before the frame arrives, `files` of this machine are copied to ../sent/NAME, except unreadable ones, and the
+        `dropped` directories there are deleted.
         """
         if self._end is not None:
             raise self._end
@@ -318,7 +319,7 @@ class RayChild:
         await self._link._say({**told, "files": {name: str(path) for name, path in files.items()}})
 
     async def receive(self, *, within_s: float = float("inf")) -> Frame:
-        """The next answer, or how it has ended. `within_s` holds where it runs: see `RayLink.spawn`."""
+        """Return the next answer, or raise its end. `within_s` is enforced on its machine: see `RayLink.spawn`."""
         if self._end is not None and self._found.empty():
             raise self._end
         found = await self._found.get()
@@ -327,7 +328,7 @@ class RayChild:
         return found
 
     def told(self, frame: Frame) -> None:
-        """What the driver says of it."""
+        """Process a frame of the driver about this child."""
         for packed in frame.get("frames", ()):
             self._found.put_nowait(unpack_frame(packed[HEADER_BYTES:]))
         if "failed" in frame:
@@ -352,7 +353,7 @@ class RayChild:
         return error
 
     def over(self, error: EchoError) -> None:
-        """It is gone."""
+        """Record the child's end."""
         if self._end is None:
             self._end = error
             self._found.put_nowait(error)
@@ -360,10 +361,10 @@ class RayChild:
             self._link._forget(self._number)
 
     def kill(self) -> None:
-        """`stop` does it."""
+        """Do nothing; `stop` kills the child."""
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Has it ended, and forgets it. Harmless when it is gone."""
+        """End the child and forget it. No effect if it is gone."""
         self.over(ChildLost("It was stopped."))
         with contextlib.suppress(ChildLost):
             await self._link._say({"end": self._number})

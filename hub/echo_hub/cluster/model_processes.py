@@ -1,8 +1,7 @@
-"""Processes that compute by the base model and adapters: beside the hub, or in its Ray cluster, the same program.
+"""Processes that compute with the base model and adapters, on the hub's machine or in its Ray cluster.
 
-The opening frame has `settings`, with the base model's directory; each request has `adapters`: of each version that it
-is about, the directory with its adapter. To a process in the cluster an adapter is sent with the first request that
-needs it; of those before, it keeps the newest few.
+The opening frame has `settings` with the base model's directory. Each request has `adapters`: version -> directory with
+its adapter. An adapter is sent into the cluster with the first request that needs it; the process keeps the newest few.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ from echo_shared.errors import LearnerError
 from echo_shared.supervised import Command, SupervisedChild
 
 ANSWER_S: Final = 1_800.0
-"""For one answer more."""
+"""Timeout for each further answer."""
 _ENDING_S: Final = 5.0
 _ENVIRONMENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """One of them."""
+    """A program for such a process."""
 
     kind: WorkerKind
     name: str
-    """As in "The NAME process ended"."""
+    """Name in texts such as "The NAME process ended"."""
     module: Sequence[str]
-    """What is run, and its arguments."""
+    """Module to run, and its arguments."""
     counted: str
     """See `RayLink.spawn`."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class ModelProcess(ABC):
-    """One process at a time, which holds nothing that is not asked for again when it has died."""
+    """One process at a time; all of its unanswered requests are sent again after its death."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path) -> None:
         module, *arguments = program.module
@@ -62,16 +61,16 @@ class ModelProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Of the process beside the hub; None while there is none."""
+        """Id of the local process; None if there is none."""
         return self._child.pid if isinstance(self._child, SupervisedChild) else None
 
     @property
     def absence(self) -> str:
-        """Why none works, where it is waited for; empty = nothing is amiss."""
+        """Reason to wait for the process; empty = none."""
         return ""
 
     async def start(self, opening: Mapping[str, Any]) -> None:
-        """In place of the one before, which has been stopped. Raises ChildExited, ChildLost, or LearnerError when it
+        """Start a process after the previous one was stopped. Raises ChildExited, ChildLost, or LearnerError if it
         cannot work at all."""
         self._child = await self._spawn()
         await self._child.open({"settings": self._settings, **opening})
@@ -86,15 +85,15 @@ class ModelProcess(ABC):
 
     @abstractmethod
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """`adapters`: directories of this machine, by version. Raises ChildExited and ChildLost."""
+        """Send a request; `adapters` are local directories by version. Raises ChildExited and ChildLost."""
 
     async def receive(self) -> Frame:
-        """The next answer. Raises ChildExited and ChildLost."""
+        """Return the next answer. Raises ChildExited and ChildLost."""
         assert self._child is not None
         return await self._child.receive(within_s=ANSWER_S)
 
     async def stop(self) -> None:
-        """Ends it at once. Harmless when there is none."""
+        """End the process at once. No effect if there is none."""
         child, self._child, self.is_ready = self._child, None, False
         if child is not None:
             child.kill()
@@ -102,36 +101,36 @@ class ModelProcess(ABC):
 
 
 class ProcessBeside(ModelProcess):
-    """It reads adapters where they are."""
+    """A process on the hub's machine, which reads adapters in place."""
 
     async def _spawn(self) -> SupervisedChild:
         return await SupervisedChild.spawn(self._command)
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """See `ModelProcess`."""
+        """Send a request; see `ModelProcess`."""
         assert isinstance(self._child, SupervisedChild)
         await self._child.send({**request, "adapters": {version: str(path) for version, path in adapters.items()}})
 
 
 class ProcessInCluster(ModelProcess):
-    """Below an actor of its own."""
+    """A process under its own Ray actor."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink, kept: int) -> None:
-        """`kept`: adapters that it has at hand."""
+        """`kept`: number of adapters that the process keeps."""
         super().__init__(program, settings, logs=logs)
         _, self._settings["base_dir"] = base_model(settings.base_dir)
         self._cluster = cluster
         self._kept = kept
         self._sent: set[int] = set()
-        """Versions whose adapters this process has."""
+        """Versions of the adapters that the process has."""
 
     @property
     def absence(self) -> str:
-        """See `ModelProcess`."""
+        """Reason to wait; see `ModelProcess`."""
         return self._cluster.absence(self._program.kind)
 
     async def _spawn(self) -> RayChild:
-        """Waits for the cluster."""
+        """Start the process; waits for the cluster."""
         self._sent = set()
         kind, counted = self._program.kind, self._program.counted
         return await self._cluster.spawn(
@@ -139,7 +138,7 @@ class ProcessInCluster(ModelProcess):
         )
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """See `ModelProcess`."""
+        """Send a request with the missing adapters; see `ModelProcess`."""
         assert isinstance(self._child, RayChild)
         files = {
             f"{version}/{WEIGHTS_FILE}": adapters[version] / WEIGHTS_FILE for version in adapters.keys() - self._sent
@@ -154,7 +153,7 @@ class ProcessInCluster(ModelProcess):
 def process_of(
     program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink | None, kept: int
 ) -> ModelProcess:
-    """`cluster`: where it is to run; None: beside the hub."""
+    """Return a process in `cluster`, or a local one for None."""
     if cluster is None:
         return ProcessBeside(program, settings, logs=logs)
     return ProcessInCluster(program, settings, logs=logs, cluster=cluster, kept=kept)

@@ -1,9 +1,9 @@
-"""Files of this machine that a process elsewhere needs, as one zip.
+"""Local files that a process elsewhere needs, as one zip.
 
-base/        of the base model: all, or what its tokenizer is made of
+base/        of the base model: all files, or those of its tokenizer
 modules/     Python modules
 files/N/     single files
-work/        a directory of the user's; the process works in it, so the others are at ../base, ../files/N/NAME
+work/        the user's directory and the process's working directory; others are at ../base, ../files/N/NAME
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from zipfile import ZIP_STORED
 from echo_shared.errors import ConfigError
 
 MOST_BYTES: Final = 2**29
-"""Of all files together."""
+"""Limit on the sum of all files."""
 PACKAGES: Final = ("echo_hub", "echo_shared")
-"""What has to be the same here and there."""
+"""Packages that must be identical on both machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parcel:
-    """Where each file or directory comes from, by its place in the zip."""
+    """Path in the zip -> local file or directory."""
 
     contents: Mapping[str, Path] = field(default_factory=dict)
     lies_there: Mapping[str, int] = field(default_factory=dict)
-    """Files that are not in the zip, but have to lie under the same path where it goes, and how many bytes they have.
-    """
+    """Files outside the zip -> size in bytes; the other machine must have each under the same path."""
 
     def write(self, path: Path) -> None:
-        """Writes the zip. Raises ConfigError for what cannot be read, or is too large."""
+        """Write the zip. Raises ConfigError if a file cannot be read, or the sum is too large."""
         size = 0
         try:
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
@@ -49,7 +48,7 @@ class Parcel:
                             do="Put large files where all machines find them under the same path, and out of "
                             "ray.working_dir.",
                         )
-                    # Weights are noise to a compressor.
+                    # Weights do not compress.
                     archive.write(source, name, ZIP_STORED if source.suffix == ".safetensors" else None)
         except OSError as error:
             raise ConfigError(
@@ -57,7 +56,7 @@ class Parcel:
             ) from error
 
     def files(self) -> Iterator[tuple[str, Path]]:
-        """Each file and its place in the zip."""
+        """Yield each file with its path in the zip."""
         for name, source in self.contents.items():
             if source.is_dir():
                 for file in sorted(source.rglob("*")):
@@ -69,8 +68,10 @@ class Parcel:
 
 
 def base_model(base_dir: Path) -> tuple[Parcel, str]:
-    """All of a base model, and where a process finds it that works in the parcel's `work`. One of more than
-    `MOST_BYTES` is not sent."""
+    """Return a base model's parcel, and its path relative to the parcel's `work`.
+
+    A model of more than `MOST_BYTES` is not sent; its path is absolute.
+    """
     sizes = {str(file): file.stat().st_size for _, file in Parcel(contents={"base": base_dir.absolute()}).files()}
     if sum(sizes.values()) > MOST_BYTES:
         return Parcel(lies_there=sizes), str(base_dir.absolute())
@@ -78,7 +79,7 @@ def base_model(base_dir: Path) -> tuple[Parcel, str]:
 
 
 def lacking(lies_there: Mapping[str, int]) -> str:
-    """The first of such files that is not here, or has another size; empty: there is none."""
+    """Return the first file that is missing or has another size; "" if there is none."""
     for name, size in lies_there.items():
         file = Path(name)
         if not file.is_file() or file.stat().st_size != size:
@@ -87,17 +88,17 @@ def lacking(lies_there: Mapping[str, int]) -> str:
 
 
 def unpack(packed: Path, directory: Path) -> dict[str, str]:
-    """Puts a parcel's files into `directory`; what a process that works in its `work` needs in its environment."""
+    """Unpack a parcel into `directory`; return the environment for a process that works in its `work`."""
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(directory)
     for name in ("work", "modules"):
         (directory / name).mkdir(exist_ok=True)
-    own = os.environ.get("PYTHONPATH")  # Or it might import another Echo than who starts it.
+    own = os.environ.get("PYTHONPATH")  # Kept, so that the child imports the same Echo as its parent.
     return {"PYTHONPATH": ":".join([str(directory / "work"), str(directory / "modules"), *([own] if own else [])])}
 
 
 def source_hash() -> str:
-    """Of all modules of `PACKAGES` as they are installed here."""
+    """Return a hash of all modules of `PACKAGES` as installed here."""
     digest = hashlib.blake2b(digest_size=16)
     for package in PACKAGES:
         root = Path(str(resources.files(package)))

@@ -1,4 +1,4 @@
-"""What all judges have in common: who waits for whom, and what is counted."""
+"""Interface of all judges, with their counters and their availability."""
 
 from __future__ import annotations
 
@@ -11,46 +11,48 @@ from echo_hub.judges.asking import Asked
 log = logging.getLogger(__name__)
 
 FIRST_S: Final = 1.0
-"""Until a judge that stays away is tried again, or half of it; twice as long each time."""
+"""First delay before an unavailable judge is retried; jitter halves it, and it doubles each time."""
 LIMIT_S: Final = 60.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a judge has been asked since the hub's start."""
+    """Counters of a judge since the hub's start."""
 
     calls: int = 0
-    """Requests, those among them that were made again."""
+    """Requests, retries included."""
     unanswered: int = 0
-    """How many of these were not answered."""
+    """Requests without an answer."""
     without_verdict: int = 0
-    """How many answers gave none."""
+    """Answers without a verdict."""
     tokens_read: int = 0
-    """That it says it has read,"""
+    """Tokens that the judge reports as read."""
     tokens_written: int = 0
-    """and written."""
+    """Tokens that the judge reports as written."""
 
 
 class Judge(Protocol):
-    """One of a run's."""
+    """One judge of a run."""
 
     name: str
-    """Of its component."""
+    """Name of the judge's component."""
     counts: Counts
     absence: Absence
 
     async def value(self, asked: Asked) -> float:
-        """The component of a completion. Waits as long as the judge stays away, or, where it is not `patient`, raises
-        ScorerError then, as it does where the judge finds no value for this completion."""
+        """Return the component of a completion. Waits while the judge is unavailable.
+
+        Raises ScorerError if the judge is not `patient` and unavailable, or finds no value for this completion.
+        """
 
 
 class Absence:
-    """Whether a judge answers. It is told of once each time that it stays away."""
+    """Availability of a judge; each outage is logged once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.reason = ""
-        """Why it does not answer now; empty: it does, as far as is known."""
+        """Reason of the current outage; empty = none known."""
 
     def answered(self) -> None:
         if self.reason:

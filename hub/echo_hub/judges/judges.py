@@ -1,8 +1,7 @@
-"""All judges of a run: opened together, asked together.
+"""All judges of a run, opened and asked together.
 
-A completion has its components of judges once its task has scored it. What waits for them is what was leased and has
-come in, so nothing here needs a bound of its own; a completion that is scored is in the store with its components, and
-no judge is asked for it again.
+A completion gets its judges' components after its task has scored it. Only received leased rollouts wait here, so no
+limit of its own is needed. A scored completion is stored with its components, so no judge is asked about it twice.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from echo_hub.judges.reward_model import RewardModel
 
 
 class Judges:
-    """Made by `open`."""
+    """The judges of a run, created by `open`."""
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         self._judges = tuple(judges)
@@ -32,8 +31,10 @@ class Judges:
     async def open(
         cls, settings: Mapping[str, JudgeConfig], *, logs: Path, is_patient: bool = True
     ) -> AsyncIterator[Judges]:
-        """Connections and processes are closed with the block. `is_patient`: a judge that stays away is waited for.
-        Raises ConfigError where a key is not in the environment."""
+        """Open all judges; leaving the block closes their connections and processes.
+
+        `is_patient`: wait for unavailable judges. Raises ConfigError if a key is not in the environment.
+        """
         async with contextlib.AsyncExitStack() as stack:
             judges: list[Judge] = []
             for name, config in settings.items():
@@ -50,7 +51,7 @@ class Judges:
             yield cls(judges)
 
     async def values(self, asked: Asked) -> dict[str, float]:
-        """The components of all judges. Raises ScorerError where one of them has none."""
+        """Return the components of all judges. Raises ScorerError if one has no value."""
         found = await asyncio.gather(*(judge.value(asked) for judge in self._judges), return_exceptions=True)
         values = {}
         for judge, value in zip(self._judges, found, strict=True):
@@ -61,15 +62,15 @@ class Judges:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Why those do not answer that stay away."""
+        """Unavailable judges, with the reasons."""
         return {judge.name: judge.absence.reason for judge in self._judges if judge.absence.reason}
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Of each, since they were opened: the fields of `Counts`."""
+        """Counters of each judge since it was opened, as fields of `Counts`."""
         return {judge.name: asdict(judge.counts) for judge in self._judges}
 
 
 def secrets_of(settings: Mapping[str, JudgeConfig]) -> tuple[str, ...]:
-    """What no log may hold. Raises ConfigError where a key is not in the environment."""
+    """Return the keys, which no log may contain. Raises ConfigError if one is not in the environment."""
     return tuple(key_of(name, one) for name, one in settings.items() if isinstance(one, LlmJudgeConfig))

@@ -1,9 +1,8 @@
 """A language model behind an OpenAI-compatible endpoint as a judge: `POST URL/chat/completions`.
 
-It is asked from the hub's event loop, for so many completions at once as the settings say; the others wait, and what
-waits is at most what is leased. Whatever says that the judge itself is at fault (no connection, no answer in time, a
-status such as 401, 404, 429 or 503, an answer that is no chat completion) is tried again, later each time. A status
-that says that this one question is at fault (400, 413, 422) is so only of a judge that has answered others.
+The hub's event loop sends up to `concurrency` requests at once; others wait, at most as many as are leased. Faults of
+the judge are retried with growing delays: connection errors, timeouts, statuses such as 401, 404, 429 or 503, and
+malformed responses. A status that blames the request (400, 413, 422) is final only if the judge has answered before.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from echo_shared.backoff import backoff_s
 from echo_shared.errors import ConfigError, ScorerError
 
 MOST_BYTES: Final = 4 * 2**20
-"""Of an answer."""
+"""Limit on the size of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
-"""Of one who does not wait for a judge that stays away."""
+"""Attempts of a caller that does not wait for an unavailable judge."""
 _OF_THE_QUESTION: Final = frozenset({400, 413, 422})
 _PATH: Final = "/chat/completions"
 
@@ -42,7 +41,7 @@ class _AwayError(Exception):
 
 
 def key_of(name: str, settings: LlmJudgeConfig) -> str:
-    """The endpoint's key; empty: it asks for none. Raises ConfigError where the variable is not set."""
+    """Return the endpoint's key; empty if it needs none. Raises ConfigError if the variable is not set."""
     if not settings.api_key_env:
         return ""
     if key := os.environ.get(settings.api_key_env, ""):
@@ -55,7 +54,7 @@ def key_of(name: str, settings: LlmJudgeConfig) -> str:
 
 
 class LlmJudge:
-    """`session` is its own for as long as the judge is asked; `is_patient`: it waits for a judge that stays away."""
+    """A judge that owns `session`; `is_patient`: wait while the endpoint is unavailable."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class LlmJudge:
         self._url = url if url.endswith(_PATH) else url + _PATH
 
     async def value(self, asked: Asked) -> float:
-        """See `Judge`."""
+        """Return the component; see `Judge`."""
         async with self._places:
             attempt = 1
             while True:
@@ -97,7 +96,7 @@ class LlmJudge:
                     attempt += 1
 
     async def _said(self, asked: Asked) -> str:
-        """Its answer, however long that takes."""
+        """Return the judge's answer, after any number of retries if it is patient."""
         failures = 0
         while True:
             try:
@@ -140,7 +139,7 @@ class LlmJudge:
         raise _AwayError(reason, wait_s=_retry_after(answer.headers.get("Retry-After", "")))
 
     def _content(self, body: bytes) -> str:
-        """Raises _AwayError for what is no chat completion; an answer that is cut off says nothing."""
+        """Return a chat completion's text. Raises _AwayError for another body; a truncated text gives no verdict."""
         try:
             read = json.loads(body)
             choice = read["choices"][0]
@@ -155,16 +154,16 @@ class LlmJudge:
 
 
 def session_for(settings: LlmJudgeConfig, key: str) -> aiohttp.ClientSession:
-    """The connections to one endpoint. To this machine, no proxy is used."""
+    """Open the connections to one endpoint; a loopback endpoint bypasses proxies."""
     headers = {"User-Agent": "echo-hub"} | ({"Authorization": f"Bearer {key}"} if key else {})
     connector = aiohttp.TCPConnector(limit=settings.concurrency)
     is_near = _is_loopback(urlsplit(settings.url).hostname or "")
-    timeout = aiohttp.ClientTimeout(total=None)  # Each call has its own.
+    timeout = aiohttp.ClientTimeout(total=None)  # Each call sets its own timeout.
     return aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout, trust_env=not is_near)
 
 
 async def _read(stream: aiohttp.StreamReader) -> bytes:
-    """All of it. Raises ValueError when that is too much."""
+    """Read the whole body. Raises ValueError if it is too large."""
     body = bytearray()
     async for chunk in stream.iter_any():
         body += chunk
@@ -174,7 +173,7 @@ async def _read(stream: aiohttp.StreamReader) -> bytes:
 
 
 def _retry_after(text: str) -> float:
-    """Seconds that an endpoint asks to be left alone for."""
+    """Parse a Retry-After header as seconds; 0 if it is missing or no number."""
     return min(float(text), LIMIT_S) if text.isascii() and text.isdigit() else 0.0
 
 

@@ -1,8 +1,8 @@
-"""Keeps the process of a reward model at work and gives it what is to be scored; loads no torch.
+"""Supervises a reward model's process and sends it completions; does not import torch.
 
-Whatever waits is handed over together, up to `TOGETHER`. When the process dies, what it had in hand goes to the next
-one, one by one: a completion that ends process after process is told from those that were with it, and given up. A
-process that cannot be started, or cannot load its model, is tried again for ever, later each time: what waits, waits.
+All waiting completions are sent together, up to `TOGETHER`. If the process dies, its open completions are sent to the
+next process one by one. A completion that kills several processes is thus isolated, and fails. A process that cannot
+start or load its model is restarted forever, with growing delays, and completions wait.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from echo_shared.supervised import Command, SupervisedChild
 log = logging.getLogger(__name__)
 
 TOGETHER: Final = 256
-"""Completions that the process has in hand at most."""
+"""Limit on the completions sent to the process at once."""
 DEATHS_OF_ONE: Final = 3
-"""Processes that end with a completion in hand before it is given up; it is by itself from the second on."""
+"""Deaths of processes with the same open completion before it fails; it is sent alone after the first."""
 ANSWER_S: Final = 1_800.0
-"""For one answer more."""
+"""Timeout for each further answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,7 +40,7 @@ class _Job:
     asked: Asked
     value: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deaths: int = 0
-    """Of processes that had it in hand."""
+    """Number of processes that died while they had it."""
 
     def answer(self, value: float) -> None:
         if not self.value.done():
@@ -52,7 +52,7 @@ class _Job:
 
 
 class RewardModel:
-    """A judge while it is `working`."""
+    """A judge, usable inside `working`."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class RewardModel:
         jitter: Callable[[], float] = random.random,
         first_s: float = FIRST_S,
     ) -> None:
-        """What the process prints goes to the file `log`."""
+        """`log`: file for the process's output."""
         self.name = name
         self.counts = Counts()
         self.absence = Absence(name)
@@ -79,16 +79,16 @@ class RewardModel:
         self._in_hand: dict[int, _Job] = {}
         self._child: SupervisedChild | None = None
         self._failures = 0
-        """In a row."""
+        """Failures in a row."""
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none."""
+        """Process id; None if no process runs."""
         return None if self._child is None else self._child.pid
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[RewardModel]:
-        """The process is started with the first question, and ends with the block."""
+        """Run the judge within the block; the first request starts the process."""
         work = asyncio.create_task(self._run())
         try:
             yield self
@@ -97,7 +97,7 @@ class RewardModel:
             await asyncio.wait([work])
 
     async def value(self, asked: Asked) -> float:
-        """See `Judge`."""
+        """Return the component; see `Judge`."""
         job = _Job(asked=asked)
         self._waiting.append(job)
         self._some.set()
@@ -113,14 +113,14 @@ class RewardModel:
                 except (ChildExited, ScorerError) as error:
                     await self._rest(error)
                 except Exception as error:
-                    # The edge of this task: nobody awaits it, and callers must not wait for nothing.
+                    # Top level of this task: without this, callers would wait forever.
                     log.exception("the judge %s failed", self.name)
                     await self._rest(ScorerError("The judge failed.", got=repr(error), do="See the hub's log."))
         finally:
             await self._stop()
 
     async def _score(self) -> None:
-        """All that waits. Raises ChildExited when the process dies, ScorerError when it cannot work."""
+        """Score all waiting completions. Raises ChildExited if the process dies, ScorerError if it cannot work."""
         if self._child is None:
             self._child = await self._start()
         while jobs := self._taken():
@@ -141,7 +141,7 @@ class RewardModel:
         self._some.clear()
 
     def _taken(self) -> list[_Job]:
-        """One that a process has died of, or all others."""
+        """Return one completion that a dead process left open; without one, all waiting completions up to the limit."""
         while self._again:
             job = self._again.popleft()
             if not job.value.done():
@@ -149,12 +149,12 @@ class RewardModel:
         jobs: list[_Job] = []
         while self._waiting and len(jobs) < TOGETHER:
             job = self._waiting.popleft()
-            if not job.value.done():  # Whoever asked may be gone.
+            if not job.value.done():  # The caller may have been cancelled.
                 jobs.append(job)
         return jobs
 
     async def _start(self) -> SupervisedChild:
-        """Raises ChildExited, and ScorerError when the model cannot be loaded."""
+        """Start the process. Raises ChildExited, and ScorerError if the model cannot be loaded."""
         command = Command(
             module="echo_hub.judges.worker",
             name="reward model",
@@ -168,7 +168,7 @@ class RewardModel:
         return child
 
     async def _rest(self, error: EchoError) -> None:
-        """Before the next start."""
+        """Clean up after a failure, and wait before the next start."""
         had_begun = self._child is not None
         await self._stop()
         self.counts.unanswered += len(self._in_hand)
@@ -193,5 +193,5 @@ class RewardModel:
     async def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.kill()  # It holds nothing that is not asked again.
+            child.kill()  # Its open completions are sent again.
             await child.stop()

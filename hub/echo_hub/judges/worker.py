@@ -1,7 +1,7 @@
-"""The process of a reward model: `python -m echo_hub.judges.worker`, driven by `echo_hub.judges.reward_model`.
+"""Process of a reward model: `python -m echo_hub.judges.worker`, started by `echo_hub.judges.reward_model`.
 
-A prompt and its completion are one sequence: a conversation by the chat template of the model's tokenizer, where that
-has one, else a pair of texts. Sequences of like length are scored together, within a budget of tokens.
+A prompt and its completion form one sequence: a conversation if the tokenizer has a chat template, else a text pair.
+Sequences of similar length are scored together, within a token budget.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DETAIL_CHARACTERS: Final = 500
 
 
 class Classifier:
-    """Made by `open`."""
+    """The loaded reward model, created by `open`."""
 
     def __init__(self, model: Any, tokenizer: Any, settings: RewardModelConfig) -> None:
         self._model = model
@@ -38,7 +38,7 @@ class Classifier:
 
     @classmethod
     def open(cls, settings: RewardModelConfig) -> Classifier:
-        """Raises ConfigError when there is no such model, ScorerError when it cannot work here."""
+        """Load the model. Raises ConfigError if it does not exist, ScorerError if it cannot work here."""
         torch.set_num_threads(settings.threads)
         device = _device(settings.device)
         half = device.type == "cuda" and multiplies(device, torch.bfloat16)
@@ -68,12 +68,12 @@ class Classifier:
         return cls(model.to(device).eval(), tokenizer, settings)
 
     def score(self, asked: Sequence[tuple[str, str]]) -> Iterator[Frame]:
-        """Yields one answer for each (prompt, completion), by its place, the shortest first."""
+        """Yield one answer for each (prompt, completion), with its index, shortest first."""
         encoded = {}
         for at, (prompt, completion) in enumerate(asked):
             try:
                 encoded[at] = self._encoded(prompt, completion)
-            except Exception as error:  # noqa: BLE001 - The tokenizer's template is the model's own: it is told.
+            except Exception as error:  # noqa: BLE001 - The chat template belongs to the model: report its error.
                 yield {"at": at, "failed": repr(error)[:DETAIL_CHARACTERS]}
                 continue
             if (length := _length(encoded[at])) > self._most_tokens:
@@ -83,7 +83,7 @@ class Classifier:
             yield from self._scored(encoded, places)
 
     def _encoded(self, prompt: str, completion: str) -> dict[str, list[int]]:
-        """What looks like a control token in either stays text: no completion adds a turn."""
+        """Encode both as text: strings that look like control tokens stay text, so no completion adds a turn."""
         if self._tokenizer.chat_template:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
             found = self._tokenizer.apply_chat_template(turns, sanitize_control_tokens=True, return_dict=True)
@@ -126,7 +126,7 @@ def _length(encoded: dict[str, list[int]]) -> int:
 
 
 def _batches(lengths: dict[int, int], tokens_at_once: int) -> Iterator[list[int]]:
-    """Places, the shortest first; each batch within the budget, padding included, or of one."""
+    """Yield batches of indices, shortest first, each within the budget (padding included) or of size one."""
     batch: list[int] = []
     for at in sorted(lengths, key=lambda at: lengths[at]):
         if batch and (len(batch) + 1) * lengths[at] > tokens_at_once:
@@ -146,7 +146,7 @@ def _device(name: str) -> torch.device:
 
 
 def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
-    """Raises what `Classifier.open` does."""
+    """Load the model and return its request handler. Raises as `Classifier.open`."""
     classifier = Classifier.open(RewardModelConfig.model_validate(opening["settings"]))
     return lambda request: classifier.score(request["asked"])
 
