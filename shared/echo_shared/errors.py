@@ -1,5 +1,5 @@
-"""All errors of the project, as a class tree. Each has a stable wire `code` and a text that says what happened, what was
-found, and what to do.
+"""All errors of the project, as a class tree. Each has a stable wire `code` and a text that says what happened, what
+was found, and what to do.
 
 EchoError
 ├── ConfigError           a setting, file or argument that the user can correct
