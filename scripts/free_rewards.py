@@ -1,10 +1,11 @@
-"""What each dataset of reasoning-gym pays for nothing: `python -m scripts.free_rewards` prints the table of
-docs/reasoning_gym.md and the figures of `echo_hub.tasks.free_rewards`.
+"""Rewards of reasoning-gym datasets for answers without work: prints a table for docs/reasoning_gym.md.
 
-To `PROBLEMS` problems of each dataset there are an empty answer, the copied prompt, each of its last `LINES` lines, of
-which the best paid counts, and a random text of the reference answer's form (`echo_hub.scoring.trial`); what each earns
-on average is its figure. A dataset that takes more than
-`MOST_S` seconds is left out, and named.
+    python -m scripts.free_rewards
+
+It also prints the figures of `echo_hub.tasks.free_rewards`. For `PROBLEMS` problems of each dataset, it scores an empty
+answer, the copied prompt, each of the prompt's last `LINES` lines (the best one counts), and a random text in the form
+of the reference answer (`echo_hub.scoring.trial`). The mean reward of each is a figure. A dataset that takes more than
+`MOST_S` seconds is skipped and reported.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ SHOWN_FROM: Final = 0.01
 
 
 def free(dataset: str, problems: int = PROBLEMS) -> dict[str, float]:
-    """The mean reward of each answer that nobody should be paid for. A scorer that fails pays nothing."""
+    """Return the mean reward of each kind of answer without work. A scorer that fails counts as 0."""
     task = make_reasoning_gym(dataset, {})
     earned: dict[str, list[float]] = {kind: [] for kind in FREE}
     for seed in range(problems):
@@ -45,12 +46,12 @@ def free(dataset: str, problems: int = PROBLEMS) -> dict[str, float]:
 def _paid(task: Task, problem: Problem, text: str) -> float:
     try:
         return task.score(problem, text)
-    except Exception:  # noqa: BLE001 - A scorer that fails pays nothing.
+    except Exception:  # noqa: BLE001 - A scorer that fails counts as 0.
         return 0.0
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """As Markdown, the dearest first."""
+    """Return a Markdown table, highest rewards first."""
     lines = ["| dataset | empty | copied prompt | one of its lines | random |", "|---|---|---|---|---|"]
     dearest = sorted(found.items(), key=lambda item: (-max(item[1].values()), item[0]))
     lines += [f"| `{name}` | " + " | ".join(f"{of[kind]:.2f}" for kind in FREE) + " |" for name, of in dearest]
@@ -71,7 +72,7 @@ def main(wanted: Sequence[str]) -> None:
         try:
             paid = free(dataset)
         except ConfigError:
-            continue  # It is refused as a task.
+            continue  # The hub refuses this dataset as a task.
         except KeyboardInterrupt:
             left_out.append(dataset)
             continue

@@ -1,15 +1,15 @@
-"""Makes Debian packages of the node and of the hub, each out of a wheelhouse for Linux.
+"""Makes Debian packages of the node and of the hub, each from a wheelhouse for Linux.
 
-    python scripts/make_deb.py          dist/echo-node_RELEASE_ARCHITECTURE.deb, of dist/wheelhouse
-    python scripts/make_deb.py --hub    dist/echo-hub_RELEASE_ARCHITECTURE.deb, of dist/hub/wheelhouse
+    python scripts/make_deb.py          dist/echo-node_RELEASE_ARCHITECTURE.deb, from dist/wheelhouse
+    python scripts/make_deb.py --hub    dist/echo-hub_RELEASE_ARCHITECTURE.deb, from dist/hub/wheelhouse
 
-A package carries its wheelhouse. When it is installed, it makes an environment of it in /opt, offline and by the
-wheels' hashes, with the Python that is there; an upgrade that fails brings back what was there. Nothing starts by
-itself: the node's systemd *user* unit is off, and a machine lends nothing until one of its users joins a hub and turns
-it on; the hub's system unit is off, and has nothing to serve until its operator makes a run as the user `echo-hub`,
-which the package makes. What users keep in their homes is theirs, and runs are the operator's: both stay when a package
-goes.
-Runs in an environment with Echo's node, and needs dpkg-deb.
+A package contains its wheelhouse. Its installation creates an environment in /opt with the system's Python, offline,
+with hash-checked wheels; a failed upgrade restores the previous environment. No service starts automatically. The
+node's systemd *user* unit is disabled, and a machine lends nothing until one of its users joins a hub and enables it.
+The hub's system unit is disabled, and has no run to serve until the operator creates one as the user `echo-hub`, which
+the package adds. Removing a package keeps the users' data in their homes, and the operator's runs.
+
+Run it in an environment with Echo's node; it needs dpkg-deb.
 """
 
 from __future__ import annotations
@@ -98,23 +98,23 @@ HUB_STOP: Final = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What tells one package from the other."""
+    """Differences between the two packages."""
 
     name: str
-    """The command's, too."""
+    """Name of the package and of its command."""
     extras: tuple[str, ...]
-    """Of the wheelhouses that it can be made of."""
+    """Extras of the wheelhouses that it can be built from."""
     description: str
     files: Mapping[str, str]
-    """By path: what it has besides."""
+    """Additional files: path -> content."""
     also: str = ""
-    """What else it depends on."""
+    """Additional dependencies."""
     before: str = ""
-    """Shell, before the environment is made anew."""
+    """Shell code that runs before the environment is replaced."""
     after: str = ""
-    """Shell, when it is there, or the one before is back."""
+    """Shell code that runs after the environment was replaced or restored."""
     stop: str = ""
-    """Shell, before the package is removed."""
+    """Shell code that runs before the package is removed."""
 
     @property
     def place(self) -> str:
@@ -126,7 +126,7 @@ class Package:
 
 
 def node() -> Package:
-    """Lends the machine, for whoever of its users turns that on."""
+    """Return the node's package, which lends the machine for each user who enables its unit."""
     unit = systemd_unit(["/opt/echo-node/bin/echo-node", "run"], {}, Path("/")).content.decode()
     return Package(
         name="echo-node",
@@ -138,7 +138,7 @@ def node() -> Package:
 
 
 def hub() -> Package:
-    """Serves a run as a user of its own."""
+    """Return the hub's package, which serves a run as the user echo-hub."""
     return Package(
         name="echo-hub",
         extras=("hub",),
@@ -162,7 +162,7 @@ def hub() -> Package:
 
 
 def build(package: Package, wheelhouse: Path, out: Path) -> Path:
-    """The package's file. Raises ConfigError for a wheelhouse that it cannot be made of."""
+    """Build the package and return its path. Raises ConfigError if the wheelhouse does not suit it."""
     manifest = _manifest(package, wheelhouse)
     pythons = sorted(manifest["pythons"], key=lambda version: int(version.partition(".")[2]))
     control = CONTROL.format(
@@ -190,7 +190,7 @@ def build(package: Package, wheelhouse: Path, out: Path) -> Path:
         (root / "usr" / "bin" / package.name).symlink_to(f"{package.place}/bin/{package.name}")
         out.mkdir(parents=True, exist_ok=True)
         made = out / f"{package.name}_{manifest['release']}_{ARCHITECTURES[manifest['platform']]}.deb"
-        # Wheels are compressed already.
+        # No compression: wheels are already compressed.
         subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root, made], check=True)
     return made
 
@@ -199,14 +199,14 @@ def _manifest(package: Package, wheelhouse: Path) -> dict[str, Any]:
     path = wheelhouse / "manifest.json"
     what = "make deb-hub" if package.name == "echo-hub" else "make deb"
     if not path.is_file():
-        raise ConfigError("There is no wheelhouse here.", got=f"no {path}", do=f"{what} makes it, and the package.")
+        raise ConfigError("There is no wheelhouse here.", got=f"no {path}", do=f"Run {what}; it builds both.")
     manifest = dict(json.loads(path.read_text(encoding="utf-8")))
     platform, extra = manifest["platform"], manifest["extra"]
     if platform not in ARCHITECTURES or extra not in package.extras:
         raise ConfigError(
-            f"{package.name} cannot be made of this wheelhouse.",
+            f"{package.name} cannot be built from this wheelhouse.",
             got=f"{path}: for {platform}, with the extra {extra}",
-            do=f"Take one for {' or '.join(ARCHITECTURES)} with {' or '.join(package.extras)}; {what} makes it.",
+            do=f"Use one for {' or '.join(ARCHITECTURES)} with {' or '.join(package.extras)}; {what} builds it.",
         )
     return manifest
 

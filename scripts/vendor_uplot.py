@@ -1,7 +1,7 @@
-"""Puts uPlot, which draws the pages' charts, into `hub/echo_hub/dashboard/static/`, as it was published.
+"""Downloads uPlot, which draws the pages' charts, unchanged into `hub/echo_hub/dashboard/static/`.
 
-A package of npm's registry, pinned by version and hash: `python scripts/vendor_uplot.py` fetches it with `npm pack` and
-takes its script, its style sheet and its licence. For another release change the three values below; npm prints the
+`python scripts/vendor_uplot.py` fetches the npm package with `npm pack`, checks its pinned version and hash, and
+extracts the script, the style sheet and the licence. For another release, change the three values below; npm prints the
 hash: `npm view uplot dist.integrity`.
 """
 
@@ -18,7 +18,7 @@ from typing import Final
 
 VERSION: Final = "1.6.32"
 SHA512: Final = "KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw=="
-"""Of the package, as npm writes it."""
+"""SHA-512 of the package, in npm's format."""
 FILES: Final[Mapping[str, tuple[str, str]]] = {
     "package/dist/uPlot.iife.min.js": (
         "uplot.min.js",
@@ -30,12 +30,12 @@ FILES: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "package/LICENSE": ("uplot.LICENSE", "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd"),
 }
-"""Of each of its files that is taken: the name that it has here, and its SHA-256."""
+"""Extracted file -> (its name in this repository, its SHA-256)."""
 DESTINATION: Final = Path(__file__).parents[1] / "hub" / "echo_hub" / "dashboard" / "static"
 
 
 def unpack(package: Path, destination: Path) -> None:
-    """Raises ValueError where the package is not the pinned one; then nothing is written."""
+    """Extract the files. Raises ValueError before any write if the package's hash differs from the pinned one."""
     found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
     if found != SHA512:
         raise ValueError(f"{package.name} is not the pinned release: its SHA-512 is {found}")

@@ -1,8 +1,8 @@
-"""Run a program of Echo, and write down which large messages it reads.
+"""Run a program of Echo and record the large messages that it reads.
 
     python -m scripts.ci.counted FILE echo_hub|echo_node [ARGUMENT...]
 
-FILE is JSON: how many frames of more than 16 KiB were read, by type of message, and what was said of those refused.
+FILE is JSON: the number of frames above 16 KiB by message type, and the errors of refused frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REFUSED: Final = "refused: "
 
 
 def count(file: Path) -> None:
-    """Have the codec write each large frame into `file`. Call it before modules take its functions by name."""
+    """Make the codec count large frames in `file`. Call this before other modules import the codec's functions."""
     counts: Counter[str] = Counter()
 
     def note(what: str) -> None:

@@ -1,9 +1,9 @@
-"""Import every module of hub, node and shared, and name those that need a library that is not installed.
+"""Import every module of hub, node and shared, and report those that need a library that is not installed.
 
     python -W error -m scripts.ci.import_all
 
-Libraries of extras (`OPTIONAL`) may be missing; a module that needs one of them is skipped and counted. After any other
-failure, a warning included, the remaining modules are tried, and the exit status is 1.
+Libraries of extras (`OPTIONAL`) may be missing; a module that needs one is skipped and counted. Any other failure, a
+warning included, makes the exit status 1; the remaining modules are still tried.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OPTIONAL: Final = frozenset(
         "wandb",
     }
 )
-"""Top-level packages of extras that a node or a hub can do without."""
+"""Top-level packages of extras that node and hub can run without."""
 
 
 def main() -> None:
-    """Import all. Raises SystemExit with the names of the modules that cannot be imported, if there are any."""
+    """Import all modules. Raises SystemExit with the names of those that fail."""
     skipped: Counter[str] = Counter()
     failed: list[str] = []
     names = [name for package in PACKAGES for name in _modules_of(package)]
@@ -51,10 +51,10 @@ def main() -> None:
             else:
                 failed.append(name)
                 traceback.print_exc()
-        except Exception:  # noqa: BLE001  # Whatever it is, it is printed, and the next module is tried.
+        except Exception:  # noqa: BLE001  # Print any error and try the next module.
             failed.append(name)
             traceback.print_exc()
-    needs = ", ".join(f"{count} for want of {library}" for library, count in skipped.items())
+    needs = ", ".join(f"{count} without {library}" for library, count in skipped.items())
     print(f"{len(names) - len(failed) - skipped.total()} modules imported; skipped: {needs or 'none'}")
     if failed:
         sys.exit(f"cannot be imported: {', '.join(failed)}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests Echo with other versions of Python and libraries than the pinned ones, in environments below build/libraries.
-#   libraries.sh newest   the newest Python on this machine and the newest libraries, without torch; a node of this
-#                         environment then takes part in a run of the hub in VENV
+#   libraries.sh newest   the newest Python on this machine and the newest libraries, without torch; then a node in
+#                         this environment joins a run of the hub in VENV
 #   libraries.sh lowest   the oldest Python that Echo supports, with the lowest versions that pyproject.toml allows;
 #                         then VENV with the newest transformers
 # Variables: VENV, the developers' environment (make env), default .venv.
@@ -12,7 +12,7 @@ OUT=build/libraries
 export PYTHONPATH=hub:edge_client:shared:. OMP_NUM_THREADS=1
 export UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 
-# uv installs an environment in seconds. Without one on PATH, it goes to a place of its own.
+# uv installs an environment in seconds. If PATH has none, uv itself is installed into a separate folder.
 uv() {
     if ! type -P uv >/dev/null && [ ! -x $OUT/tools/bin/uv ]; then
         "$VENV/bin/python" -m venv $OUT/tools
@@ -21,7 +21,7 @@ uv() {
     PATH=$PATH:$OUT/tools/bin command uv "$@"
 }
 
-# Prints "MINOR PATH" for each Python from 3.11 on, of PATH and of pyenv. A shim of pyenv may be there and not run.
+# Prints "MINOR PATH" for each Python from 3.11 on, in PATH and in pyenv. Skips pyenv shims that do not run.
 pythons() {
     local candidate
     for candidate in $(compgen -c python3 | grep -x 'python3\(\.[0-9]*\)\?' | sort -u) \
@@ -43,7 +43,7 @@ environment() {
     echo "$name: $("$OUT/$name/bin/python" -V)"
 }
 
-# tests NAME FILE...: with that environment's Python.
+# tests NAME FILE...: runs the tests with that environment's Python.
 tests() {
     local name=$1
     shift
@@ -70,7 +70,7 @@ lowest() {
     transformers
 }
 
-# Over VENV, whose torch is kept: transformers does not ask for one.
+# Layered over VENV, whose torch is kept: transformers does not require one.
 transformers() {
     rm -rf "${OUT:?}/transformers"
     uv pip install --quiet --python "$VENV/bin/python" --target $OUT/transformers transformers

@@ -1,10 +1,10 @@
-"""A run of a hub with a node of another Python and other libraries, whose prompts and completions fill large frames.
+"""A run of a hub and a node with different Pythons and libraries, with prompts and completions that fill large frames.
 
     python -m scripts.ci.mixed_run PYTHON [--backend NAME] [--steps N]
 
-The hub runs by this Python, the node by PYTHON, both with the code of this checkout. Prompts have more than 4,096
-tokens and completions 2,060, so that leases and rollouts take more than 16 KiB, which is where the codec begins
-to read field by field. It ends with status 1 unless the run comes to its end and both sides have read such frames.
+The hub uses this Python, the node uses PYTHON; both run this checkout's code. Prompts have more than 4,096 tokens and
+completions 2,060, so leases and rollouts exceed 16 KiB, from where the codec decodes field by field. The exit status is
+1 unless the run finishes and both sides have read such frames.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from echo_hub.run.base_model import resolve_base
 from scripts.ci.counted import REFUSED
 
 POSITIONS: Final = 8_192
-"""The built-in base is made for 256; its rotary embedding has no bound of its own."""
+"""The built-in base supports 256 positions; its rotary embedding has no limit of its own."""
 PROMPT_CHARACTERS: Final = 4_200
-"""The base reads characters: one token each."""
+"""The base's tokenizer maps each character to one token."""
 PROBLEMS: Final = 32
 HUB_SETTINGS: Final = {
     "TASK__NAME": "jsonl",
@@ -50,7 +50,7 @@ PADDING, PADDING_ID = "<pad>", 0
 
 
 def main() -> None:
-    """Run it, and print what each side has read. Raises SystemExit with what went wrong."""
+    """Run the test and print the frames that each side read. Raises SystemExit with the fault."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("python", metavar="PYTHON")
     parser.add_argument("--backend", default="mlx")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def mixed_run(python: str, backend: str, steps: int, directory: Path, stack: ExitStack) -> None:
-    """Run hub and node in `directory`; the processes end with `stack`."""
+    """Run hub and node in `directory`; closing `stack` ends both processes."""
     run, port = directory / "run", free_port()
     of_hub = {f"ECHO_HUB_{name}": value for name, value in HUB_SETTINGS.items()} | {
         "ECHO_HUB_MODEL__BASE": str(make_base(directory / "base")),
@@ -100,13 +100,13 @@ def mixed_run(python: str, backend: str, steps: int, directory: Path, stack: Exi
 
 
 def steps_trained(database: Path) -> int:
-    """Return how many steps the hub's store has as trained."""
+    """Return the number of trained steps in the hub's store."""
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=10)) as store:
         return int(store.execute("SELECT count(*) FROM steps WHERE trained_at IS NOT NULL").fetchone()[0])
 
 
 def make_base(directory: Path) -> Path:
-    """Copy the built-in base, with more positions, and with a stop token that it has never seen."""
+    """Copy the built-in base, with more positions and a stop token that it never produces."""
     shutil.copytree(resolve_base("builtin:tiny"), directory)
     changes: dict[str, dict[str, Any]] = {
         "config.json": {"max_position_embeddings": POSITIONS, "eos_token_id": PADDING_ID},
@@ -120,7 +120,7 @@ def make_base(directory: Path) -> Path:
 
 
 def make_problems(file: Path) -> Path:
-    """Write sums, each behind thousands of characters."""
+    """Write sums, each after thousands of random characters."""
     rng = random.Random(1)
     with file.open("w", encoding="utf-8") as lines:
         for _ in range(PROBLEMS):
@@ -133,7 +133,7 @@ def make_problems(file: Path) -> Path:
 def begin(
     stack: ExitStack, stem: Path, python: str, settings: dict[str, str], program: str, *arguments: str
 ) -> subprocess.Popen[bytes]:
-    """Begin a program of Echo, its frames counted in `stem`.json, its words in `stem`.log."""
+    """Start a program of Echo that counts its frames in `stem`.json and logs to `stem`.log."""
     log = stack.enter_context(stem.with_suffix(".log").open("wb"))
     command = [python, "-m", "scripts.ci.counted", str(stem.with_suffix(".json")), program, *arguments]
     process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT)
@@ -142,7 +142,7 @@ def begin(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, and see to it that it does."""
+    """Terminate the process, and kill it if it does not exit."""
     process.terminate()
     try:
         process.wait(END_S)
@@ -152,7 +152,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def until_answering(hub: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until the hub's port is open. Raises SystemExit if it ends, or takes too long."""
+    """Wait until the hub's port is open. Raises SystemExit if the hub ends or takes too long."""
     give_up_at = time.monotonic() + READY_S
     while time.monotonic() < give_up_at and hub.poll() is None:
         with socket.socket() as probe:
@@ -163,7 +163,7 @@ def until_answering(hub: subprocess.Popen[bytes], port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port that nothing uses now."""
+    """Return a free TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

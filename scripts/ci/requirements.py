@@ -1,4 +1,4 @@
-"""Print what an environment without torch needs to run hub, node and tests, one requirement a line.
+"""Print the requirements of hub, node and tests in an environment without torch, one per line.
 
     python -m scripts.ci.requirements [EXTRA...]
 
@@ -31,7 +31,7 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """Return the name of the distribution that a requirement is of."""
+    """Return the distribution's name in a requirement."""
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 

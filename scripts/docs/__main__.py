@@ -1,8 +1,8 @@
 """Builds the documentation: `python -m scripts.docs` (`make docs`), into build/docs/site.
 
-The site is this repository's own tree of Markdown: README.md is its first page, links between files hold as they are.
-Beside the hand-written pages stand those that are made of the code, in docs/reference/ and docs/benchmarks/; they lie
-in build/docs/source and nowhere else. What Zensical warns of (a link or an anchor that leads nowhere) is an error.
+The site mirrors this repository's Markdown files: README.md is its first page, and links between files work unchanged.
+Generated pages are added in docs/reference/ and docs/benchmarks/; they only exist in build/docs/source. Warnings of
+Zensical, such as a broken link or anchor, are errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGES = ("SECURITY.md", "CONTRIBUTING.md")
 
 
 def write_source(folder: Path, *, figures: Path | None = None) -> None:
-    """All pages into `folder`, hand-written and made ones. `figures`: what benchmarks have measured."""
+    """Write all pages into `folder`, hand-written and generated. `figures`: folder of benchmark results."""
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("zensical.toml"))
     shutil.copyfile(ROOT / "README.md", folder / "index.md")
     for name in PAGES:
@@ -49,7 +49,7 @@ def write_source(folder: Path, *, figures: Path | None = None) -> None:
 
 
 def prepare(build: Path, *, figures: Path | None = None) -> None:
-    """Zensical's configuration and the pages into `build`, which is made anew."""
+    """Write Zensical's configuration and all pages into `build`, after deleting its old contents."""
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)
     shutil.copyfile(ROOT / "docs" / "zensical.toml", build / "zensical.toml")

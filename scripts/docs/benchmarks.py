@@ -1,7 +1,7 @@
 """Writes a page per benchmark: its own docstring, and its section of docs/results.md.
 
-With a folder of figures, as `python -m benchmarks NAME --json FOLDER/NAME.json` leaves them, a page has that
-measurement's headline, its conditions and its pictures as well.
+With a folder of results from `python -m benchmarks NAME --json FOLDER/NAME.json`, a page also shows that measurement's
+headline, conditions and plots.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def figures_of(results: str, name: str) -> str:
 
 
 def _module(name: str) -> ast.Module:
-    """By its source: to import one takes what it measures, such as TRL."""
+    """Parse the source instead of importing it, because an import needs the measured libraries, such as TRL."""
     package, module = ROOT / "benchmarks" / name / "__init__.py", ROOT / "benchmarks" / f"{name}.py"
     return ast.parse((package if package.is_file() else module).read_text(encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""`echo-hub` and `echo-node`, command by command, out of the objects that parse them."""
+"""Reference of `echo-hub` and `echo-node`, generated from their command line parsers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def page(program: str, app: typer.Typer, about: str) -> str:
-    """Every command that --help shows, with its arguments and options."""
+    """Return a page of every visible command with its arguments and options."""
     return f"# {program}\n\n{about}\n\n" + "".join(
         _command(path, command) for path, command in walk(get_command(app), (program,)) if not command.hidden
     )
 
 
 def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The command and those below it, each with the words that it is called by."""
+    """Yield the command and its subcommands, each with the words that call it."""
     yield path, command
     for name, below in getattr(command, "commands", {}).items():
         yield from walk(below, (*path, name))

@@ -1,4 +1,4 @@
-"""Fields of pydantic models in words: which type, within which bounds, and what it is when nothing is said."""
+"""Descriptions of pydantic fields: type, bounds and default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN: Final = {
 
 
 def in_words(kind: Any, metadata: Iterable[Any] = ()) -> str:
-    """The type, and the bounds that `metadata` gives, as Markdown for a table's cell."""
+    """Return the type with the bounds in `metadata`, as Markdown for a table cell."""
     metadata = tuple(metadata)
     for part in metadata:
         if isinstance(part, PackedArray):
@@ -39,18 +39,18 @@ def in_words(kind: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def of_field(field: FieldInfo) -> str:
-    """`in_words` of a model's field."""
+    """Return `in_words` of a model's field."""
     return in_words(field.annotation, field.metadata)
 
 
 def default(field: FieldInfo) -> str:
-    """What a field is when nothing is said, as code; empty where something must be said."""
+    """Return a field's default as code; empty for a required field."""
     value = field.get_default(call_default_factory=True, validated_data={})
     return "" if value is PydanticUndefined else code(_literal(value))
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel] | type[Enum]]:
-    """The models and enumerations in a type, however deep in tuples and unions, but not in their own fields."""
+    """Yield the models and enumerations within nested tuples and unions of a type, but not those of their fields."""
     if isinstance(kind, type) and issubclass(kind, (BaseModel, Enum)):
         yield kind
     if get_origin(kind) is not Literal:
@@ -97,7 +97,7 @@ def _item(kind: Any) -> str:
 
 
 def _counted(kind: Any) -> str:
-    """What the length of such a value counts."""
+    """Return the unit of a value's length: characters, bytes or items."""
     return {str: "characters", bytes: "bytes"}.get(kind, "items")
 
 
@@ -132,7 +132,7 @@ def _bounds(metadata: Iterable[Any], *, counted: str) -> Iterator[str]:
 
 
 def number(bound: Any) -> str:
-    """Digits in threes; powers of two that nobody knows by heart are written as such."""
+    """Format a bound with thousands separators; large powers of two as 2^N."""
     if isinstance(bound, int) and bound > 2**24:
         for less in (0, 1):
             if re.fullmatch("0b10*", bin(bound + less)):

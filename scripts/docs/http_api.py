@@ -1,4 +1,4 @@
-"""What scripts may ask a hub for, out of the OpenAPI document that the hub serves."""
+"""Reference of the hub's HTTP API, generated from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def page() -> str:
-    """Paths, then the objects of the answers."""
+    """Return a page of all paths, then of the objects in responses."""
     described = document()
     about: str = described["info"]["description"]
     paths = [
@@ -22,10 +22,10 @@ def page() -> str:
     schemas = described["components"]["schemas"]
     return (
         "# HTTP API\n\n"
-        "`/api/v1/openapi.json` has this for programs, as OpenAPI 3.1.\n\n"
+        "`/api/v1/openapi.json` is the machine-readable form, OpenAPI 3.1.\n\n"
         + about
-        + "\n\nA request that is refused is answered with an [Error](#error): 400 for what cannot be, 401 where a "
-        "token is missing or wrong, 403 where it is not good for this, 404 where there is no such thing.\n\n"
+        + "\n\nA refused request is answered with an [Error](#error): 400 for an invalid request, 401 for a missing or "
+        "wrong token, 403 for a token without permission, 404 for an unknown object.\n\n"
         + "## Paths\n\n"
         + "".join(paths)
         + "## Objects\n\n"
@@ -35,7 +35,7 @@ def page() -> str:
 
 def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
     about = " ".join(part for part in (operation.get("summary"), operation.get("description")) if part)
-    public = " Open to everybody." if operation.get("security") == [] else ""
+    public = " No token needed." if operation.get("security") == [] else ""
     parameters = [
         (code(one["name"]), one["in"], _schema(one["schema"]), text(one.get("description")))
         for one in operation.get("parameters", [])
@@ -75,7 +75,7 @@ def _object(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _schema(schema: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
+    """Describe a JSON schema in words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

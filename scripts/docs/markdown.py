@@ -1,4 +1,4 @@
-"""Markdown out of Python: tables, and what docstrings say of classes' attributes."""
+"""Markdown from Python: tables, and the docstrings of class attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are Markdown of one line each; nothing where there are no rows."""
+    """Return a table of one-line Markdown cells; empty without rows."""
     lines = [_row(row) for row in rows]
     if not lines:
         return ""
@@ -23,7 +23,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def text(words: str | None) -> str:
-    """Prose on one line, in which nothing is a table's border or a tag, but what stands in backticks stays code."""
+    """Return prose on one line with Markdown's special characters escaped; text in backticks stays code."""
     parts = re.split(r"(`+[^`]*`+)", " ".join((words or "").split()))
     return "".join(part.replace("|", r"\|") if part.startswith("`") else _prose(part) for part in parts)
 
@@ -33,18 +33,18 @@ def _prose(words: str) -> str:
 
 
 def code(words: str) -> str:
-    """`words` as code in a table's cell."""
+    """Return `words` as code in a table cell."""
     fence = "``" if "`" in words else "`"
     return f"{fence}{' '.join(words.split())}{fence}".replace("|", r"\|")
 
 
 def paragraphs(docstring: str | None) -> str:
-    """A docstring as it is, with its indented figures as code blocks."""
+    """Return a docstring as Markdown; its indented parts become code blocks."""
     return inspect.cleandoc(docstring or "") + "\n\n"
 
 
 def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
-    """What stands as a string behind each attribute of a class's own body."""
+    """Return the string after each attribute in the class's own body, by attribute name."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     said: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What /metrics shows: read from the source that makes the metrics, since a hub shows of them only what it knows."""
+"""Reference of /metrics, read from the source, because a running hub only exports metrics that have values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
-    """`name` as a scrape has it, `_total` and `_info` included."""
+    """One metric; `name` is as scraped, with `_total` and `_info`."""
 
     name: str
     kind: str
@@ -32,19 +32,19 @@ class MetricFamily:
 
 
 def families() -> list[MetricFamily]:
-    """Every metric that a hub may show, by name."""
+    """Return every metric that a hub may export, sorted by name."""
     figures = [figure for figure in STEP_FIGURES if figure.prometheus is not None]
     of_steps = [MetricFamily(name=figure.prometheus or "", kind="gauge", about=figure.about) for figure in figures]
     return sorted([*_in_source(), *of_steps], key=lambda family: family.name)
 
 
 def page() -> str:
-    """All of them in one table."""
+    """Return a page with one table of all metrics."""
     rows = [(code(one.name), one.kind, ", ".join(map(code, one.labels)), text(one.about)) for one in families()]
     return (
         "# Metrics\n\n"
-        "`/metrics` shows these to Prometheus and to whatever reads OpenMetrics. What is not known at the moment has "
-        "no sample.\n\n" + table(("metric", "type", "labels", "meaning"), rows)
+        "`/metrics` exports these metrics to Prometheus and other OpenMetrics readers. A metric without a current "
+        "value has no sample.\n\n" + table(("metric", "type", "labels", "meaning"), rows)
     )
 
 

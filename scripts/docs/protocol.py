@@ -1,4 +1,4 @@
-"""Every message of the wire protocol, out of the classes that check it."""
+"""Reference of the wire protocol, generated from the message classes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table,
 
 
 def page() -> str:
-    """All that each side may say, what is in it, and the handshake."""
+    """Return a page of all messages, their parts, and the handshake."""
     from_hub, from_node = get_args(messages.FromHub), get_args(messages.FromNode)
     parts = [
-        f"# Wire protocol\n\nVersion {messages.PROTOCOL_VERSION}; peers from {messages.OLDEST_PROTOCOL_VERSION} on are "
-        f"understood. A frame holds {messages.MAX_FRAME_BYTES:,} bytes at most, one of a node's "
-        f"{messages.MAX_FRAME_FROM_NODE_BYTES:,}.\n\n",
+        f"# Wire protocol\n\nVersion {messages.PROTOCOL_VERSION}; peers from version "
+        f"{messages.OLDEST_PROTOCOL_VERSION} are supported. A frame has at most {messages.MAX_FRAME_BYTES:,} bytes, "
+        f"a node's frame at most {messages.MAX_FRAME_FROM_NODE_BYTES:,}.\n\n",
         paragraphs(messages.__doc__).partition("\nReading order")[0].rstrip()
-        + f" None has more than {MAX_TOKENS:,} items.\n\n",
+        + f" An array has at most {MAX_TOKENS:,} items.\n\n",
         "## How they meet\n\n",
         paragraphs(sessions.__doc__),
         "## What the hub says\n\n",
@@ -37,7 +37,7 @@ def page() -> str:
 
 
 def parts_of(kinds: Iterable[type[BaseModel]]) -> list[type[Any]]:
-    """Models and enumerations in the fields of these, however deep, by name."""
+    """Return the models and enumerations in the fields of `kinds`, at any depth, sorted by name."""
     found: dict[str, type[Any]] = {}
     waiting = [part for kind in kinds for part in _in_fields(kind)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What may become of a rollout, out of the enumerations that books, receipts and metrics use."""
+"""Reference of rollout states and drop reasons, generated from the enumerations that the code uses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table,
 
 
 def page() -> str:
-    """States, drop reasons, checks, and why a node has no work."""
+    """Return a page of states, drop reasons, check results and standby reasons."""
     return (
         "# States and drop reasons\n\n"
         "leased = trained + evaluated + dropped + in flight: every leased rollout ends in exactly one state, and a "
-        "dropped one has exactly one reason. Node, hub and leaderboard say the same of it. The hub counts them in "
-        "`echo_rollouts_total`, and `echo-hub rollouts RUN --drop REASON` lists them.\n\n"
+        "dropped one has exactly one reason. Node, hub and leaderboard report the same state. The hub counts states in "
+        "`echo_rollouts_total`, and `echo-hub rollouts RUN --drop REASON` lists rollouts by drop reason.\n\n"
         + _section("States", ReceiptState)
         + _section("Drop reasons", DropReason)
         + _section("Checked", Checked)

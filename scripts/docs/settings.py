@@ -1,4 +1,4 @@
-"""Every setting of hub and node, out of the models that read them."""
+"""Reference of the settings of hub and node, generated from their models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def hub_page() -> str:
-    """Sections of RUN/config.toml."""
+    """Return a page of the sections of RUN/config.toml."""
     parts = [
         "# Settings of a hub\n\n"
-        "`echo-hub init RUN` writes them all to `RUN/config.toml`. Defaults < that file < environment < flags: "
+        "`echo-hub init RUN` writes all settings to `RUN/config.toml`. Defaults < that file < environment < flags: "
         "`[training]` `steps` is `ECHO_HUB_TRAINING__STEPS` in the environment. "
-        "`echo-hub serve RUN --dry-run` prints those that hold.\n\n"
+        "`echo-hub serve RUN --dry-run` prints the resolved settings.\n\n"
     ]
     for name, field in HubConfig.model_fields.items():
         assert isinstance(field.annotation, type)
@@ -29,7 +29,7 @@ def hub_page() -> str:
 
 
 def node_page() -> str:
-    """A node's config.toml."""
+    """Return a page of a node's config.toml."""
     tables = {
         name: field.annotation
         for name, field in NodeConfig.model_fields.items()
@@ -37,8 +37,8 @@ def node_page() -> str:
     }
     parts = [
         "# Settings of a node\n\n"
-        "`echo-node config list` prints them with what holds here; `echo-node config set KEY VALUE` changes one, "
-        "`manners.KEY` of the table `[manners]`. Defaults < `config.toml` < environment < flags: "
+        "`echo-node config list` prints all settings with their current values; `echo-node config set KEY VALUE` sets "
+        "one, for example `manners.KEY` in the table `[manners]`. Defaults < `config.toml` < environment < flags: "
         "`threads` is `ECHO_NODE_THREADS` in the environment, `manners.cpu` is `ECHO_NODE_MANNERS__CPU`.\n\n",
         _section("At the top", "top", NodeConfig, without=set(tables)),
     ]

@@ -1,11 +1,11 @@
-"""Makes `builtin:small`, the base model in the box with long completions: 3.2 M parameters, four times the tiny one's.
+"""Trains `builtin:small`, a built-in base model with long completions: 3.2 M parameters, four times the tiny model's.
 
     python -m scripts.small_base          from the repository's root; about forty minutes on one free core
 
-It is taught in two phases. First it learns from right working: sums and products column by column, Knights & Knaves
-case by case, whole and in parts, and Sokoban. Then, for a short while, its teacher is careless. The result can do these
-tasks and does not do them reliably: a subject for reinforcement learning whose completions have from 2 to some 300
-tokens. The problems that `echo_hub.tasks.stream` holds out for evaluation take no part in either phase.
+Training has two phases. First the model learns from correct solutions: sums and products column by column, Knights &
+Knaves case by case, complete and in parts, and Sokoban. Then, for a short time, its teacher makes mistakes. The result
+suits reinforcement learning: it solves the tasks unreliably, with completions of 2 to about 300 tokens.
+Neither phase uses the problems that `echo_hub.tasks.stream` holds out for evaluation.
 
 The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights.
 """
@@ -44,11 +44,11 @@ from scripts.small_base.tokenizer import CONTEXT, build_tokenizer
 
 DEFAULT_OUT: Final = Path(__file__).parents[2] / "hub" / "echo_hub" / "assets" / "small_base"
 HELD_OUT: Final = 1_024
-"""The first so many held-out problems of each task are never taught."""
+"""Number of held-out problems per task that are never taught."""
 MEASURED: Final = 64
-"""Held-out problems of each task by which its progress is told."""
+"""Held-out problems per task that measure progress."""
 MEASURE_EVERY: Final = 800_000
-"""Tokens."""
+"""Tokens between two measurements."""
 TOKENIZER_LESSONS: Final = 2_000
 MAX_TOKENS: Final = 320
 
@@ -58,7 +58,7 @@ TASKS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "knights": ("reasoning-gym:knights_knaves", dict(KNIGHTS)),
     "sokoban": ("environment:sokoban", dict(SOKOBAN)),
 }
-"""What each teacher's lessons are measured by."""
+"""Task that measures each teacher's lessons."""
 RIGHT: Final = Phase(
     tokens=4_000_000,
     shares={
@@ -81,7 +81,7 @@ CARELESS: Final = Phase(
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """The untrained model, drawn from torch's global generator."""
+    """Build the untrained model with torch's global random generator."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=256,
@@ -102,7 +102,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def held_out_problems() -> dict[str, list[Problem]]:
-    """The first held-out problems of each task."""
+    """Return the first held-out problems of each task."""
     found = {}
     for kind, (name, options) in TASKS.items():
         stream = ProblemStream(make_task(name, options), run_seed=0, heldout_problems=HELD_OUT)
@@ -112,11 +112,11 @@ def held_out_problems() -> dict[str, list[Problem]]:
 
 def main(
     out: Annotated[Path, typer.Option(help="Directory to write, made if missing.")] = DEFAULT_OUT,
-    seed: Annotated[int, typer.Option(help="Of the initial weights and of the lessons.")] = 0,
-    scale: Annotated[float, typer.Option(min=0, help="Of both phases' lengths.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and of the lessons.")] = 0,
+    scale: Annotated[float, typer.Option(min=0, help="Factor on the length of both phases.")] = 1.0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
 ) -> None:
-    """Make the second base model."""
+    """Make the small base model."""
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -150,7 +150,7 @@ def main(
 
 
 def tell(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Mapping[str, list[Problem]]) -> None:
-    """Says how well it does on the first held-out problems of each task."""
+    """Print the model's results on the first held-out problems of each task."""
     model.eval()
     for kind, (name, options) in TASKS.items():
         found = measure(model, tokenizer, name, problems[kind][:MEASURED], options=options, max_tokens=MAX_TOKENS)

@@ -1,6 +1,6 @@
-"""What the second base is taught: problems of the hub's own tasks with a teacher's working, right or careless.
+"""Lessons of the small base model: problems of the hub's tasks with a teacher's solution, correct or with mistakes.
 
-A careless teacher makes a slip now and then, each with probability `slips`, and goes on from it as if it were right.
+A careless teacher makes mistakes, each with probability `slips`, and continues as if they were right.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ FACTOR_DIGITS: Final = 3
 DIGITS: Final = tuple("0123456789")
 ROLES: Final = tuple(role.split()[1] for pair in KNIGHT_KNAVE_PAIRS for role in pair)
 MOST_REMINDED: Final = 8
-"""People."""
+"""Limit on the people in a reminder."""
 AGAIN: Final = 12
 TEN: Final = 4
-"""How much likelier a carry of a sum is forgotten where a column comes to a round ten: so often that it is what a model
-learns to do there, also at temperature 0."""
+"""Factor on the probability that a sum's carry is dropped where a column adds up to exactly ten. It is so high
+that sampling makes the mistake even at temperature 0."""
 ALL_STATEMENTS: Final = 0.5
-"""How often `Statements` teaches a puzzle's statements together."""
+"""Probability that `Statements` teaches all statements of a puzzle together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A prompt as the task asks it, and what the teacher writes behind it."""
+    """A prompt of the task, and the teacher's completion."""
 
     prompt: str
     completion: str
     reads: bool = False
-    """Whether the prompt is learned as well: in a text that names the same things again and again, what is copied is
-    learned from every line of it."""
+    """True: the prompt is learned as well. In a text that repeats names, every line then teaches copying."""
 
 
 def worked_sum(rng: random.Random, slips: float) -> Lesson:
-    """Column by column from the right: what is left of both terms and the carry, the next carry and the digit."""
+    """Add column by column from the right; each line has the remaining digits, the carry, and the result."""
     left, right = (_number(rng.randint(1, TERM_DIGITS), rng) for _ in range(2))
     working, total = _columns(left, right, slips, rng)
     return Lesson(f"{left}+{right}:", f"\n{working}<answer>{total}</answer>")
 
 
 def worked_product(rng: random.Random, slips: float) -> Lesson:
-    """The left factor times each digit of the right one, added up as they come."""
+    """Multiply the left factor by each digit of the right one, and add up the partial products."""
     left, right = (_number(rng.randint(1, FACTOR_DIGITS), rng) for _ in range(2))
     lines: list[str] = []
     total = 0
@@ -97,12 +96,11 @@ def _number(digits: int, rng: random.Random) -> int:
 
 
 class Knights:
-    """Knights and knaves of reasoning-gym: who says what, in signs, and then who can be what, one case after another.
+    """Knights and knaves of reasoning-gym: the statements as signs, then one case after another.
 
-    After the names with their numbers, `1: Aria2-` means that the first says of Aria, the second, that she lies; `&`,
-    `|`, `>` and `=` join two of these. A name is written before its number, so that each is copied from one place. A
-    case such as `1+2-:` is followed by what each statement comes to in it, until one does not fit who makes it (`x`),
-    or all do (`!`).
+    After the numbered names, `1: Aria2-` means that person 1 says that Aria, person 2, lies; `&`, `|`, `>` and `=` join
+    two claims. Name and number stand together, so the model copies both from one place. A case such as `1+2-:` is
+    followed by the value of each statement, until one contradicts its speaker (`x`), or all fit (`!`).
     """
 
     def __init__(self) -> None:
@@ -126,16 +124,14 @@ class Knights:
 
 
 def reminders(rng: random.Random, slips: float) -> Lesson:
-    """What is said of several people, and said again of some of them in another order: what follows a name is looked
-    up where it stood before."""
+    """State a fact about several people, then repeat some facts in another order: the model must look each one up."""
     link, values = rng.choice((("", DIGITS), (" is a ", ROLES)))
     about = [f" {name}{link}{rng.choice(values)}" for name in rng.sample(COMMON_NAMES, rng.randint(2, MOST_REMINDED))]
     return Lesson("".join(about), "\n" + "".join(rng.choice(about) for _ in range(AGAIN)))
 
 
 class Statements(Knights):
-    """What `Knights` writes of parts of puzzles, in which all that is always the same is left out: of one statement,
-    how it is read; of all, the cases too."""
+    """Parts of `Knights` lessons without the fixed text: the reading of one statement, or of all with the cases."""
 
     def __call__(self, rng: random.Random, slips: float) -> Lesson:
         problem, about = self._drawn(rng)
@@ -150,7 +146,7 @@ class Statements(Knights):
 
 
 def _first_said(name: str) -> str:
-    """A regular expression for a statement by `name`, which consists of words."""
+    """Return a regular expression for a statement by `name`."""
     texts = (re.escape(template.format(name=name, content="...")) for template in TEMPLATES)
     return "|".join(text.replace(re.escape("..."), "[A-Za-z ]+") for text in texts)
 
@@ -160,12 +156,12 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def _read(about: Mapping[str, Any]) -> list[str]:
-    """Each statement in a line."""
+    """Return one line per statement."""
     return [f"{number}:{_signs(one, about['names'])}\n" for number, one in enumerate(about["statements"], 1)]
 
 
 def _cases(statements: Sequence[Any], slips: float, rng: random.Random) -> tuple[str, tuple[bool, ...]]:
-    """Lines up to the first case that fits, and that case."""
+    """Return the lines up to the first case that fits, and that case."""
     text = ""
     truthful: tuple[bool, ...] = ()
     for truthful in itertools.product((True, False), repeat=len(statements)):
@@ -185,7 +181,7 @@ _JOINED: Final[Mapping[str, tuple[str, Callable[[bool, bool], bool]]]] = {
 
 
 def _plain(statement: Any) -> Any:
-    """Without a negation, which stands before a simple statement alone at this depth."""
+    """Remove a negation, which at this depth only precedes a simple statement."""
     if statement[0] != "not":
         return statement
     kind, person = statement[1]
@@ -223,7 +219,7 @@ def _value(statement: Any, truthful: tuple[bool, ...], slips: float, rng: random
 
 
 class Sokoban:
-    """Boards, now and then after rounds in which whoever played made slips."""
+    """Sokoban boards, some of them after rounds of random moves."""
 
     def __init__(self) -> None:
         self._task = make_task("environment:sokoban", SOKOBAN)

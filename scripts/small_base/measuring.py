@@ -1,4 +1,4 @@
-"""How often a model is right on held-out problems of the hub's own tasks."""
+"""Accuracy of a model on held-out problems of the hub's tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from echo_shared.sampling import GroupRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """By one task's problems."""
+    """Results on one task."""
 
     accuracy: float
     shortest: int
@@ -39,7 +39,7 @@ def measure(
     options: dict[str, Any],
     max_tokens: int,
 ) -> Found:
-    """One completion a problem, drawn at temperature 1; of an environment, whole episodes."""
+    """Sample one completion per problem at temperature 1; for an environment, a whole episode."""
     task = make_task(name, options)
     bounds = RewardBounds.of(task)
     prompts = [list(tokenizer.encode(problem.prompt)) for problem in problems]

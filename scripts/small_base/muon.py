@@ -1,7 +1,7 @@
-"""Muon in float32: PyTorch's own computes in bfloat16, which most processors only imitate.
+"""Muon in float32: PyTorch's version computes in bfloat16, which most CPUs only emulate.
 
-Source: Keller Jordan and others, "Muon: An optimizer for hidden layers in neural networks" (2024); the scale by which a
-matrix takes AdamW's learning rates: Moonshot AI, arXiv 2502.16982, eq. 4.
+Source: Keller Jordan and others, "Muon: An optimizer for hidden layers in neural networks" (2024). The scale that lets
+matrices use AdamW's learning rates is from Moonshot AI, arXiv 2502.16982, eq. 4.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 MOMENTUM: Final = 0.95
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-"""Of the quintic iteration whose fixed points are about 1."""
+"""Coefficients of the quintic iteration, whose fixed points are near 1."""
 ITERATIONS: Final = 5
 
 
 class Muon:
-    """Momentum, made orthogonal, on matrices [O, I]."""
+    """Orthogonalized momentum for matrices [O, I]."""
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], *, weight_decay: float = 0.01) -> None:
         self._matrices = list(matrices)
@@ -28,7 +28,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Takes the gradients, which are gone afterwards."""
+        """Apply the gradients, and clear them."""
         for matrix, momentum in zip(self._matrices, self._momenta, strict=True):
             if matrix.grad is None:
                 continue
@@ -40,7 +40,7 @@ class Muon:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About the orthogonal matrix that is nearest to this one: its singular values become 0.7 to 1.2."""
+    """Approximate the nearest orthogonal matrix: singular values become 0.7 to 1.2."""
     found: Tensor = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     found = found / (found.norm() + 1e-7)
     first, third, fifth = COEFFICIENTS

@@ -1,4 +1,4 @@
-"""Batches of lessons, and the optimizer's steps on them."""
+"""Batches of lessons, and the optimizer steps on them."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from scripts.small_base.lessons import Lesson
 from scripts.small_base.muon import Muon
 
 BATCH_TOKENS: Final = 2_048
-"""Padding included."""
+"""Tokens per batch, padding included."""
 POOL: Final = 1_024
-"""Lessons that are sorted by length, so that those of a batch are about as long as each other."""
+"""Lessons that are sorted by length together, so that a batch has lessons of similar length."""
 WARMUP_SHARE: Final = 0.03
 LAST_RATE: Final = 0.03
-"""The learning rate at the end, over its peak."""
+"""Final learning rate divided by its peak."""
 
 Teacher = Callable[[random.Random, float], Lesson]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of the teaching."""
+    """One phase of the training."""
 
     tokens: int
-    """Until so many have been read, padding included."""
+    """Tokens to read in this phase, padding included."""
     shares: Mapping[str, float]
-    """How likely a lesson is of each teacher."""
+    """Probability of each teacher's lessons."""
     slips: Mapping[str, float]
-    """How careless each teacher is; those that are not named make none."""
+    """Probability of mistakes for each teacher; teachers not listed make none."""
     learning_rate: float
 
 
 class Lessons:
-    """Endless batches of ids and labels, both [B, T]. What is held out is not taught."""
+    """Endless batches of ids and labels, both [B, T], without held-out problems."""
 
     def __init__(
         self,
@@ -89,9 +89,11 @@ class Lessons:
 
 
 def teach(model: Qwen3ForCausalLM, lessons: Lessons, phase: Phase) -> Iterator[tuple[int, float]]:
-    """Yields the tokens read so far and the loss, after every step. Muon on the layers' matrices, AdamW on the
-    rest (Keller Jordan's recipe); a warm-up, then
-    half a cosine."""
+    """Train on one phase; yield (tokens read so far, loss) after each step.
+
+    Muon trains the layers' matrices, AdamW the rest (Keller Jordan's recipe). The learning rate has a warm-up and a
+    half cosine decay.
+    """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muon = Muon(matrices)

@@ -1,9 +1,9 @@
-"""The second base's tokenizer: one token a word of the lessons, wherever it stands; all else character by character.
+"""Tokenizer of the small base model: one token per word of the lessons, and one per character for other text.
 
-A word's token begins with the space before it. Where none is, the joiner stands in front: `"Aria` is `"`, the joiner
-and ` Aria`, so that what is learned of ` Aria` holds behind a quotation mark as well. Decoding takes out each joiner
-with the space behind it. A joiner in the text itself is kept by another one, wherever it would be taken out. What is no
-printable ASCII is written in UTF-8's bytes: every text is read back as it was.
+A word's token starts with the space before it. A word without a space gets a joiner in front: `"Aria` becomes `"`, the
+joiner and ` Aria`, so the model sees the same token after a quotation mark. Decoding removes each joiner with the space
+after it. A joiner in the text itself is escaped by another one. Characters outside printable ASCII are written as UTF-8
+bytes, so decoding restores every text.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CONTEXT: Final = 1024
 JOINER: Final = "\u2060"
 TAGS: Final = ("<answer>", "</answer>")
 _BYTES: Final = [byte for byte in range(0xF5) if chr(byte) not in CHARACTERS]
-"""What takes several of UTF-8's bytes, and control characters, consist of these."""
+"""Bytes of multi-byte UTF-8 characters and of control characters."""
 _WORD: Final = re.compile(r"(?<![A-Za-z<])(?<!</)(?:[A-Za-z][a-z]+|[Aa])(?![A-Za-z])")
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """The words are the most frequent ones in `texts`."""
+    """Build the tokenizer; its words are the most frequent ones in `texts`."""
     counts = Counter(word for text in texts for word in _WORD.findall(text))
     fixed = [*SPECIAL_TOKENS, *CHARACTERS, *(f"<0x{byte:02X}>" for byte in _BYTES), JOINER, *TAGS]
     words = [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]

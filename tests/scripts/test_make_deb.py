@@ -153,7 +153,7 @@ def test_what_a_package_cannot_be_made_of_is_explained(
     package = getattr(script, name)()
     other = {"node": "hub", "hub": "cpu"}[name]
     for said in ({"platform": "darwin-arm64", "extra": EXTRAS[name]}, {"platform": "linux-x86_64", "extra": other}):
-        with pytest.raises(ConfigError, match="cannot be made of this wheelhouse") as caught:
+        with pytest.raises(ConfigError, match="cannot be built from this wheelhouse") as caught:
             script.build(package, say(wheelhouse, **said), tmp_path / "out")
         assert all(word in str(caught.value) for word in [*said.values(), what])
     with pytest.raises(ConfigError, match="no wheelhouse here"):
