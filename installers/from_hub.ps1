@@ -1,9 +1,9 @@
 <#
-Installs echo-node on Windows for the user who runs this, or upgrades it, and joins the hub that serves this:
+Installs or upgrades echo-node on Windows for the current user, and joins the hub that serves this script:
     & ([scriptblock]::Create((irm HUB/install.ps1))) -Join HUB [-Token TOKEN] [-Service]
-What is installed is what this hub's operator built: you run their program, as you would from any site that you trust.
-It is checked against the hashes below before any of it runs. Once it is installed, nothing from the hub is ever run:
-it sends numbers and model files only. Later, the same command upgrades.
+You install a program that this hub's operator built, so only do this if you trust them. It is checked against the
+hashes below before any of it runs. Later the hub only sends numbers and model files; none of them is executed. The
+same command upgrades.
 #>
 param(
     [string] $Join = '',

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs echo-node for the user who runs this, or upgrades it, and joins the hub that serves this:
+# Installs or upgrades echo-node for the current user, and joins the hub that serves this script:
 #     curl -fsSL HUB/install.sh | sh -s -- --join HUB [--token TOKEN] [--service]
-# What is installed is what this hub's operator built: you run their program, as you would from any site that you trust.
-# It is checked against the hashes below before any of it runs. Once it is installed, nothing from the hub is ever run:
-# it sends numbers and model files only. Later, the same command upgrades.
+# You install a program that this hub's operator built, so only do this if you trust them. It is checked against the
+# hashes below before any of it runs. Later the hub only sends numbers and model files; none of them is executed. The
+# same command upgrades.
 set -eu
 
 archives() {

@@ -1,3 +1,3 @@
-# For CMAKE_PROJECT_llama.cpp_INCLUDE: llama-cpp-python has llama.cpp build what its programs share, too, which it never
-# loads. A normal variable goes before the cached one by which it asks for that.
+# For CMAKE_PROJECT_llama.cpp_INCLUDE: llama-cpp-python makes llama.cpp build its programs' shared code, which it never
+# loads. A normal variable overrides the cached one that requests this.
 set(LLAMA_BUILD_COMMON OFF)

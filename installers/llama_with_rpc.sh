@@ -1,7 +1,7 @@
 #!/bin/sh
-# llama_with_rpc.sh PYTHON [PIP OPTION...]: compiles llama-cpp-python in PYTHON's environment anew if it lacks RPC.
-# pip keeps compiled wheels and takes no notice of CMAKE_ARGS, so one that was compiled otherwise may have come from its
-# cache. The new one takes its place there. Without llama-cpp-python, and where CMAKE_ARGS turns RPC off, nothing is done.
+# llama_with_rpc.sh PYTHON [PIP OPTION...]: recompiles llama-cpp-python in PYTHON's environment if it lacks RPC.
+# pip caches compiled wheels regardless of CMAKE_ARGS, so a wheel with other options may have come from its cache. The
+# new wheel replaces it there. Does nothing without llama-cpp-python, or if CMAKE_ARGS turns RPC off.
 set -eu
 python=$1
 shift

@@ -1,18 +1,18 @@
-# What the Linux and the macOS installers share; sourced, never run. Everything happens in the user's own home, as the
-# user: no root, no system files. The caller sets:
-#   installers      the folder this file lies in
-#   home_dir        where the installer puts all that it makes
-#   data_dir        where echo-node keeps its key and its files, unless ECHO_NODE_HOME says otherwise
-#   config_dir      where echo-node looks for its settings
-#   service_dir     where `echo-node service install` puts its files
-#   service_file    the file that says that it did
+# Common part of the Linux and macOS installers; sourced, never run. It runs as the user and only writes to the user's
+# home: no root, no system files. The caller sets:
+#   installers      the folder of this file
+#   home_dir        the installer's own folder
+#   data_dir        echo-node's folder for its key and files, unless ECHO_NODE_HOME is set
+#   config_dir      echo-node's folder for settings
+#   service_dir     folder for the files of `echo-node service install`
+#   service_file    file that exists if the service is installed
 #   detected_extra  the optional dependencies that fit this machine's hardware
 #   python_hint     how to get Python here
 #   compiler_hint   how to get a C++ compiler here
-#   unsupported     if a checkout cannot be installed on this machine: why, and what to do
+#   unsupported     reason and advice if a checkout cannot be installed on this machine
 #   pins_edit       a sed command for pins in constraints.txt that have no build for this machine
-# Each installation is an environment of its own below versions/; the link `current` says which one holds. A new one
-# takes the place of the one before at once, when it has shown that it starts.
+# Each installation has its own environment below versions/; the link `current` selects one. The link is switched
+# atomically, after the new environment has proven that it starts.
 # shellcheck shell=sh disable=SC2154
 
 bin_dir=$HOME/.local/bin
@@ -20,7 +20,7 @@ link=$bin_dir/echo-node
 versions=$home_dir/versions
 current=$home_dir/current
 made_directories=$home_dir/made-directories
-# What `echo-node --install-completion` writes, by the user's shell.
+# Files of `echo-node --install-completion`, by shell.
 bash_completion=$HOME/.bash_completions/echo-node.sh
 zsh_completion=$HOME/.zfunc/_echo-node
 fish_completion=$HOME/.config/fish/completions/echo-node.fish
@@ -50,7 +50,7 @@ check_compiler() {
         fail "A C++ compiler is needed: llama-cpp-python, the engine for CPUs, is compiled here. $compiler_hint"
 }
 
-# The directories that Echo's files lie in without being Echo's alone, children before their parents.
+# Directories that contain Echo's files but may be shared with other programs, children before parents.
 shared_directories() {
     for path in "$bin_dir/x" "$service_dir/x" "$home_dir" "$data_dir" "$config_dir" \
         "$bash_completion" "$zsh_completion" "$fish_completion"; do
@@ -62,14 +62,14 @@ shared_directories() {
     done | sort -ru
 }
 
-# Notes which of them do not exist yet: uninstalling takes those away again, once they are empty.
+# Records which of them do not exist yet; uninstalling removes those once they are empty.
 make_directories() {
     missing=$(shared_directories | while read -r path; do [ -d "$path" ] || printf '%s\n' "$path"; done)
     mkdir -p "$home_dir" "$bin_dir"
     [ -e "$made_directories" ] || printf '%s\n' "$missing" >"$made_directories"
 }
 
-# Whatever ends the installation early, the machine is as it was before.
+# Restores the previous state if the installation ends early.
 tidy() {
     [ -z "$new" ] || rm -rf "$new"
     [ -z "$scratch" ] || rm -rf "$scratch"
@@ -77,7 +77,7 @@ tidy() {
     [ "$installing" != yes ] || [ -e "$current" ] || remove_home
 }
 
-# Sets `wheelhouse` to a directory in which every file is what its manifest says.
+# Sets `wheelhouse` to a directory whose files all match its manifest.
 open_wheelhouse() {
     scratch=$(mktemp -d)
     wheelhouse=$("$interpreter" "$installers/wheelhouse.py" open "$from" "$scratch" ${insecure:+--insecure}) || exit 1
@@ -93,7 +93,7 @@ open_wheelhouse() {
     identity=$(cksum <"$wheelhouse/manifest.json")
 }
 
-# No index, no network, no compiler: the wheelhouse's own pip takes its wheels, each by its hash.
+# The wheelhouse's own pip installs its wheels by hash, without index, network or compiler.
 install_wheelhouse() {
     say "Installing from $from with $interpreter"
     "$interpreter" -m venv --without-pip "$new"
@@ -107,14 +107,14 @@ install_wheelhouse() {
 install_source() {
     check_compiler
     "$interpreter" -m venv "$new" || fail "Python's venv module does not work. $python_hint"
-    # Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in ~/.cache.
+    # Compiled wheels are cached next to the environment for the next upgrade, so that ~/.cache stays clean.
     export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$home_dir/pip-cache}"
     set --
     if [ -f "$source/constraints.txt" ]; then
         sed -e "${pins_edit:-}" "$source/constraints.txt" >"$new/constraints.txt"
         set -- -c "$new/constraints.txt"
     fi
-    # llama.cpp joins several machines only if it is compiled with RPC.
+    # llama.cpp needs RPC to span several machines.
     export CMAKE_ARGS="-DGGML_RPC=ON${CMAKE_ARGS:+ $CMAKE_ARGS}"
     say "Installing $source${extra:+ with [$extra]}; this can take minutes"
     "$new/bin/python" -m pip install --disable-pip-version-check "$@" "$source${extra:+[$extra]}"
@@ -144,7 +144,7 @@ os.replace(file.name, place + "/source.json")
 ' "$@"
 }
 
-# Whether the environment $1 can work: the command starts, and the engine's library loads on this processor.
+# Succeeds if the environment $1 works: the command starts, and the engine's library loads on this processor.
 starts() {
     "$1/bin/echo-node" --help >/dev/null && "$1/bin/python" -I -c '
 import importlib.util
@@ -157,7 +157,7 @@ if importlib.util.find_spec("llama_cpp"):
 '
 }
 
-# The environment's name, in $1, takes effect at once for everything that goes by `current`.
+# Switches `current` atomically to the environment named $1.
 switch_to() {
     rm -f "$current.new"
     ln -s "versions/$1" "$current.new"
@@ -166,10 +166,10 @@ switch_to() {
 
 node_answers() { "$link" status --json >/dev/null 2>&1; }
 
-# A service that runs goes on with the new version, or the old one comes back.
+# Restarts a running service with the new version; restores the old version if that fails.
 restart_service() { # WHAT WAS BEFORE
     [ -f "$service_file" ] || return 0
-    say "Starting the service anew"
+    say "Restarting the service"
     if "$link" service install; then
         waited=0
         until node_answers; do
@@ -191,7 +191,7 @@ is_installed() {
         starts "$current" 2>/dev/null
 }
 
-# Environments that are not in use, but for the one named $1.
+# Lists unused environments, except the one named $1.
 remove_others() {
     used=$(readlink "$current" | sed 's,.*/,,')
     for path in "$versions"/*; do
@@ -249,19 +249,19 @@ install_usage() {
 usage: install.sh [--from WHEELHOUSE | --source SOURCE] [--extra EXTRA] [--python PYTHON]
                   [--join URL [--token TOKEN] [--insecure] [--service]]
 
-Installs echo-node for this user, or upgrades it: an environment of its own in
+Installs or upgrades echo-node for this user: creates an environment in
   $home_dir
 and a link to its command, $link. uninstall.sh removes both.
 
-  --from WHEELHOUSE  what \`make wheelhouse\` made, as a directory, an archive or a URL (https; it may end in
-                   #sha256=HEX): nothing is compiled, and nothing else is fetched
-  --source SOURCE  what to install otherwise: a checkout or a wheel; default: what this script lies in
+  --from WHEELHOUSE  output of \`make wheelhouse\`, as a directory, an archive or a URL (https; it may end in
+                   #sha256=HEX); nothing is compiled or downloaded from elsewhere
+  --source SOURCE  install a checkout or a wheel instead; default: the checkout of this script
   --extra EXTRA    cpu (llama.cpp), cuda (PyTorch), mlx (Apple silicon), vllm (big CUDA GPUs) or none;
                    several with commas; default: by hardware, here $detected_extra
   --python PYTHON  the interpreter to use, 3.11 or newer
   --join URL       join this hub afterwards, with --token TOKEN if the hub asks for an invitation
   --insecure       allow http:// to another machine, in a network that you trust
-  --service        with --join: run in the background from now on, whenever you are logged in
+  --service        with --join: run in the background whenever you are logged in
 EOF
 }
 
@@ -301,7 +301,7 @@ read_install_options() {
     extra=${extra:-$detected_extra}
     [ "$extra" != none ] || extra=''
     [ -n "$source" ] || fail "Say what to install: --from WHEELHOUSE, or --source DIR or WHEEL."
-    # Never a package's name: anybody may have taken Echo's on an index.
+    # Never a package name: anyone may own Echo's name on an index.
     [ -e "$source" ] || fail "$source does not exist (--source)."
     source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source") # absolute, lest pip take it for a name
 }
@@ -331,7 +331,7 @@ install_main() {
     join_hub
 }
 
-# The service takes up the hub that was joined last, so the node joins once by itself before it is installed.
+# The service uses the hub that was joined last, so the node joins once before the service is installed.
 join_then_serve() {
     "$link" join "$@" --quiet &
     joining=$!
@@ -385,7 +385,7 @@ stop_node() {
     fi
 }
 
-# All that the installer made, and the directories that it had to make for that, where they are empty now.
+# Removes everything that the installer created, and the directories it created if they are empty.
 remove_home() {
     made=$(cat "$made_directories" 2>/dev/null || true)
     rm -rf "$home_dir"
@@ -394,7 +394,7 @@ remove_home() {
     done
 }
 
-# The files themselves, and the line that has bash read its own.
+# Removes the completion files, and the line in ~/.bashrc that loads bash's.
 remove_completion() {
     rm -f "$bash_completion" "$zsh_completion" "$fish_completion"
     if grep -qxF "source '$bash_completion'" "$HOME/.bashrc" 2>/dev/null; then

@@ -1,12 +1,12 @@
-"""Opens a wheelhouse, as `make wheelhouse` makes it: everything that an installation needs, with a hash of each file.
+"""Opens and checks a wheelhouse made by `make wheelhouse`: all files of an installation, each with its hash.
 
-    wheelhouse.py platform                                   what this machine's wheelhouses are called
+    wheelhouse.py platform                                   prints the platform name of this machine's wheelhouses
     wheelhouse.py open SOURCE SCRATCH [--sha256 HEX] [--insecure]   prints the directory of a checked wheelhouse
-    wheelhouse.py requirements DIRECTORY                     prints the file of requirements for this very Python
+    wheelhouse.py requirements DIRECTORY                     prints the requirements file for this Python
 
 SOURCE is a directory, an archive (tar) or a URL of one; a URL may end in #sha256=HEX. Archives are unpacked in SCRATCH.
-The installers run this before anything else of a wheelhouse is run or installed. It needs Python's own library alone,
-so that a hub can serve it inside a shell script.
+The installers run this before they run or install anything else of a wheelhouse. It only needs Python's standard
+library, so that a hub can serve it inside a shell script.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ PIECE_BYTES = 2**20
 
 
 class Refused(Exception):
-    """What is wrong with a wheelhouse, and what to do."""
+    """A wheelhouse is unusable; the text says why and what to do."""
 
 
 def this_platform() -> str:
-    """linux-x86_64, linux-aarch64, darwin-arm64, win32-amd64, ..."""
+    """Return the platform name, such as linux-x86_64, darwin-arm64 or win32-amd64."""
     return f"{sys.platform}-{platform.machine().lower()}"
 
 
 def this_python() -> str:
-    """3.11, 3.12, ..."""
+    """Return the Python version, such as 3.11."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def open_wheelhouse(source: str, scratch: Path, *, sha256: str = "", insecure: bool = False) -> Path:
-    """The checked directory: `source` itself, or what was unpacked below `scratch`. Raises Refused."""
+    """Return the checked directory: `source` itself, or its archive unpacked below `scratch`. Raises Refused."""
     address, _, fragment = source.partition("#sha256=")
     wanted = sha256 or fragment
     if "://" in source:
@@ -72,7 +72,7 @@ def open_wheelhouse(source: str, scratch: Path, *, sha256: str = "", insecure: b
 
 
 def fetch(url: str, target: Path, *, insecure: bool = False) -> None:
-    """Downloads `url`: https, or http to this machine; every address that it leads to likewise. Raises Refused."""
+    """Download `url` over https, or http from this machine; the same rule applies to redirects. Raises Refused."""
     _allow(url, insecure=insecure)
     handlers: list[urllib.request.BaseHandler] = [_Redirects(insecure=insecure)]
     if _is_loopback(url):
@@ -109,7 +109,7 @@ def _is_loopback(url: str) -> bool:
 
 
 def unpack(archive: Path, target: Path) -> Path:
-    """The archive's one directory, with its files and nothing else: no link, no device, no way out. Raises Refused."""
+    """Unpack and return the archive's only directory. Raises Refused for links, devices and paths outside of it."""
     target.mkdir(parents=True)
     left, tops = MOST_BYTES, set()
     try:
@@ -137,7 +137,7 @@ def unpack(archive: Path, target: Path) -> Path:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """A member's path, which stays below where it is unpacked on every system."""
+    """Return the parts of a member's path. Raises Refused if it could leave the target directory on any system."""
     path = PurePosixPath(name)
     is_plain = all(part not in ("..", "") and not set(part) & set('\\:*?"<>|\0') for part in path.parts)
     if path.is_absolute() or not path.parts or not is_plain:
@@ -146,7 +146,7 @@ def _parts(name: str) -> tuple[str, ...]:
 
 
 def check(directory: Path) -> Path:
-    """`directory`, when its manifest fits this platform and names just the files that are there. Raises Refused."""
+    """Return `directory` if its manifest fits this platform and matches its files exactly. Raises Refused."""
     manifest = read_manifest(directory)
     if manifest["platform"] != this_platform():
         raise Refused(f"This wheelhouse is for {manifest['platform']}, and this machine is {this_platform()}.")
@@ -168,7 +168,7 @@ def check(directory: Path) -> Path:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Raises Refused where there is none that this program understands."""
+    """Read the manifest. Raises Refused if it is missing or has an unknown format."""
     path = directory / MANIFEST
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
@@ -188,7 +188,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def requirements(directory: Path) -> Path:
-    """What pip installs for this Python, each with its hash. Raises Refused."""
+    """Return the requirements file for this Python, which has hashes. Raises Refused."""
     path = directory / f"requirements-{this_python()}.txt"
     if not path.is_file():
         there = sorted(one.stem.removeprefix("requirements-") for one in directory.glob("requirements-*.txt"))
@@ -197,7 +197,7 @@ def requirements(directory: Path) -> Path:
 
 
 def hash_of(path: Path) -> str:
-    """SHA-256, in hexadecimal digits."""
+    """Return the file's SHA-256, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

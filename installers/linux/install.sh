@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs echo-node on Linux for the user who runs it, or upgrades it. `install.sh --help` says more.
+# Installs or upgrades echo-node on Linux for the current user. See `install.sh --help`.
 set -eu
 installers=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source-path=SCRIPTDIR source=settings.sh

@@ -1,4 +1,4 @@
-# What posix.sh wants to know about Linux; sourced.
+# Settings of posix.sh for Linux; sourced.
 # shellcheck shell=sh disable=SC2034
 
 home_dir=${XDG_DATA_HOME:-$HOME/.local/share}/echo-swarm

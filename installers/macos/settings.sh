@@ -1,7 +1,7 @@
-# What posix.sh wants to know about macOS; sourced.
+# Settings of posix.sh for macOS; sourced.
 # Apple silicon gets MLX, which computes on the GPU and needs no compiler; an Intel Mac gets llama.cpp.
-# libtorrent has wheels for Apple silicon from macOS 14 (Darwin 23) on, and none for older ones: Echo does not require it
-# on Intel Macs, where artefacts come over HTTP alone. cryptography has wheels for Intel Macs up to release 48.
+# libtorrent only has wheels for Apple silicon with macOS 14 (Darwin 23) or newer. Echo does not require it on Intel
+# Macs, which fetch artefacts over HTTP only. cryptography has wheels for Intel Macs up to release 48.
 # shellcheck shell=sh disable=SC2034
 
 home_dir="$HOME/Library/Application Support/echo-swarm"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Removes what install.sh made, and what echo-node keeps: service, environment, link, data, key. See --help.
+# Removes everything that install.sh and echo-node created: service, environment, link, data, key. See --help.
 set -eu
 installers=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source-path=SCRIPTDIR source=settings.sh

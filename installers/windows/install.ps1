@@ -1,17 +1,17 @@
 <#
 .SYNOPSIS
-Installs echo-node on Windows for the user who runs it, or upgrades it.
+Installs or upgrades echo-node on Windows for the current user.
 
 .DESCRIPTION
-Makes an environment of its own in %LOCALAPPDATA%\echo-swarm and puts the command echo-node on the user's PATH.
-Needs no administrator. uninstall.ps1 removes all of it.
+Creates an environment in %LOCALAPPDATA%\echo-swarm and puts the command echo-node on the user's PATH. Needs no
+administrator rights. uninstall.ps1 removes everything.
 
-With -From, what `make wheelhouse` made is installed: nothing is compiled, and nothing else is fetched. From the source,
-the extra `cpu` (llama.cpp) is compiled here and needs Visual Studio's C++ build tools. Without them `cuda` (PyTorch) is
-taken: it also runs on the CPU, more slowly. The PyTorch that pip finds by itself on Windows is the CPU build; for an
+-From installs the output of `make wheelhouse`: nothing is compiled or downloaded from elsewhere. From source, the extra
+`cpu` (llama.cpp) is compiled here and needs Visual Studio's C++ build tools. Without them, `cuda` (PyTorch) is used; it
+also runs on the CPU, more slowly. The PyTorch that pip finds by itself on Windows is the CPU build; for an
 NVIDIA GPU, put PyTorch's own CUDA build into the environment afterwards.
 
-A new version takes the place of the one before when it has shown that it starts; else that one stays.
+A new version replaces the old one after it has proven that it starts.
 
 .EXAMPLE
 powershell -ExecutionPolicy Bypass -File installers\windows\install.ps1 -Join https://hub.example.org
@@ -20,9 +20,9 @@ powershell -ExecutionPolicy Bypass -File installers\windows\install.ps1 -Join ht
 param(
     # A wheelhouse: a directory, an archive or a URL (https; it may end in #sha256=HEX).
     [string] $From = '',
-    # What to install otherwise: a checkout or a wheel; default: what this script lies in.
+    # Install a checkout or a wheel instead; default: the checkout of this script.
     [string] $Source = '',
-    # cpu, cuda or none; default: by what this machine has.
+    # cpu, cuda or none; default: by this machine's hardware.
     [ValidateSet('', 'cpu', 'cuda', 'none')] [string] $Extra = '',
     # The interpreter to use, 3.11 or newer.
     [string] $Python = '',
@@ -32,9 +32,9 @@ param(
     [string] $Token = '',
     # Allow http:// to another machine, in a network that you trust.
     [switch] $Insecure,
-    # With -Join: run in the background from now on, whenever you are logged in.
+    # With -Join: run in the background whenever you are logged in.
     [switch] $Service,
-    # from_hub.ps1's folder: goes when all is installed.
+    # from_hub.ps1's folder; deleted after the installation.
     [string] $Temporary = ''
 )
 
@@ -76,7 +76,7 @@ function Test-Connected {
     return (& $EchoNode status --json 2>$null | Out-String) -match '"connected": true'
 }
 
-# What the node that runs here says of itself; nothing, if none does.
+# Returns the status of a running node; nothing if none runs.
 function Get-Status {
     $ErrorActionPreference = 'Continue'
     $said = & $EchoNode status --json 2>$null | Out-String
@@ -132,7 +132,7 @@ function Invoke-Wheelhouse([string[]] $Arguments) {
     return $answer
 }
 
-# No index, no network, no compiler: the wheelhouse's own pip takes its wheels, each by its hash.
+# The wheelhouse's own pip installs its wheels by hash, without index, network or compiler.
 function Install-Wheelhouse([string] $Into) {
     $scratch = Join-Path ([IO.Path]::GetTempPath()) ([IO.Path]::GetRandomFileName())
     New-Item -ItemType Directory -Path $scratch | Out-Null
@@ -161,12 +161,12 @@ function Install-Source([string] $Into) {
     $interpreter = Join-Path $Into 'Scripts\python.exe'
     $chosen = Select-Extra
     $package = if ($chosen) { "${Source}[$chosen]" } else { $Source }
-    # Compiled wheels are kept beside the environment for the next upgrade, so that nothing is left in pip's own cache.
+    # Compiled wheels are cached next to the environment for the next upgrade, so that pip's own cache stays clean.
     if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $HomeDir 'pip-cache' }
     $options = @('-m', 'pip', 'install', '--disable-pip-version-check')
     $constraints = Join-Path $Source 'constraints.txt'
     if (Test-Path -LiteralPath $constraints) { $options += @('-c', $constraints) }
-    # llama.cpp joins several machines only if it is compiled with RPC.
+    # llama.cpp needs RPC to span several machines.
     $env:CMAKE_ARGS = "-DGGML_RPC=ON $env:CMAKE_ARGS".Trim()
     Write-Host "Installing $package; this can take minutes"
     Invoke-Program $interpreter ($options + @($package))
@@ -197,7 +197,7 @@ if (-not $From -and -not $Source) {
     else { throw 'Say what to install: -From WHEELHOUSE, or -Source DIR or WHEEL.' }
 }
 if ($Source) {
-    # Never a package's name: anybody may have taken Echo's on an index.
+    # Never a package name: anyone may own Echo's name on an index.
     if (-not (Test-Path -LiteralPath $Source)) { throw "$Source does not exist (-Source)." }
     $Source = (Resolve-Path -LiteralPath $Source).ProviderPath # Absolute, lest pip take it for a name.
 }
@@ -216,7 +216,7 @@ catch {
 }
 Set-Current $new
 if (Test-Path -LiteralPath (Join-Path $env:LOCALAPPDATA 'echo-node\logon-task.xml')) {
-    Write-Host 'Starting the service anew'
+    Write-Host 'Restarting the service'
     try {
         Invoke-Program $EchoNode @('service', 'install')
         for ($waited = 0; $waited -lt 60 -and -not (Get-Status); $waited++) { Start-Sleep -Seconds 1 }
@@ -264,7 +264,7 @@ if (-not $Service) {
     Invoke-Program $EchoNode $joinArguments
     return
 }
-# The service takes up the hub that was joined last, so the node joins once by itself before it is installed.
+# The service uses the hub that was joined last, so the node joins once before the service is installed.
 $joining = Start-Process -FilePath $EchoNode -ArgumentList ($joinArguments + '--quiet') -NoNewWindow -PassThru
 try {
     while (-not $joining.HasExited) {

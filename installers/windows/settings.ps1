@@ -1,7 +1,7 @@
-# Where the Windows installer puts things; dot-sourced by install.ps1 and uninstall.ps1.
+# Folders of the Windows installer; dot-sourced by install.ps1 and uninstall.ps1.
 # echo-node keeps its own data in the same folder.
 $HomeDir = Join-Path $env:LOCALAPPDATA 'echo-swarm'
-# Each installation is an environment of its own; the junction `current` says which one holds.
+# Each installation has its own environment; the junction `current` selects one.
 $Versions = Join-Path $HomeDir 'versions'
 $Environment = Join-Path $HomeDir 'current'
 $BinDir = Join-Path $HomeDir 'bin'

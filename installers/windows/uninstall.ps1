@@ -1,6 +1,6 @@
 <#
 .SYNOPSIS
-Removes what install.ps1 made: the service, the environment, the node's data and its key, the entry on PATH, and what
+Removes everything that install.ps1 created: the service, the environment, the node's data and its key, the entry on PATH, and what
 `echo-node --install-completion` wrote.
 
 .EXAMPLE
