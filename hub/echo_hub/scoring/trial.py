@@ -1,4 +1,4 @@
-"""Trial of a task: scores several answers to each of some problems, most of which deserve no reward.
+"""Trial of a task: scores several answers to each of some problems. Most of the answers deserve no reward.
 
 Problems are sampled in this process, as in a hub, and scored in scoring processes with the run's limits. Each problem
 gets these answers:

@@ -27,7 +27,7 @@ def tagged_answer(completion: str) -> str | None:
     """Return the content of the last `<answer>...</answer>`, stripped; None without a tag.
 
     If no tag is closed, return the text after the last `<answer>`. Runs in linear time: a hostile completion may hold
-    thousands of unclosed tags, for each of which a regular expression would scan to the end.
+    thousands of unclosed tags, and a regular expression would scan to the end from each.
     """
     answer, position = None, 0
     while (begin := completion.find(_OPEN, position)) >= 0:

@@ -1,4 +1,4 @@
-"""Form of an answer beside its value: a copied formula does not solve a problem that asks to factor."""
+"""Checks the form of an answer: a copied formula does not solve a problem that asks to factor."""
 
 from __future__ import annotations
 
