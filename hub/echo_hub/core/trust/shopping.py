@@ -7,7 +7,7 @@ rollouts of which u was near an edge earn more than the others.
 Fix all tokens that an honest node has drawn, and so its rewards. u is then uniform in each token's interval, and
 independent of all else. V counts the tokens of a rollout of which u lies near an edge of the interval, or outside. The
 number expected of an exact engine, Σ m, is taken from that. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`).
-An engine that rounds moves as many u out of the interval as it keeps out of the rim inside: its V has a mean near 0 too.
+An engine that rounds moves as many u out of the interval as it keeps out of the rim inside, so its V has a mean near 0.
 Let R be the rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`).
 By Bennett's inequality (JASA 57, 1962)
 
