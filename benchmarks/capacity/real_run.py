@@ -24,7 +24,7 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.store import Store
-from echo_hub.views.pace import Pace, read_pace, read_steps
+from echo_hub.views.pace import Pace, newest_steps, read_pace
 from echo_shared.books import StepRecord
 
 NUM_NODES: Final = 2
@@ -93,7 +93,7 @@ def run(
 def _books(run_directory: RunDirectory, config: HubConfig) -> Books:
     store = Store.open(run_directory.database_url)
     try:
-        steps = read_steps(store)
+        steps = newest_steps(store)
         pace = read_pace(store, config, steps, None)
     finally:
         store.close()

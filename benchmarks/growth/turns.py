@@ -44,8 +44,9 @@ from echo_hub.core.spread.holdings import Arrival, Release
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.changing import key_of
-from echo_hub.store.retired import Span
-from echo_hub.store.retiring import ROWS_AT_ONCE, Retirement
+from echo_hub.store.known_nodes import note_still_here
+from echo_hub.store.retired import Span, read_last
+from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
 from echo_shared.books import RunEvent
 from echo_shared.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
@@ -182,7 +183,8 @@ class Turns:
     async def fetched_by_all(self) -> None:
         """Record the fetch of the newest version by every node, as the distributor does."""
         version = self.step - 1
-        await self.store.record_distribution(
+        await self.store.on_writer(
+            self.store.store.record_distribution,
             [Release(policy_version=version, adapter_bytes=BYTES, payload_bytes=BYTES, carrier="delta", way=Way.SWARM)],
             self.now,
         )
@@ -201,28 +203,33 @@ class Turns:
                 )
                 for number, node_id in enumerate(self.nodes[start : start + PART])
             ]
-            await self.store.record_distribution(arrivals, self.now)
+            await self.store.on_writer(self.store.store.record_distribution, arrivals, self.now)
 
     async def keep_house(self) -> None:
         """Keep house as `Housekeeping` does, and let a node join."""
-        await self.store.nodes_still_here(self.nodes, self.now)
-        await self.store.prune(self.step - 20)
+        await self.store.write(note_still_here, self.nodes, self.now)
+        await self.store.on_writer(self.store.store.prune, self.step - 20)
         joined = self.nodes[0]
-        await self.store.node_seen(
-            node_id=joined, public_key=bytes(32), name=joined[:8], backend="torch", device="cpu", now=self.now
+        await self.store.on_writer(
+            self.store.store.node_seen,
+            node_id=joined,
+            public_key=bytes(32),
+            name=joined[:8],
+            backend="torch",
+            device="cpu",
+            now=self.now,
         )
         await self._let_go()
 
     async def _let_go(self) -> None:
         """Retire the oldest step as `Retention` does."""
-        books = Retirement(self.store.store)
-        last = books.last()
-        after = books.beginning() if last is None else last.through
-        for one in books.ripe(after, after.step + 2):
+        last = self.store.store.read(read_last)
+        after = self.store.store.read(read_first_mark) if last is None else last.through
+        for one in self.store.store.read(read_ripe, after, after.step + 2):
             span = Span(after=after, through=one.mark)
-            keys = books.keys(span)
+            keys = self.store.store.read(read_final_keys, span)
             for start in range(0, len(keys), ROWS_AT_ONCE):
-                await self.store.write(books.retire, keys[start : start + ROWS_AT_ONCE], span)
+                await self.store.on_writer(retire, self.store.store, keys[start : start + ROWS_AT_ONCE], span)
 
 
 def _payload() -> RolloutPayload:

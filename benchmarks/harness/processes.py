@@ -17,6 +17,7 @@ from typing import Final
 import psutil
 
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.reports import read_newest_step
 from echo_hub.store.store import Store
 
 ENDS_WITHIN_S: Final = 15.0
@@ -110,7 +111,7 @@ def wait_for_steps(
     give_up_at = time.monotonic() + within_s
     store = Store.open(run.database_url, beside_hub=True)
     try:
-        while (newest := store.newest_step()) is None or newest.step < num_steps:
+        while (newest := store.read(read_newest_step)) is None or newest.step < num_steps:
             if any(process.poll() is not None for process in processes) or time.monotonic() > give_up_at:
                 raise RunFailed(f"{newest.step if newest else 0} of {num_steps} steps: see {run.root.parent}")
             time.sleep(LOOK_S)

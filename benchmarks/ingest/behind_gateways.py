@@ -17,6 +17,7 @@ from benchmarks.harness.processes import RunFailed, served
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.subjects import Subjects
+from echo_hub.store.database import read_meta
 from echo_hub.store.store import Store
 from echo_shared.errors import ConnectError
 
@@ -44,7 +45,7 @@ def run_id_of(store_url: str) -> str:
     """Return the id of a run that was served before."""
     store = Store.open(store_url, beside_hub=True)
     try:
-        return store.run_meta()["run_id"]
+        return store.read(read_meta)["run_id"]
     finally:
         store.close()
 

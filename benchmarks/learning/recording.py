@@ -21,7 +21,7 @@ from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.simulator.population import Traits
-from echo_hub.store.browsing import LOOKED_AT, NEWEST
+from echo_hub.store.browsing import LOOKED_AT, NEWEST, find_rollouts, read_tokens
 from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
 from echo_shared.rollout_books import RolloutFilter
@@ -108,9 +108,9 @@ def of_books(store: Store, fleet: Mapping[str, Machine]) -> list[RecordedNode]:
     arrivals: dict[str, list[tuple[float, float]]] = {name: [] for name in fleet}
     before: tuple[int, int] | None = NEWEST
     while before is not None:
-        found = store.find_rollouts(RolloutFilter(), before, limit=LOOKED_AT)
+        found = store.read(find_rollouts, RolloutFilter(), before, limit=LOOKED_AT)
         came = {key_of(one.rollout_id): one for one in found.rollouts if one.received_at is not None}
-        for key, tokens in store.rollout_tokens(came).items():
+        for key, tokens in store.read(read_tokens, came).items():
             one = came[key]
             if one.node_name in arrivals and not tokens.spans and tokens.sampling_s > 0:
                 pace = round(tokens.sampling_s / len(tokens.completion_ids), 6)

@@ -26,7 +26,6 @@ from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from echo_hub.store.actions import ActionBooks
     from echo_hub.store.store import Store
 
 LOOK_S: Final = 0.1
@@ -79,13 +78,12 @@ def undo(
     wait_s: WaitOption = 5.0,
 ) -> None:
     """Take an action back, where something does."""
-    from echo_hub.store.actions import ActionBooks
+    from echo_hub.store.actions import find_action, was_undone
 
     with store_of(RunDirectory(run_directory)) as store:
-        books = ActionBooks(store)
-        record = books.find(number)
+        record = store.read(find_action, number)
         request = None if record is None else taking_back(record.action, record.request, record.before)
-        if record is None or request is None or record.outcome is not Outcome.DONE or books.was_undone(number):
+        if record is None or request is None or record.outcome is not Outcome.DONE or store.read(was_undone, number):
             raise ConfigError(
                 "There is nothing to take back.",
                 got=f"action {number}" + (f": {record.action}, {record.outcome}" if record else ": there is none"),
@@ -100,10 +98,10 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """List what operators did: who, when, what, what was before and what is since."""
-    from echo_hub.store.actions import ActionBooks
+    from echo_hub.store.actions import read_action_log
 
     with store_of(RunDirectory(run_directory)) as store:
-        records = ActionBooks(store).log(limit=newest)
+        records = store.read(read_action_log, limit=newest)
     if as_json:
         typer.echo(json.dumps({"actions": [asdict(record) for record in records]}, indent=2))
         return
@@ -129,10 +127,10 @@ def tokens(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """List the tokens of scripts; `act RUN token NAME` makes one, `act RUN revoke_token NAME` revokes it."""
-    from echo_hub.store.actions import ActionBooks
+    from echo_hub.store.actions import read_api_tokens
 
     with store_of(RunDirectory(run_directory)) as store:
-        made = ActionBooks(store).tokens()
+        made = store.read(read_api_tokens)
     if as_json:
         listed = [{name: value for name, value in asdict(one).items() if name != "token_hash"} for one in made]
         typer.echo(json.dumps({"tokens": listed}, indent=2))
@@ -149,17 +147,18 @@ def noted(
     store: Store, request: AnyRequest, *, wait_s: float = 0.0, undoes: int | None = None, secret_hash: str = ""
 ) -> ActionRecord:
     """Notes it in the books; what has become of it, at the latest after `wait_s`."""
-    from echo_hub.store.actions import ActionBooks
+    from echo_hub.store.actions import note_action
 
-    books = ActionBooks(store)
-    record = books.note(request, me(), time.time(), undoes=undoes, secret_hash=secret_hash)
-    return _settled(books, record, time.monotonic() + wait_s)
+    record = store.write(note_action, request, me(), time.time(), undoes=undoes, secret_hash=secret_hash)
+    return _settled(store, record, time.monotonic() + wait_s)
 
 
-def _settled(books: ActionBooks, record: ActionRecord, until: float) -> ActionRecord:
+def _settled(store: Store, record: ActionRecord, until: float) -> ActionRecord:
+    from echo_hub.store.actions import find_action
+
     while record.outcome is Outcome.WANTED and time.monotonic() < until:
         time.sleep(LOOK_S)
-        record = books.find(record.number) or record
+        record = store.read(find_action, record.number) or record
     return record
 
 

@@ -25,8 +25,20 @@ import echo_shared
 from echo_hub.rollouts import RolloutReader
 from echo_hub.rollouts_parquet import AT_ONCE, pyarrow_parquet, schema, tables
 from echo_hub.store.changing import key_of
-from echo_hub.store.retired import Mark, Span
-from echo_hub.store.retiring import FACTS, ROWS_AT_ONCE, Copies, Retirement, Ripe
+from echo_hub.store.retired import Mark, Span, read_last
+from echo_hub.store.retiring import (
+    FACTS,
+    ROWS_AT_ONCE,
+    Copies,
+    Ripe,
+    read_final_keys,
+    read_first_mark,
+    read_groups_of_steps,
+    read_ripe,
+    read_trained_at,
+    retire,
+)
+from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import disk_errors, sync
 
@@ -51,10 +63,10 @@ class Archive:
     """A directory of one run's files. Raises ConfigError where pyarrow is not installed, or files of another run lie
     there; StorageError where a file is damaged, or the disk refuses."""
 
-    def __init__(self, folder: Path, *, run_id: str, books: Retirement, reader: RolloutReader) -> None:
+    def __init__(self, folder: Path, *, run_id: str, store: Store, reader: RolloutReader) -> None:
         self._folder = folder
         self._run_id = run_id
-        self._books = books
+        self._store = store
         self._reader = reader
         self._arrow, self._parquet = pyarrow_parquet()
 
@@ -80,7 +92,7 @@ class Archive:
     def files(self) -> list[ArchiveFile]:
         """In the order of steps. Each is of this run, as its books have it now."""
         found = sorted(map(self._about, self._folder.glob("steps-*.parquet")), key=lambda one: one.span.after.step)
-        there, gone = self._books.beginning().step, self._gone()
+        there, gone = self._store.read(read_first_mark).step, self._gone()
         for one in found:
             if one.span.after.step < there:
                 raise ConfigError(
@@ -100,7 +112,7 @@ class Archive:
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
         """Steps, the first and the last, that left the books and are in no file: they were dropped, or archived
         elsewhere."""
-        found, there = [], self._books.beginning().step
+        found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:
             if after > there:
                 found.append((there + 1, after))
@@ -108,7 +120,7 @@ class Archive:
         return found
 
     def _gone(self) -> int:
-        last = self._books.last()
+        last = self._store.read(read_last)
         return 0 if last is None else last.through.step
 
     def _about(self, path: Path) -> ArchiveFile:
@@ -121,7 +133,7 @@ class Archive:
                 do="Archive each run into a directory of its own.",
             )
         span = Span(after=Mark(**said["after"]), through=Mark(**said["through"]))
-        if self._books.trained_at(span.through.step) != said["trained_at"]:
+        if self._store.read(read_trained_at, span.through.step) != said["trained_at"]:
             raise ConfigError(
                 "The archive is of another history than the run's books, as after the run was restored from a backup.",
                 got=f"{path.name}: step {span.through.step} was trained at another time",
@@ -131,19 +143,24 @@ class Archive:
 
     def write(self, *, before_step: int) -> Iterator[ArchiveFile]:
         """Writes what may go and is in no file yet, of the steps before this one."""
-        there, last = self.files(), self._books.last()
+        there, last, beginning = self.files(), self._store.read(read_last), self._store.read(read_first_mark)
         after = max(
-            [self._books.beginning(), *(one.span.through for one in there), *([last.through] if last else [])],
+            [
+                beginning,
+                *(one.span.through for one in there),
+                *([last.through] if last else []),
+            ],
             key=lambda mark: mark.step,
         )
-        while ripe := self._books.ripe(after, before_step):
+        while ripe := self._store.read(read_ripe, after, before_step):
             for steps in _portions(ripe):
                 span = Span(after=after, through=steps[-1].mark)
                 yield self._write(span, steps[-1].trained_at)
                 after = span.through
 
     def _write(self, span: Span, trained_at: float) -> ArchiveFile:
-        rollouts = self._reader.of_groups(self._books.groups(span), set(self._books.keys(span)))
+        keys = set(self._store.read(read_final_keys, span))
+        rollouts = self._reader.of_groups(self._store.read(read_groups_of_steps, span), keys)
         parts = list(tables(self._arrow, rollouts))
         table = self._arrow.concat_tables([schema(self._arrow).empty_table(), *parts])
         about = {
@@ -179,7 +196,7 @@ class Archive:
     def delete(self, one: ArchiveFile, *, who: str) -> int:
         """Deletes from the books what this file has; of how many rollouts. Waits between two transactions as long as
         the first took, so that a hub that serves gets its turn."""
-        last = self._books.last()
+        last = self._store.read(read_last)
         if last is not None and one.span.through.step <= last.after.step:
             return 0
         table = self._read(one.path)
@@ -190,7 +207,7 @@ class Archive:
         keys, gone = iter(sorted(map(key_of, facts))), 0
         while part := list(islice(keys, ROWS_AT_ONCE)):
             began_s = time.monotonic()
-            gone += self._books.retire(part, one.span, copies)
+            gone += retire(self._store, part, one.span, copies)
             time.sleep(time.monotonic() - began_s)
         return gone
 

@@ -54,14 +54,14 @@ def archive(
 ) -> None:
     """Write old steps' rollouts to Parquet files, also while a hub serves the run."""
     from echo_hub.archive import Archive
-    from echo_hub.store.retiring import Retirement
+    from echo_hub.store.database import read_meta
 
     directory = RunDirectory(run_directory)
     end = 2**53 if before_step is None else before_step
     done: list[_Done] = []
     with store_of(directory) as store:
         reader = reader_of(directory, store)
-        made = Archive(folder, run_id=store.run_meta().get("run_id", ""), books=Retirement(store), reader=reader)
+        made = Archive(folder, run_id=store.read(read_meta).get("run_id", ""), store=store, reader=reader)
 
         def see_to(one: ArchiveFile, *, written: bool) -> None:
             gone = made.delete(one, who=me().who) if delete and one.span.through.step < end else 0

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.store.reports import read_evaluations, read_steps
 from echo_hub.store.store import Store
 from echo_shared.books import EvaluationKind, StepRecord
 from echo_shared.settings import without_secrets
@@ -68,7 +69,7 @@ def curves_of(store: Store) -> dict[str, Curve]:
         assert step is not None
         for key, value in _figures(step, before).items():
             points.setdefault(key, []).append((step.step, value))
-    for evaluation in store.evaluations():
+    for evaluation in store.read(read_evaluations):
         if evaluation.name:
             continue  # The run's own figures are the mean of its sets'.
         key = "heldout_accuracy" if evaluation.kind is EvaluationKind.GREEDY else "heldout_mean_at_k"
@@ -86,7 +87,7 @@ def curves_of(store: Store) -> dict[str, Curve]:
 
 def _steps(store: Store) -> Iterator[StepRecord]:
     last = 0
-    while some := store.steps_history(last, STEPS_A_READ):
+    while some := store.read(read_steps, last, STEPS_A_READ):
         yield from some
         last = some[-1].step
 

@@ -301,7 +301,8 @@ class Welcoming:
 
 async def remember(store: AsyncStore, node: NodeInfo) -> None:
     """Commits who a node is."""
-    await store.node_seen(
+    await store.on_writer(
+        store.store.node_seen,
         node_id=node.node_id,
         public_key=node.public_key,
         name=node.name,

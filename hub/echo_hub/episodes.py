@@ -22,8 +22,17 @@ from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.drawing import StoredDraw
-from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchGroup, BatchTurn, StoredPayload
+from echo_hub.store.drawing import StoredDraw, read_draws
+from echo_hub.store.reading import (
+    AnsweredTurn,
+    BatchEpisode,
+    BatchGroup,
+    BatchTurn,
+    StoredPayload,
+    read_batch,
+    read_groups,
+    read_payloads,
+)
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.messages import FinishReason
 
@@ -37,7 +46,7 @@ def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -
 
 async def load_scoring_jobs(store: AsyncStore, rollout_ids: Sequence[str]) -> list[ScoringJob]:
     """What the scorer is given of committed rollouts; those dropped meanwhile are left out."""
-    return [scoring_job(stored) for stored in await store.load_payloads(rollout_ids)]
+    return [scoring_job(stored) for stored in await store.read(read_payloads, rollout_ids)]
 
 
 async def load_drawn(
@@ -45,7 +54,7 @@ async def load_drawn(
 ) -> dict[str, DrawnRollout | str]:
     """What the verifier is given of committed rollouts, or why one cannot be checked; those whose tokens are not kept
     any more are left out."""
-    found = await store.load_draws(rollout_ids)
+    found = await store.read(read_draws, rollout_ids)
     # A problem that is not at hand any more is sampled again.
     return await asyncio.to_thread(
         lambda: {draw.stored.rollout_id: drawn_rollout(draw, problems, run_seed=run_seed) for draw in found}
@@ -79,12 +88,12 @@ class TrainingBatches:
 
     async def batch(self, step: int) -> list[TrainingGroup]:
         """The planned batch of a step, in the order of training."""
-        return [self._for_training(group) for group in await self._store.load_batch(step)]
+        return [self._for_training(group) for group in await self._store.read(read_batch, step)]
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> dict[int, TrainingGroup]:
         """Groups all of which has come in, with their rollouts in the order of training; those dropped meanwhile are
         left out."""
-        return {group.group_id: self._for_training(group) for group in await self._store.load_groups(wanted)}
+        return {group.group_id: self._for_training(group) for group in await self._store.read(read_groups, wanted)}
 
     def at_hand(self, group_id: int, turns: Sequence[DrawnTurn]) -> TrainingGroup:
         """A group that was just handed over, as the store has it: of one turn each, and without rewards."""

@@ -36,8 +36,8 @@ from echo_hub.run.start import (
     write_files,
 )
 from echo_hub.starting import ancestors_of, check_steps, published_adapter
-from echo_hub.store.actions import ActionBooks
 from echo_hub.store.beginnings import first_group_behind
+from echo_hub.store.settling import read_settings
 from echo_hub.views.live import with_stored
 from echo_shared.errors import ConfigError
 from echo_shared.files import atomic_directory, disk_errors
@@ -69,7 +69,7 @@ def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes:
     if target.config.exists():
         raise ConfigError("There is a run in this directory already.", got=str(target.config), do="Name another one.")
     with store_of(parent) as store:
-        before = with_stored(load_config(parent.config, {}), ActionBooks(store).settings())
+        before = with_stored(load_config(parent.config, {}), store.read(read_settings))
         version, checkpoints = _version(parent, at)
         first_group = first_group_behind(store.engine, version)
     config = _settings(parent, before, changes, version)

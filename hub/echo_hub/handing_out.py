@@ -21,7 +21,7 @@ from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.reading import AnsweredTurn
+from echo_hub.store.reading import AnsweredTurn, read_turns
 from echo_shared.messages import ArtefactOffer, FromHub, Lease, LeasedPrefix, LeaseRevoked
 from echo_shared.sampling import GroupRequest
 
@@ -72,7 +72,7 @@ class HandingOut:
                 actions.append(self._waiting.get_nowait())
             leases = [action for action, _ in actions if isinstance(action, SendLease)]
             episodes = {(lease.group_id, lease.indices[0]) for lease in leases if lease.turn}
-            turns = await self._store.load_turns(episodes) if episodes else {}
+            turns = await self._store.read(read_turns, episodes) if episodes else {}
             for action, prefixes in actions:
                 if isinstance(action, SendLease):
                     before = turns.get((action.group_id, action.indices[0]), ())[: action.turn]

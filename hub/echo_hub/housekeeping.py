@@ -14,6 +14,10 @@ from echo_hub.core.events import NodePardoned
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.invites import read_invites, read_num_invites
+from echo_hub.store.known_nodes import note_still_here, read_banned_nodes
+from echo_hub.store.standings import read_wanted_pardons
+from echo_hub.store.tallies import read_useful_nodes
 from echo_shared.books import Invite
 
 log = logging.getLogger(__name__)
@@ -57,7 +61,7 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Keeps house for ever."""
-        self._know(await self._store.useful_nodes())
+        self._know(await self._store.read(read_useful_nodes))
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
             await self.keep_house()
@@ -66,8 +70,9 @@ class Housekeeping:
         """Notes who is still there and who has been of use; forgets old adapters, and the tokens of steps that every
         kept checkpoint holds."""
         status = self._status()
-        await self._store.nodes_still_here(list(self._nodes), time.time())
-        self._know(await self._store.useful_nodes())
+        if self._nodes:
+            await self._store.write(note_still_here, list(self._nodes), time.time())
+        self._know(await self._store.read(read_useful_nodes))
         await asyncio.to_thread(
             self._directory.forget_adapters,
             kept=self._settings.adapters_kept,
@@ -75,17 +80,17 @@ class Housekeeping:
             published_version=status.published_version,
             evaluating=set(self._evaluating),
         )
-        await self._store.prune(status.trained_steps - kept_steps(self._settings))
+        await self._store.on_writer(self._store.store.prune, status.trained_steps - kept_steps(self._settings))
 
     async def watch_bans(self) -> None:
         """Bars for ever who is banned, and lets in again who is not any more; tells of all invites that there are
         whenever they have changed."""
         known, barred = None, None
         while True:
-            if (number := await self._store.num_invites()) != known:
-                self._invite(await self._store.invites())
+            if (number := await self._store.read(read_num_invites)) != known:
+                self._invite(await self._store.read(read_invites))
                 known = number
-            banned = await self._store.banned_nodes()
+            banned = await self._store.read(read_banned_nodes)
             self._bar(banned)
             if barred is not None:
                 _say_who(banned - barred, barred - banned)
@@ -95,7 +100,7 @@ class Housekeeping:
     async def watch_pardons(self, report: Callable[[NodePardoned], Awaitable[None]]) -> None:
         """Reports for ever whom the operator pardons; once it is recorded, it is wanted no more."""
         while True:
-            for node_id in sorted(await self._store.wanted_pardons()):
+            for node_id in sorted(await self._store.read(read_wanted_pardons)):
                 await report(NodePardoned(node_id=node_id))
             await asyncio.sleep(BANS_S)
 

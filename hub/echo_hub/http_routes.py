@@ -22,8 +22,8 @@ from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.receipts import certify
 from echo_hub.resources import Resources
 from echo_hub.rollouts import HubRollouts, RolloutReader
-from echo_hub.store.credit_store import CreditStore
-from echo_hub.teams import change_team
+from echo_hub.store.reading import read_receipts
+from echo_hub.teams import change_own_team
 from echo_hub.views.about import about_view
 from echo_hub.views.board import HubBoard
 
@@ -39,15 +39,15 @@ def http_routes(
     guard: Guard,
     desk: OperatorDesk,
 ) -> Iterator[web.AbstractRouteDef]:
-    proxies, credit = config.server.trusted_proxies, CreditStore(opened.store.store.engine)
+    proxies, store = config.server.trusted_proxies, opened.store.store
     limits = doors.limits
     yield from doors.own.routes(nodes)
     sign = partial(certify, opened.store, opened.me, run_id=opened.run_id, run_name=config.run.name)
     books = OwnBooks(
         doors.own,
-        look_up=opened.store.receipts,
+        look_up=lambda node_id, asked: opened.store.read_counted(read_receipts, node_id, asked),
         certify=sign,
-        team=partial(change_team, credit),
+        team=partial(change_own_team, store),
         now=limits.now,
     )
     yield from books.routes(nodes)
@@ -58,12 +58,12 @@ def http_routes(
 
     yield from artefact_routes(opened.publisher, opened.tracker, vouch, trusted_proxies=proxies)
     yield from install_routes(config.server.install_from)
-    reader = RolloutReader(config, store=opened.store.store, codec=opened.codec, problems=lambda: opened.problems)
+    reader = RolloutReader(config, store=store, codec=opened.codec, problems=lambda: opened.problems)
     yield from page_routes(
         pages,
         guard,
         desk,
-        board=HubBoard(credit),
+        board=HubBoard(store),
         about=about_view(config),
         rollouts=HubRollouts(reader),
         node_series=config.metrics.node_series,

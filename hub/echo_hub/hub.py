@@ -76,6 +76,8 @@ from echo_hub.scoring.scorer import Scorer
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.sibling_runs import SiblingRuns
 from echo_hub.sinks.chosen import chosen_sinks
+from echo_hub.store.known_nodes import read_counted_names
+from echo_hub.store.reading import read_evaluated
 from echo_hub.totals import TotalsNews
 from echo_hub.trainer import LearnerEvent, LearnerState, Trainer
 from echo_hub.views.evaluations import EvaluationViews
@@ -165,7 +167,7 @@ class Hub:
         opened, config = self._opened, self.config
         return ConnectedNodes(
             report=self._driver.report,
-            check_name=KnownNames(opened.store.counted_names).check,
+            check_name=KnownNames(partial(opened.store.read, read_counted_names)).check,
             remember=partial(remember, opened.store),
             distributor=self._distributor,
             look_up=self._look_ups.answer,
@@ -217,7 +219,7 @@ class Hub:
             sets={chosen: self._opened.problems.rewards_of(chosen) for chosen in self._opened.problems.sets},
             report=self._driver.report,
             publish=self.publishing.keep_for_evaluation,
-            load=self._opened.store.load_evaluated,
+            load=lambda version: self._opened.store.read(read_evaluated, version),
             num_received=lambda: self._driver.num_received,
             is_alone=lambda: not self.nodes.live,
             run_is_over=lambda: self.ending.last_is_published,
@@ -475,11 +477,13 @@ class Hub:
             await self._own_sampler.holds(event.policy_version)
 
     async def _record_distribution(self, news: Sequence[Release | Arrival]) -> None:
-        await self._opened.store.record_distribution(news, time.time())
+        store = self._opened.store
+        await store.on_writer(store.store.record_distribution, news, time.time())
         self._changes.notify()
 
     async def _record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        await self._opened.store.record_evaluations(measured)
+        store = self._opened.store
+        await store.on_writer(store.store.record_evaluations, measured)
         self.ending.evaluated(measured[0].policy_version)
         await self._desk.evaluated(measured[0].policy_version)
         self._changes.notify()

@@ -59,8 +59,10 @@ def invites(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """List the invites: how many nodes came by each and which, until when more may, and which are revoked."""
+    from echo_hub.store.invites import read_came_by, read_invites
+
     with store_of(RunDirectory(run_directory)) as store:
-        made, came_by = store.invites(), store.came_by()
+        made, came_by = store.read(read_invites), store.read(read_came_by)
     nodes_of: dict[int, list[str]] = {one.invite_id: [] for one in made}
     for node_id, invite_id in came_by.items():
         nodes_of.setdefault(invite_id, []).append(node_id)
@@ -81,16 +83,18 @@ def uninvite(
     ban: Annotated[bool, typer.Option("--ban", help="Ban all nodes that came by it, too.")] = False,
 ) -> None:
     """Revoke a person's invite: no node joins by it any more. Those that are connected stay, unless they are banned."""
+    from echo_hub.store.invites import read_came_by, read_invites
+
     with store_of(RunDirectory(run_directory)) as store:
-        if all(known.name != name for known in store.invites()):
+        if all(known.name != name for known in store.read(read_invites)):
             raise ConfigError(
                 "There is no invite of this name; nothing was changed.",
                 got=name,
                 do=f"Take a name that this prints: echo-hub invites {run_directory}",
             )
         noted(store, RevokeInvite(name=name, ban=ban))
-        of_name = {one.invite_id for one in store.invites() if one.name == name}
-        node_ids = [node_id for node_id, invite_id in store.came_by().items() if invite_id in of_name]
+        of_name = {one.invite_id for one in store.read(read_invites) if one.name == name}
+        node_ids = [node_id for node_id, invite_id in store.read(read_came_by).items() if invite_id in of_name]
     typer.echo(f"Revoked the invite for {name}, by which {_nodes(len(node_ids))} came.")
     if ban and node_ids:
         typer.echo(f"Banned: {', '.join(node_ids)}. To let one in again: echo-hub unban {run_directory} NODE")

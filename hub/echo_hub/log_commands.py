@@ -106,6 +106,7 @@ def events(
     """List what has happened in a run, the newest first: joins, bans, restarts, refusals, problems, its end."""
     from echo_hub.dashboard.log_page import WrongLogQueryError, event_filter_of
     from echo_hub.dashboard.responses import jsonable
+    from echo_hub.store.events import read_events
 
     asked = {"kind": kind, "severity": severity, "subject": subject, "before": "" if before is None else str(before)}
     try:
@@ -115,7 +116,7 @@ def events(
             "These events cannot be looked for.", got=str(error), do="See: echo-hub events --help"
         ) from error
     with store_of(RunDirectory(run_directory)) as store:
-        found = store.events(wanted, limit)
+        found = store.read(read_events, wanted, limit)
     if as_json:
         typer.echo(json.dumps({"events": jsonable(found)}, indent=2, allow_nan=False))
         return

@@ -272,11 +272,13 @@ def evaluate(
 @app.command()
 def nodes(run_directory: RunArgument) -> None:
     """List the nodes that have ever joined: the ids that `ban` and `pardon` take, and how each stands."""
+    from echo_hub.store.reports import read_leaderboard
+
     directory = RunDirectory(run_directory)
     titles = ("Id", "Name", "Engine", "Device", "Last seen", "Rollouts", "Standing", "Checked", "Banned", "Invite")
     table = Table(*titles, box=None)
     with store_of(directory) as store:
-        for node in store.leaderboard():
+        for node in store.read(read_leaderboard):
             table.add_row(
                 node.node_id,
                 Text(node.name),
@@ -313,8 +315,10 @@ def unban(run_directory: RunArgument, node: NodesArgument) -> None:
 @app.command()
 def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
     """Let quarantined nodes begin anew: all that they send is checked again, before anybody trains on it."""
+    from echo_hub.store.reports import read_leaderboard
+
     with store_of(RunDirectory(run_directory)) as store:
-        known = {row.node_id: row for row in store.leaderboard()}
+        known = {row.node_id: row for row in store.read(read_leaderboard)}
         wrong = [node_id for node_id in _known_nodes(store, node) if known[node_id].standing != "quarantined"]
         if wrong:
             raise ConfigError(
@@ -368,7 +372,7 @@ def plan(
     from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.plan_picture import write_svg
     from echo_hub.plan_text import plan_lines
-    from echo_hub.store.actions import ActionBooks
+    from echo_hub.store.settling import read_settings
     from echo_hub.views.live import with_stored
 
     if example:
@@ -381,7 +385,7 @@ def plan(
     elif run_directory is not None and file is None:
         directory = RunDirectory(run_directory)
         with store_of(directory) as store:
-            fleet = fleet_of_run(store, with_stored(load_config(directory.config, {}), ActionBooks(store).settings()))
+            fleet = fleet_of_run(store, with_stored(load_config(directory.config, {}), store.read(read_settings)))
     else:
         raise ConfigError("Plans are for a run's directory or for a fleet in a file.", do="Name one of the two.")
     planned = make_plan(changed(fleet, staleness=staleness, publish_every=publish_every, add=add or ()), target=target)
@@ -453,7 +457,9 @@ def version() -> None:
 
 def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
     """`node_ids`. Raises ConfigError unless all of them have joined this run."""
-    unknown = set(node_ids) - {node.node_id for node in store.leaderboard() if node.first_seen}
+    from echo_hub.store.reports import read_leaderboard
+
+    unknown = set(node_ids) - {node.node_id for node in store.read(read_leaderboard) if node.first_seen}
     if unknown:
         raise ConfigError(
             "No such node has ever joined this run; nothing was changed.",

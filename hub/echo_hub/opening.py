@@ -47,11 +47,15 @@ from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.starting import begin
-from echo_hub.store.actions import ActionBooks
+from echo_hub.store.actions import begin_settings
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.database import holds_run
+from echo_hub.store.database import holds_run, read_meta, write_meta
+from echo_hub.store.invites import read_came_by, read_invites
 from echo_hub.store.keeping import Keeping
+from echo_hub.store.known_nodes import read_banned_nodes
+from echo_hub.store.reports import read_evaluated_versions
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_hub.tasks.free_rewards import warning_of
 from echo_hub.views.live import configured
 from echo_shared import key_file
@@ -108,7 +112,7 @@ async def open_hub(
         memory = HostMemory(enabled=config.server.shared_memory)
         stack.callback(memory.close)
         publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
-        snapshot = apart(await store.snapshot())
+        snapshot = apart(await store.read(read_snapshot))
         stored = await _stored_settings(store, config)
         logs = directory.root / "logs"
         cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, owner=run_id))
@@ -137,9 +141,9 @@ async def open_hub(
                 interrupts=config.training.on_new_version == "interrupt",
                 published_version=snapshot.published_version,
             ),
-            invitations=Invitations(await store.invites(), await store.came_by()),
+            invitations=Invitations(await store.read(read_invites), await store.read(read_came_by)),
             started_at=await _started_at(store),
-            evaluated=frozenset(await store.evaluated_versions()),
+            evaluated=frozenset(await store.read(read_evaluated_versions)),
             spawned=spawned,
             start=start,
         )
@@ -149,7 +153,7 @@ async def open_hub(
             base_dir,
             base_source=model_hub_source(config.model.base, base_dir) if from_model_hub else None,
             published_version=snapshot.published_version,
-            banned=await store.banned_nodes(),
+            banned=await store.read(read_banned_nodes),
         )
         logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
         stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
@@ -267,7 +271,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "sampling.temperature": config.sampling.temperature,
         "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
     }
-    began_with = json.loads((await store.run_meta()).get("fixed_settings", "{}"))
+    began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:
         # What a run does not say was so before there was a setting for it.
         began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
@@ -285,7 +289,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
             got="; ".join(changed),
             do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
         )
-    await store.set_run_meta("fixed_settings", json.dumps(fixed))
+    await store.write(write_meta, "fixed_settings", json.dumps(fixed))
 
 
 async def _run_id(store: AsyncStore, me: Identity) -> str:
@@ -293,7 +297,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
 
     Raises ConfigError when the store belongs to another hub.
     """
-    meta = await store.run_meta()
+    meta = await store.read(read_meta)
     owner = meta.get("hub_key", me.public_key.hex())
     if owner != me.public_key.hex():
         raise ConfigError(
@@ -303,23 +307,23 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
         )
     if "run_id" not in meta:
         meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
-        await store.set_run_meta("hub_key", owner)
-        await store.set_run_meta("run_id", meta["run_id"])
+        await store.write(write_meta, "hub_key", owner)
+        await store.write(write_meta, "run_id", meta["run_id"])
     return meta["run_id"]
 
 
 async def _started_at(store: AsyncStore) -> float:
     """When the run was served for the first time, which is noted down then."""
-    known = (await store.run_meta()).get("started_at")
+    known = (await store.read(read_meta)).get("started_at")
     if known is None:
         known = repr(time.time())
-        await store.set_run_meta("started_at", known)
+        await store.write(write_meta, "started_at", known)
     return float(known)
 
 
 async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
     """What operators have changed while the run went on, as far as nobody has changed config.toml since."""
-    stored, overruled = await store.write(ActionBooks(store.store).begin, configured(config))
+    stored, overruled = await store.write(begin_settings, configured(config))
     for name in sorted(overruled):
         log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
     for name in sorted(stored):

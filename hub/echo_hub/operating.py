@@ -19,6 +19,8 @@ from echo_hub.operation.problems import Observation, ProblemKind
 from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.events import read_events
+from echo_hub.store.reports import read_steps
 from echo_hub.views.alarms import alarms
 from echo_hub.views.run import Moment, broken_now, common_faults, goes_on_with, lacks_nodes, waits_for
 from echo_shared.books import EventFilter, StepRecord
@@ -99,14 +101,14 @@ class Operation:
     async def _tell_of_the_end(self) -> None:
         await self._finished.wait()
         wanted = EventFilter(kind="run_finished")
-        if not await self._store.read(self._store.store.events, wanted, 1):  # Nor was it told before a restart.
+        if not await self._store.read(read_events, wanted, 1):  # Nor was it told before a restart.
             text = summary(await self._store.server.until_done(self._view))
             log.info("%s", text, extra={"event": "run_finished"})
             self._alerts.finished(text, time.time())
         self._end_is_told = True
 
     async def _steps(self, since: int) -> Sequence[StepRecord]:
-        return await asyncio.to_thread(self._store.store.steps_history, since, STEPS_AT_ONCE)
+        return await asyncio.to_thread(self._store.store.read, read_steps, since, STEPS_AT_ONCE)
 
     async def _observe(self) -> Observation:
         """What the books alone say is left out while they cannot be read."""

@@ -47,7 +47,16 @@ from echo_hub.dashboard.actions import Answered, ForbiddenError, NoSuchActionErr
 from echo_hub.export import export_adapter
 from echo_hub.run.directory import RunDirectory
 from echo_hub.secrets_made import secret_of
-from echo_hub.store.actions import ActionBooks
+from echo_hub.store.actions import (
+    find_action,
+    note_action,
+    read_action_log,
+    read_api_tokens,
+    read_num_api_tokens,
+    read_wanted_actions,
+    settle_action,
+    was_undone,
+)
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.errors import EchoError
 
@@ -75,7 +84,6 @@ class Desk:
         changed: Callable[[], None],
     ) -> None:
         self._store = store
-        self._books = ActionBooks(store.store)
         self._directory = directory
         self._guard = guard
         self._report = report
@@ -96,7 +104,7 @@ class Desk:
         while True:
             await self._renew_tokens()
             async with self._taking:
-                for record in await self._store.read(self._books.wanted):
+                for record in await self._store.read(read_wanted_actions):
                     if record.number not in self._taken:
                         await self._begin(record)
             await asyncio.sleep(LOOK_S)
@@ -110,10 +118,11 @@ class Desk:
         if not is_good_for(by.scope, request.SCOPE):
             raise ForbiddenError(f"{action} takes a token of scope {request.SCOPE}; this one is for {by.scope}.")
         secret, secret_hash = secret_of(request)
-        note = self._books.note
         settled = asyncio.Event()
         async with self._taking:
-            record = await self._store.write(note, request, by, time.time(), secret_hash=secret_hash, undoes=undoes)
+            record = await self._store.write(
+                note_action, request, by, time.time(), secret_hash=secret_hash, undoes=undoes
+            )
             if not request.IN_BOOKS:
                 self._settled[record.number] = settled
                 is_soon = await self._begin(record)
@@ -126,21 +135,21 @@ class Desk:
 
     async def undo(self, number: int, by: Actor) -> Answered:
         """Does what takes the action back. Raises NoSuchActionError where nothing does, and what `act` raises."""
-        record = await self._store.read(self._books.find, number)
+        record = await self._store.read(find_action, number)
         if record is None:
             raise NoSuchActionError(f"There is no action {number}.")
         undo = taking_back(record.action, record.request, record.before)
         if undo is None or record.outcome is not Outcome.DONE:
             raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be taken back.")
-        if await self._store.read(self._books.was_undone, number):
+        if await self._store.read(was_undone, number):
             raise NoSuchActionError(f"Action {number} was taken back already.")
         return await self.act(undo.action, undo.model_dump(mode="json"), by, undoes=number)
 
     async def log(self, *, limit: int, before: int | None) -> list[ActionRecord]:
-        return await asyncio.to_thread(self._books.log, limit=limit, before=before)
+        return await asyncio.to_thread(self._store.store.read, read_action_log, limit=limit, before=before)
 
     async def tokens(self) -> list[ApiToken]:
-        return await asyncio.to_thread(self._books.tokens)
+        return await asyncio.to_thread(self._store.store.read, read_api_tokens)
 
     def settled(self, number: int) -> None:
         """Of this action the books have what became of it."""
@@ -158,7 +167,7 @@ class Desk:
             async with asyncio.timeout(PATIENCE_S):
                 await settled.wait()
         self._settled.pop(number, None)
-        found = await self._store.read(self._books.find, number)
+        found = await self._store.read(find_action, number)
         assert found is not None
         return found
 
@@ -210,13 +219,13 @@ class Desk:
         return path, export_adapter(self._directory, path, policy_version=version)
 
     async def _settle(self, settled: ActionSettled) -> None:
-        await self._store.write(self._books.settle, settled, time.time())
+        await self._store.write(settle_action, settled, time.time())
         self.settled(settled.number)
 
     async def _renew_tokens(self) -> None:
-        known = await self._store.read(self._books.num_tokens)
+        known = await self._store.read(read_num_api_tokens)
         if known != self._known_tokens:
-            self._guard.tokens.renew(await self._store.read(self._books.tokens))
+            self._guard.tokens.renew(await self._store.read(read_api_tokens))
             self._known_tokens = known
 
     def _tell(self, record: ActionRecord) -> None:

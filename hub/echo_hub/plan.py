@@ -18,10 +18,11 @@ from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Prediction, Work
 from echo_hub.core.capacity.schedule import predict
 from echo_hub.dashboard.formats import display_name
 from echo_hub.scoring.processes import where
+from echo_hub.store.database import read_meta
 from echo_hub.store.store import Store
 from echo_hub.views.capacity import verdict
 from echo_hub.views.learner_time import LearnerTime, learner_time
-from echo_hub.views.pace import kinds_of, read_pace, read_steps
+from echo_hub.views.pace import kinds_of, newest_steps, read_pace
 from echo_shared.errors import ConfigError
 
 EXAMPLE: Final = """\
@@ -148,7 +149,7 @@ class Plan:
 
 def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
     """By the newest steps of the run's books and all nodes that worked of late. Raises ConfigError before the first."""
-    steps = read_steps(store)
+    steps = newest_steps(store)
     pace = read_pace(store, config, steps, None)
     if pace is None:
         raise ConfigError(
@@ -157,7 +158,7 @@ def fleet_of_run(store: Store, config: HubConfig) -> Fleet:
         )
     # What nodes say of themselves is shown in a terminal.
     nodes = tuple(replace(node, name=display_name(node.name)) for node in pace.nodes)
-    started_at = float(store.run_meta().get("started_at", steps[0].planned_at))
+    started_at = float(store.read(read_meta).get("started_at", steps[0].planned_at))
     spent = learner_time(steps, started_at=started_at)
     return Fleet(
         workload=pace.workload,

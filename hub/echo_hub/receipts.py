@@ -13,6 +13,8 @@ from typing import Final
 from echo_hub.core import effects
 from echo_hub.core.effects import LookUpReceipt, SendTrained
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.contribution import read_contribution
+from echo_hub.store.reading import read_receipts
 from echo_shared.contribution import sign
 from echo_shared.identity import Identity
 from echo_shared.messages import MAX_BATCHED, FromHub, Receipt, Receipts, ReceiptState
@@ -116,7 +118,7 @@ class ReceiptLookUps:
 
     async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         """Tells the node what became of these rollouts, in one message."""
-        receipts = await self._store.receipts(node_id, rollout_ids)
+        receipts = await self._store.read_counted(read_receipts, node_id, rollout_ids)
         self._flush(node_id)
         self._send(node_id, Receipts(receipts=tuple(receipts)))
 
@@ -163,5 +165,7 @@ def as_message(receipts: Sequence[effects.Receipt]) -> Receipts:
 
 async def certify(store: AsyncStore, me: Identity, node_id: str, *, run_id: str, run_name: str) -> bytes | None:
     """What a node has done for the run, signed by the hub; None: it was never here."""
-    found = await store.contribution(node_id, run_id=run_id, run_name=run_name, hub_key=me.public_key, now=time.time())
+    found = await store.read_counted(
+        read_contribution, node_id, run_id=run_id, run_name=run_name, hub_key=me.public_key, now=time.time()
+    )
     return None if found is None else sign(found, me)

@@ -9,8 +9,8 @@ from typing import Final
 
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.retired import Span
-from echo_hub.store.retiring import ROWS_AT_ONCE, Retirement
+from echo_hub.store.retired import Span, read_last
+from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
 
 LOOKED_S: Final = 15.0
 REST: Final = 4.0
@@ -23,14 +23,13 @@ class Retention:
     def __init__(self, steps: int, *, store: AsyncStore, status: Callable[[], CoordinatorStatus]) -> None:
         self._steps = steps
         self._store = store
-        self._books = Retirement(store.store)
         self._status = status
 
     async def run(self) -> None:
         """Lets go for ever."""
         if not self._steps:
             return
-        last = await self._store.read(self._books.last)
+        last = await self._store.read(read_last)
         if last is not None:
             await self._let_go_of(last)  # The hub may have been stopped in the middle.
         while True:
@@ -39,17 +38,18 @@ class Retention:
 
     async def let_go(self) -> None:
         """Deletes from the books what is beyond the newest steps, one step after the other."""
-        last = await self._store.read(self._books.last)
-        after = await self._store.read(self._books.beginning) if last is None else last.through
+        last = await self._store.read(read_last)
+        after = await self._store.read(read_first_mark) if last is None else last.through
         end = self._status().trained_steps - self._steps + 1
-        while ripe := await self._store.read(self._books.ripe, after, end):
+        while ripe := await self._store.read(read_ripe, after, end):
             for one in ripe:
                 await self._let_go_of(Span(after=after, through=one.mark))
                 after = one.mark
 
     async def _let_go_of(self, span: Span) -> None:
-        keys = await self._store.read(self._books.keys, span)
+        keys = await self._store.read(read_final_keys, span)
         for start in range(0, len(keys), ROWS_AT_ONCE):
             began_s = time.monotonic()
-            await self._store.write(self._books.retire, keys[start : start + ROWS_AT_ONCE], span)
+            part = keys[start : start + ROWS_AT_ONCE]
+            await self._store.on_writer(retire, self._store.store, part, span)
             await asyncio.sleep(REST * (time.monotonic() - began_s))

@@ -22,9 +22,20 @@ from echo_hub.learner.credit import EpisodeRewards, turn_advantages
 from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
-from echo_hub.store.browsing import NEWEST, BatchReward, Key, StoredTokens, evaluation_text
+from echo_hub.store.browsing import (
+    NEWEST,
+    BatchReward,
+    Key,
+    StoredTokens,
+    evaluation_text,
+    find_rollouts,
+    read_batch_rewards,
+    read_group,
+    read_tokens,
+    summaries_of_groups,
+)
 from echo_hub.store.changing import key_of
-from echo_hub.store.retiring import Retirement
+from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
 from echo_shared.messages import rollout_id
 from echo_shared.rollout_books import (
@@ -97,7 +108,7 @@ class RolloutReader:
         """At most `limit` rollouts, those that were leased last first, that were leased before the rollout `before`; ""
         = the newest."""
         rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
-        totals = self._store.kept_totals()
+        totals = self._store.read(read_kept_totals)
         return RolloutsPage(
             rollouts=tuple(rows),
             before="" if last is None else rollout_id(*last),
@@ -111,11 +122,11 @@ class RolloutReader:
 
     def group(self, group_id: int) -> GroupView | None:
         """A group with all that is there of it; None: nothing was ever leased of it."""
-        group = self._store.rollout_group(group_id)
+        group = self._store.read(read_group, group_id)
         if group is None:
             return None
         gains = {} if group.step is None else self._advantages(group.step).get(group_id, {})
-        tokens = self._store.rollout_tokens([key_of(each.rollout_id) for each in group.rollouts])
+        tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in group.rollouts])
         prompt_ids = self._problems().prompt_ids(group_id)
         return GroupView(
             group_id=group_id,
@@ -143,14 +154,14 @@ class RolloutReader:
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
         """Those of `keys` that are of these groups, group by group, as the books have them."""
-        books, gains = Retirement(self._store), _Gains(self._advantages)
+        gains = _Gains(self._advantages)
         for start in range(0, len(group_ids), GROUPS_READ):
-            found = books.summaries(group_ids[start : start + GROUPS_READ])
+            found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
             there = [self._told(each) for each in found if key_of(each.rollout_id) in keys]
             yield from self._whole(there, gains)
 
     def _whole(self, summaries: Sequence[RolloutSummary], gains: _Gains) -> Iterator[WholeRollout]:
-        tokens = self._store.rollout_tokens([key_of(each.rollout_id) for each in summaries])
+        tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in summaries])
         prompts: dict[int, str] = {}
         for each in summaries:
             if each.group_id not in prompts:
@@ -168,9 +179,9 @@ class RolloutReader:
         looked_for, rows, read = wanted.text.casefold(), list[RolloutRow](), 0
         last: Key | None = before
         while last is not None:
-            found = self._store.find_rollouts(wanted, last, ROWS_READ if looked_for else limit)
+            found = self._store.read(find_rollouts, wanted, last, ROWS_READ if looked_for else limit)
             keys = [key_of(each.rollout_id) for each in found.rollouts]
-            tokens = self._store.rollout_tokens(keys)
+            tokens = self._store.read(read_tokens, keys)
             for key, each in zip(keys, found.rollouts, strict=True):
                 drawn = tokens.get(key)
                 text = None if drawn is None else self._codec.text(drawn.completion_ids)
@@ -238,7 +249,7 @@ class RolloutReader:
     def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
         """Of the turns of the episodes of a step's batch, by group, index and turn."""
         ends: dict[int, list[BatchReward]] = {}
-        for end in self._store.batch_rewards(step):
+        for end in self._store.read(read_batch_rewards, step):
             ends.setdefault(end.group_id, []).append(end)
         rewards = [[self._rewards(end) for end in group] for group in ends.values()]
         kind = self._objective.chosen_advantage

@@ -51,6 +51,7 @@ from echo_hub.run.start import (
 from echo_hub.scoring.problems import Problems
 from echo_hub.starting import adapter_to_start_from
 from echo_hub.store.beginnings import LINEAGE
+from echo_hub.store.database import read_meta
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files import atomic_directory, disk_errors, write_private
 
@@ -190,7 +191,7 @@ def figures(progress: SftProgress) -> dict[str, Any]:
 def _check_not_begun(directory: RunDirectory) -> None:
     try:
         with store_of(directory) as store:
-            has_begun = not {"fixed_settings", LINEAGE}.isdisjoint(store.run_meta())
+            has_begun = not {"fixed_settings", LINEAGE}.isdisjoint(store.read(read_meta))
     except ConfigError:  # No hub has made its books yet.
         has_begun = False
     if not has_begun:

@@ -21,8 +21,9 @@ from echo_hub.dashboard.model import SiblingView
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.siblings import siblings_of
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.credit_store import CreditStore
-from echo_hub.store.database import holds_run
+from echo_hub.store.database import holds_run, read_meta, write_meta
+from echo_hub.store.elsewhere import read_run_credit, take_in
+from echo_hub.store.reports import read_newest_step
 from echo_shared.errors import EchoError
 from echo_shared.run_credit import NodeCredit, RunCredit
 
@@ -57,7 +58,6 @@ class SiblingRuns:
         """By name, as of the last look."""
         self._directory = directory
         self._store = store
-        self._books = CreditStore(store.store.engine)
         self._run_id = run_id
         self._hub_key = hub_key
         self._changed = changed
@@ -67,8 +67,8 @@ class SiblingRuns:
 
     async def run(self, address: str) -> None:
         """Tells the others where this run is, and looks at them for ever."""
-        if (await self._store.run_meta()).get(ADDRESS) != address:
-            await self._store.set_run_meta(ADDRESS, address)
+        if (await self._store.read(read_meta)).get(ADDRESS) != address:
+            await self._store.write(write_meta, ADDRESS, address)
         while True:
             began = time.monotonic()
             await self.look()
@@ -82,7 +82,7 @@ class SiblingRuns:
             nodes = each.credit.nodes
             if self._taken.get(each.view.run_id) == nodes:
                 continue
-            if await self._store.write(self._books.take_in_credit, each.credit, time.time()) != "known":
+            if await self._store.write(take_in, each.credit, time.time()) != "known":
                 self._taken[each.view.run_id] = nodes
         views = tuple(sorted((each.view for each in found), key=lambda view: (view.name, view.run_id)))
         if views != self.views:
@@ -117,7 +117,7 @@ class SiblingRuns:
         if not holds_run(config.store.url or directory.database_url):
             return None
         with store_of(directory) as store:
-            meta, newest = store.run_meta(), store.newest_step()
+            meta, newest = store.read(read_meta), store.read(read_newest_step)
             view = SiblingView(
                 run_id=meta["run_id"],
                 name=config.run.name,
@@ -125,8 +125,8 @@ class SiblingRuns:
                 trained_step=newest.step if newest else 0,
                 steps_total=config.training.steps,
             )
-            credit = CreditStore(store.engine).run_credit(
-                run_id=view.run_id, run_name=view.name, hub_key=self._hub_key, now=time.time()
+            credit = store.read(
+                read_run_credit, run_id=view.run_id, run_name=view.name, hub_key=self._hub_key, now=time.time()
             )
         return _Found(view=view, credit=credit)
 

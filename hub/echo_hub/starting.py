@@ -30,7 +30,8 @@ from echo_hub.run.start import (
     write_start,
 )
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.beginnings import LINEAGE, Beginning
+from echo_hub.store.beginnings import LINEAGE, Beginning, begin_at
+from echo_hub.store.database import read_meta
 from echo_shared.adapter import CONFIG_FILE
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.files import atomic_directory
@@ -41,7 +42,7 @@ async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, b
 
     Raises ConfigError when what model.start_from names cannot be used, StorageError.
     """
-    meta = await store.run_meta()
+    meta = await store.read(read_meta)
     if LINEAGE in meta:
         return Start.model_validate_json(meta[LINEAGE])
     if "fixed_settings" in meta:  # It has begun already, and with the base.
@@ -53,7 +54,7 @@ async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, b
         check_steps(start.policy_version, config)
         await asyncio.to_thread(_place, directory, start)
         beginning = Beginning(policy_version=start.policy_version, group_id=start.first_group)
-        await store.write(store.store.begin_at, beginning, start.model_dump_json(), time.time())
+        await store.write(begin_at, beginning, start.model_dump_json(), time.time())
     return start
 
 
@@ -77,7 +78,7 @@ def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor
     """What begins with this version of a run descends from, the run itself first."""
     run_id, before = "", read_start(directory)
     with suppress(EchoError), store_of(directory) as store:
-        run_id = store.run_meta().get("run_id", "")
+        run_id = store.read(read_meta).get("run_id", "")
     name = load_config(directory.config, {}).run.name
     own = Ancestor(run_name=name, run_id=run_id, policy_version=policy_version)
     return (own, *(before.ancestors if before is not None else ()))

@@ -1,17 +1,18 @@
-"""What a node wants of its team, done in the books beside all else that the hub writes."""
+"""Team changes that a node asks for, written to the database on a thread."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.store import Store
+from echo_hub.store.teams import change_team, read_own_team
 from echo_shared.messages import Team, TeamWanted
 
 
-async def change_team(books: CreditStore, node_id: str, wanted: TeamWanted) -> Team:
-    """How the node's team stands when it is done. Raises RefusedError where it cannot be."""
+async def change_own_team(store: Store, node_id: str, wanted: TeamWanted) -> Team:
+    """Change the node's team and return its new standing. Raises RefusedError when the change is not possible."""
     now = time.time()
     if wanted.action != "show":
-        await asyncio.to_thread(books.change_team, node_id, wanted, now)
-    return await asyncio.to_thread(books.own_team, node_id, now)
+        await asyncio.to_thread(store.write, change_team, node_id, wanted, now)
+    return await asyncio.to_thread(store.read, read_own_team, node_id, now)

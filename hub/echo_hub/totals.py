@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from echo_hub.dashboard.model import public_id
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.credits import Credit
+from echo_hub.store.credits import Credit, read_credits
 from echo_shared.messages import DroppedCount, FromHub, Totals
 
 FIRST_S: Final = 2.0
@@ -71,7 +71,7 @@ class TotalsNews:
     async def _tell(self, nodes: Mapping[str, Listening]) -> None:
         if not nodes:
             return
-        credits = await self._store.credits(nodes.keys())
+        credits = await self._store.read(read_credits, nodes.keys())
         for node_id, node in nodes.items():
             totals = as_message(node_id, credits[node_id])
             if self._nodes.get(node_id) is node and self._told.get(node_id) != (node, totals):

@@ -33,6 +33,7 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import FinishReason, rollout_id
 from tests.echo_hub.judge_endpoint import FakeEndpoint, served
 
@@ -64,7 +65,7 @@ class Driven:
         """Called with each action when the driver hands it on."""
         self.async_store = AsyncStore(self.store)
         self.driver = Driver(
-            coordinator=Coordinator(chosen, self.store.snapshot()),
+            coordinator=Coordinator(chosen, self.store.read(read_snapshot)),
             store=self.async_store,
             clock=lambda: self.now,
         )

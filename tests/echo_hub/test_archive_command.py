@@ -17,7 +17,10 @@ from echo_hub.config.file import load_config
 from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
-from echo_hub.store.browsing import NEWEST
+from echo_hub.store.browsing import NEWEST, find_rollouts
+from echo_hub.store.database import write_meta
+from echo_hub.store.reading import read_receipts
+from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.rollout_books import RolloutFilter
@@ -30,12 +33,10 @@ PRUNED = 6
 DRIVER = """
 import os, signal, sys
 from echo_hub import archive, main
-from echo_hub.store.retiring import Retirement
 
 what, count = sys.argv[1], int(sys.argv[2])
 archive.ROWS_A_FILE, archive.ROWS_AT_ONCE = 4, 2
-owner = Retirement if what == "retire" else archive
-original, done = getattr(owner, what), 0
+original, done = getattr(archive, what), 0
 
 def killed(*given, **named):
     global done
@@ -45,7 +46,7 @@ def killed(*given, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return found
 
-setattr(owner, what, killed)
+setattr(archive, what, killed)
 sys.argv = ["echo-hub", *sys.argv[3:]]
 main.app()
 """
@@ -69,7 +70,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
     url = "" if request.param == "sqlite" else request.getfixturevalue("empty_postgresql")
     make_run(directory, load_config(None, {"store": {"url": url}}))
     store = Store.open(url or directory.database_url)
-    store.set_run_meta("run_id", "run-1")
+    store.write(write_meta, "run_id", "run-1")
     for step in range(1, STEPS + 1):
         train(store, step, components={"score": 1.0, "format": 0.5})
     store.record_evaluations(evaluated(2, 0.5))
@@ -85,7 +86,7 @@ def store_of(run: RunDirectory) -> Store:
 def books_of(run: RunDirectory) -> list[Any]:
     """The rollouts in the books, oldest first."""
     store = store_of(run)
-    found = store.find_rollouts(RolloutFilter(), NEWEST, 1_000).rollouts
+    found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
     store.close()
     return list(reversed(found))
 
@@ -159,7 +160,7 @@ def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, wh
         list(folder.glob("*.parquet"))
     )
     store = store_of(run)
-    accounting, receipts = store.accounting(), store.receipts("a", ["1-0", "3-2", "6-1"])
+    accounting, receipts = store.read(read_accounting), store.read(read_receipts, "a", ["1-0", "3-2", "6-1"])
     store.close()
     assert accounting.balanced and accounting.trained == 2 * STEPS
     assert [one.state for one in receipts] == ["trained", "dropped", "trained"]
@@ -197,11 +198,11 @@ def test_files_of_another_run_or_history_are_never_mixed_with_these(run: RunDire
     folder = tmp_path / "archive"
     said("archive", run.root, folder)
     store = store_of(run)
-    store.set_run_meta("run_id", "run-2")
+    store.write(write_meta, "run_id", "run-2")
     with pytest.raises(ConfigError, match="something else than this run's archive") as caught:
         said("archive", run.root, folder)
     assert "run-1" in str(caught.value)
-    store.set_run_meta("run_id", "run-1")
+    store.write(write_meta, "run_id", "run-1")
     with store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE steps SET trained_at = 7 WHERE step = 6")
     store.close()

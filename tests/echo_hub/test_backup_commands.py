@@ -9,6 +9,7 @@ from echo_hub.config.file import load_config
 from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.reports import read_newest_step
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 from tests.echo_hub.written_steps import train
@@ -46,7 +47,7 @@ def test_a_database_elsewhere_comes_into_the_directory(tmp_path: Path) -> None:
     again = RunDirectory(tmp_path / "again")
     assert load_config(again.config, {}).store.url == ""
     store = Store.open(again.database_url)
-    assert store.newest_step() is not None
+    assert store.read(read_newest_step) is not None
     store.close()
 
 

@@ -14,8 +14,10 @@ from echo_hub.config.file import load_config
 from echo_hub.main import app
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.board import read_board
+from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
+from echo_hub.store.teams import change_team, read_own_team
 from echo_shared import key_file, run_credit
 from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import CodecError, ConfigError
@@ -32,7 +34,7 @@ def served(directory: Path, name: str) -> Store:
     make_run(RunDirectory(directory), load_config(None, {"run": {"name": name}}))
     store = Store.open(RunDirectory(directory).database_url)
     me = key_file.load(RunDirectory(directory).key)
-    store.set_run_meta("run_id", f"{me.node_id}-1")
+    store.write(write_meta, "run_id", f"{me.node_id}-1")
     return store
 
 
@@ -69,7 +71,7 @@ def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: P
         in invoke("credit", "import", tmp_path / "here", export, "--hub-key", key).output
     )
     assert "Nothing was changed" in invoke("credit", "import", tmp_path / "here", export).output
-    (row,) = CreditStore(here.engine).board(BoardQuery(), 9.0).rows
+    (row,) = here.read(read_board, BoardQuery(), 9.0).rows
     assert (row.name, row.all_rollouts, row.all_tokens) == ("ada", 2, 5)
 
 
@@ -88,8 +90,8 @@ def test_what_is_the_run_s_own_or_was_changed_is_refused(tmp_path: Path, here: S
 def test_the_operator_removes_a_team(tmp_path: Path, here: Store) -> None:
     here.node_seen(node_id="a", public_key=bytes(32), name="ada", backend="torch", device="d", now=1.0)
     here.apply(Records.one_step(1, lease_id=1, group_id=0, node_id="a"), now=1.0)
-    CreditStore(here.engine).change_team("a", TeamWanted(action="create", name="Bad words"), 1.0)
+    here.write(change_team, "a", TeamWanted(action="create", name="Bad words"), 1.0)
     assert "Removed" in invoke("team", "remove", tmp_path / "here", "BAD  words").output
-    assert CreditStore(here.engine).own_team("a", 2.0).name == ""
+    assert here.read(read_own_team, "a", 2.0).name == ""
     with pytest.raises(ConfigError, match="no team"):
         invoke("team", "remove", tmp_path / "here", "Bad words")

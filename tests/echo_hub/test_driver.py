@@ -38,6 +38,11 @@ from echo_hub.core.trust.standing import Decision
 from echo_hub.driver import Driver
 from echo_hub.operation.event_log import EventLog
 from echo_hub.store import database
+from echo_hub.store.database import read_meta
+from echo_hub.store.events import read_events
+from echo_hub.store.reading import read_payloads, read_receipts
+from echo_hub.store.reports import read_accounting
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.books import EventFilter, RunEvent
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import ReceiptState
@@ -55,7 +60,7 @@ async def test_a_run_from_its_first_lease_to_its_end(drive: Drive) -> None:
     assert [action.policy_version for action in driven.of(AnnounceVersion)] == [1, 2]
     assert driven.driver.num_received == sum(len(lease.indices) for lease in driven.of(SendLease))
     assert driven.driver.coordinator.status().finished
-    books = driven.store.accounting()
+    books = driven.store.read(read_accounting)
     assert (books.trained, books.in_flight, books.leased) == (8, 0, books.trained + books.num_dropped)
 
 
@@ -64,7 +69,7 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
     seen: set[str] = set()
 
     def look(action: Action) -> None:
-        snapshot = driven.store.snapshot()
+        snapshot = driven.store.read(read_snapshot)
         states = {row.rollout_id: row.state for row in snapshot.rollouts}
         match action:
             case SendLease():
@@ -72,10 +77,10 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
                 assert [states[each] for each in ids] == [ReceiptState.LEASED] * len(ids)
             case SendReceipts():
                 for receipt in action.receipts:
-                    (stored,) = driven.store.receipts(action.node_id, [receipt.rollout_id])
+                    (stored,) = driven.store.read(read_receipts, action.node_id, [receipt.rollout_id])
                     assert (stored.rollout_id, stored.state, stored.drop_reason, stored.checked) == receipt
             case ScoreRollout():
-                assert len(driven.store.load_payloads([action.rollout_id])) == 1
+                assert len(driven.store.read(read_payloads, [action.rollout_id])) == 1
             case TrainStep():
                 assert action.step in [planned.step for planned in snapshot.planned]
             case AnnounceVersion():
@@ -126,16 +131,16 @@ async def test_what_comes_by_the_thousand_is_gathered_and_nothing_else_waits_wit
     handle_all = driven.driver.coordinator.handle_all
     driven.driver.coordinator.handle_all = lambda events, now: (turns.append(len(events)), handle_all(events, now))[1]
     await driven.driver.report(NodeConnected(node_id="a"))
-    await driven.async_store.run_meta()
+    await driven.async_store.read(read_meta)
     for capacity in (1, 2, 3):
         await driven.driver.report(NodeReported(node_id="a", capacity=capacity, policy_version=0))
         await asyncio.sleep(0)
-    await driven.async_store.run_meta()  # A turn would have begun by now.
+    await driven.async_store.read(read_meta)  # A turn would have begun by now.
     assert turns == [1]
     await driven.driver.report(NodeConnected(node_id="b"))
     for _ in range(100):
         if len(turns) < 3:
-            await driven.async_store.run_meta()
+            await driven.async_store.read(read_meta)
     assert turns == [1, 3, 1]
 
 
@@ -155,7 +160,7 @@ async def test_while_scoring_is_behind_nodes_wait_and_verdicts_do_not(
     await driven.driver.report(scores[0])
     for _ in range(100):
         if not handled:
-            await driven.async_store.run_meta()
+            await driven.async_store.read(read_meta)
     assert handled == [scores[0]]
     behind.clear()
     behind.append(False)
@@ -207,7 +212,7 @@ async def test_the_learner_may_begin_a_step_while_its_plan_is_committed_and_wait
 
     def look(action: Action) -> None:
         if isinstance(action, BeginStep | TrainStep):
-            planned = [step.step for step in driven.store.snapshot().planned]
+            planned = [step.step for step in driven.store.read(read_snapshot).planned]
             seen.append((type(action), planned, driven.driver.coordinator.status().nodes_connected > 1))
 
     driven.look = look
@@ -236,7 +241,7 @@ async def test_commits_are_apart_but_for_what_the_learner_waits_for(
     await driven.driver.report(scores[0])
     await driven.until(lambda: scores[0].rollout_id in told())
     await driven.driver.report(scores[1])
-    await driven.async_store.run_meta()  # A commit would have been made by now.
+    await driven.async_store.read(read_meta)  # A commit would have been made by now.
     assert told() == {scores[0].rollout_id}
     for each in scores[2:]:
         await driven.driver.report(each)
@@ -262,12 +267,12 @@ async def test_a_step_that_was_begun_and_could_not_be_committed_is_planned_again
     other.close()
     assert [begun.step for begun in driven.of(BeginStep)] == [1] and driven.of(TrainStep) == []
     again = await drive()
-    assert again.store.snapshot().planned == ()
+    assert again.store.read(read_snapshot).planned == ()
     await again.driver.report(LearnerReady(policy_version=0))
     await again.until(lambda: bool(again.of(TrainStep)))
     first, second = ([group.rollout_ids for group in each.of(BeginStep)[0].batch] for each in (driven, again))
     assert first == second, "and scored again"
-    assert again.store.snapshot().planned[0].step == 1
+    assert again.store.read(read_snapshot).planned[0].step == 1
 
 
 async def test_what_cannot_be_committed_is_not_acted_on(
@@ -287,7 +292,7 @@ async def test_what_cannot_be_committed_is_not_acted_on(
         await driven.driver.run(driven.act)
     other.close()
     assert driven.of(SendLease) == []
-    assert driven.store.accounting().leased == 0
+    assert driven.store.read(read_accounting).leased == 0
     again = await drive()
     await again.node("a")
     await again.until(lambda: again.of(SendLease) != [])
@@ -374,7 +379,7 @@ def noted(text: str) -> RunEvent:
 
 def stored(driven: Any) -> list[str]:
     """Oldest first."""
-    return [one.text for one in driven.store.events(EventFilter(), 99)][::-1]
+    return [one.text for one in driven.store.read(read_events, EventFilter(), 99)][::-1]
 
 
 async def test_what_is_noted_is_written_with_a_turn_and_without_one(drive: Drive) -> None:
@@ -484,7 +489,7 @@ async def test_what_nodes_have_said_is_settled_once_it_is_committed(
     may_commit.set()
     async with asyncio.timeout(60):
         await settling
-    states = {row.rollout_id: row.state for row in driven.store.snapshot().rollouts}
+    states = {row.rollout_id: row.state for row in driven.store.read(read_snapshot).rollouts}
     assert states[f"{lease.lease_id}-{lease.indices[0]}"] is not ReceiptState.LEASED
     await driven.driver.report(NodeReported(node_id="a", capacity=1, policy_version=0))
     async with asyncio.timeout(60):

@@ -18,6 +18,7 @@ from echo_hub.config.file import load_config
 from echo_hub.forking import fork, nested, value_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import ADAPTER, CHECKPOINT, read_start, write_checkpoint
+from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, live_settings
 from echo_shared import key_file
@@ -43,7 +44,7 @@ def parent(tmp_path: Path) -> RunDirectory:
     marker["files"]["optimizer.safetensors"] = len(OPTIMIZER)
     (directory.checkpoint(3) / "checkpoint.json").write_text(json.dumps(marker))
     store = Store.open(directory.database_url)
-    store.set_run_meta("run_id", "id-of-first")
+    store.write(write_meta, "run_id", "id-of-first")
     with store.engine.begin() as connection:
         rows = [{"group_id": 5 * step + n, "seed": 1, "step": step} for step in (1, 2, 3) for n in range(5)]
         columns = {"leased_at", "opened_at", "created_at"} & set(groups.c.keys())

@@ -15,6 +15,10 @@ from echo_hub.core.events import NodePardoned
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.housekeeping import Housekeeping
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.invites import add_invite, revoke_invite
+from echo_hub.store.known_nodes import ban_nodes, unban_nodes
+from echo_hub.store.reports import read_leaderboard
+from echo_hub.store.standings import read_wanted_pardons, want_pardon
 from echo_shared.books import Invite
 
 Drive = Callable[..., Awaitable[Any]]
@@ -56,8 +60,14 @@ async def house(drive: Drive, directory: RunDirectory, barred: Barred) -> tuple[
         know=barred.known.append,
     )
     for node_id in ("a", "b"):
-        await driven.async_store.node_seen(
-            node_id=node_id, public_key=bytes(32), name=node_id, backend="torch", device="cpu", now=1.0
+        await driven.async_store.on_writer(
+            driven.async_store.store.node_seen,
+            node_id=node_id,
+            public_key=bytes(32),
+            name=node_id,
+            backend="torch",
+            device="cpu",
+            now=1.0,
         )
     return driven, keeping
 
@@ -70,7 +80,7 @@ async def test_who_is_here_is_noted_and_adapters_that_nobody_needs_go(drive: Dri
     driven, keeping = await house(drive, directory, barred)
     await keeping.keep_house()
     assert barred.known == [frozenset()], "nobody's work has been of use"
-    seen = {row.node_id: row.last_seen for row in driven.store.leaderboard()}
+    seen = {row.node_id: row.last_seen for row in driven.store.read(read_leaderboard)}
     assert seen["a"] > 1.0 and seen["b"] == 1.0
     assert set(directory.adapter_versions()) == {2, 4}, "one is evaluated, one is the newest"
 
@@ -84,13 +94,13 @@ async def test_bans_and_their_end_and_invites_are_told(
     driven, keeping = await house(drive, RunDirectory(tmp_path), barred)
     watching = asyncio.create_task(keeping.watch_bans())
     await barred.until(frozenset())
-    driven.store.add_invite(Invite(name="Ada", token_hash="h", max_keys=1, created_at=1.0, expires_at=2.0))
-    driven.store.ban(["b"], 2.0)
+    driven.store.write(add_invite, Invite(name="Ada", token_hash="h", max_keys=1, created_at=1.0, expires_at=2.0))
+    driven.store.write(ban_nodes, ["b"], 2.0)
     await barred.until(frozenset({"b"}))
     await barred.until(frozenset({"b"}))
     assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", None)]
-    driven.store.revoke_invite("Ada", 3.0)
-    driven.store.unban(["b"])
+    driven.store.write(revoke_invite, "Ada", 3.0)
+    driven.store.write(unban_nodes, ["b"])
     await barred.until(frozenset())
     await barred.until(frozenset())
     assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", 3.0)]
@@ -109,11 +119,11 @@ async def test_a_pardon_is_reported_until_it_is_recorded(
     driven.store.apply([StandingRecorded(row=StandingRow(node_id="b", state=StandingState.QUARANTINED))], 1.0)
     reported: asyncio.Queue[NodePardoned] = asyncio.Queue()
     watching = asyncio.create_task(keeping.watch_pardons(reported.put))
-    driven.store.want_pardon(["b"], 2.0)
+    driven.store.write(want_pardon, ["b"], 2.0)
     async with asyncio.timeout(60):
         assert await reported.get() == NodePardoned(node_id="b")
     decided = TrustDecided(node_id="b", decision=Decision.PARDONED, reason="", decided_at=3.0)
     driven.store.apply([decided], 3.0)
-    assert driven.store.wanted_pardons() == frozenset()
+    assert driven.store.read(read_wanted_pardons) == frozenset()
     watching.cancel()
     await asyncio.wait([watching])

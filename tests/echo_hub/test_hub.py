@@ -18,7 +18,10 @@ from echo_hub.opening import open_hub
 from echo_hub.operation.log_lines import path_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.events import read_events
+from echo_hub.store.reports import read_evaluated_versions
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError
 from echo_shared.step_figures import LEARNING_RATE
@@ -97,7 +100,9 @@ async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
         serving.cancel()
         await asyncio.wait([serving])
     with contextlib.closing(Store.open(directory.database_url)) as store:
-        num_known = sum(row.reward is not None for row in store.snapshot().rollouts) + len(store.evaluated_versions())
+        num_known = sum(row.reward is not None for row in store.read(read_snapshot).rollouts) + len(
+            store.read(read_evaluated_versions)
+        )
     assert 1 <= num_known <= 4
     endpoint.asked.clear()
     endpoint.rule = lambda said: "<score>1</score>"
@@ -118,7 +123,7 @@ def events(directory: RunDirectory) -> list[RunEvent]:
     """Oldest first."""
     store = Store.open(directory.database_url)
     try:
-        return store.events(EventFilter(), 1_000)[::-1]
+        return store.read(read_events, EventFilter(), 1_000)[::-1]
     finally:
         store.close()
 

@@ -15,6 +15,8 @@ from echo_hub.main import app
 from echo_hub.net.invitations import hash_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.invites import read_invites
+from echo_hub.store.known_nodes import read_banned_nodes
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError
 
@@ -48,7 +50,7 @@ def test_a_token_is_told_once_with_the_command_that_takes_it(run: Path, serving:
     told = said("invite", run, "Ada", "--keys", "2", "--days", "7")
     found = re.search(r"echo-node join http://127.0.0.1:8710 --token ([\w-]{43})\n", told)
     assert found is not None and "2 nodes until" in told and f"http://127.0.0.1:8710/about#invite={found[1]}\n" in told
-    (invite,) = serving.invites()
+    (invite,) = serving.read(read_invites)
     assert (invite.name, invite.max_keys, invite.token_hash) == ("Ada", 2, hash_of(found[1]))
     assert invite.expires_at - invite.created_at == pytest.approx(7 * 86_400)
     assert all(found[1].encode() not in path.read_bytes() for path in run.glob("echo.db*"))
@@ -59,7 +61,7 @@ def test_a_token_is_told_once_with_the_command_that_takes_it(run: Path, serving:
 def test_what_is_no_name_invites_nobody(run: Path, serving: Store, name: str) -> None:
     with pytest.raises(ConfigError, match="no name"):
         said("invite", run, name)
-    assert serving.invites() == []
+    assert serving.read(read_invites) == []
 
 
 def test_a_name_is_taken_until_its_invite_is_revoked(run: Path, serving: Store) -> None:
@@ -68,7 +70,7 @@ def test_a_name_is_taken_until_its_invite_is_revoked(run: Path, serving: Store) 
         said("invite", run, "Ada")
     said("uninvite", run, "Ada")
     said("invite", run, "Ada")
-    assert [invite.revoked_at is None for invite in serving.invites()] == [False, True]
+    assert [invite.revoked_at is None for invite in serving.read(read_invites)] == [False, True]
 
 
 def test_invites_are_listed_with_who_came_by_them(run: Path, serving: Store) -> None:
@@ -93,8 +95,8 @@ def test_who_is_uninvited_may_be_banned_with_all_nodes(run: Path, serving: Store
     for node_id, invite_id in (("a" * 20, 1), ("b" * 20, 2)):
         came(serving, node_id, invite_id)
     assert "by which 1 node came" in said("uninvite", run, "Ada")
-    assert serving.banned_nodes() == frozenset()
+    assert serving.read(read_banned_nodes) == frozenset()
     assert f"Banned: {'a' * 20}. " in said("uninvite", run, "Ada", "--ban")
-    assert serving.banned_nodes() == {"a" * 20}
+    assert serving.read(read_banned_nodes) == {"a" * 20}
     with pytest.raises(ConfigError, match="no invite of this name"):
         said("uninvite", run, "Eve")

@@ -25,6 +25,8 @@ from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.main import app
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.known_nodes import ban_nodes, read_banned_nodes
+from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.store import Store
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
@@ -407,12 +409,12 @@ def test_an_empty_database_stays_empty(run: Path) -> None:
 
 def test_a_ban_reaches_a_hub_that_serves_and_can_be_lifted(run: Path, serving: Store) -> None:
     assert f"echo-hub unban {run} NODE" in said("ban", run, ALICE).replace("\n", "")
-    assert serving.banned_nodes() == {ALICE}
+    assert serving.read(read_banned_nodes) == {ALICE}
     assert re.search(rf"{ALICE}.*since \d{{4}}-", said("nodes", run))
     said("ban", run, ALICE, BOB)
-    assert serving.banned_nodes() == {ALICE, BOB}
+    assert serving.read(read_banned_nodes) == {ALICE, BOB}
     said("unban", run, ALICE)
-    assert serving.banned_nodes() == {BOB}
+    assert serving.read(read_banned_nodes) == {BOB}
 
 
 def test_a_pardon_reaches_a_hub_that_serves(run: Path, serving: Store) -> None:
@@ -420,16 +422,16 @@ def test_a_pardon_reaches_a_hub_that_serves(run: Path, serving: Store) -> None:
     serving.apply([StandingRecorded(row=row)], now=1.0)
     assert re.search(rf"{ALICE}.*quarantined: forged +9, 1 failed", said("nodes", run))
     assert ALICE in said("pardon", run, ALICE)
-    assert serving.wanted_pardons() == {ALICE}
+    assert serving.read(read_wanted_pardons) == {ALICE}
     assert refusal("pardon", run, ALICE, BOB).got == BOB, "who is not in quarantine needs none"
 
 
 @pytest.mark.parametrize("command", ["ban", "unban"])
 def test_who_never_joined_cannot_be_banned(run: Path, serving: Store, command: str) -> None:
-    serving.ban([BOB], now=1.0)
+    serving.write(ban_nodes, [BOB], now=1.0)
     error = refusal(command, run, ALICE, BOB, "nobody")
     assert error.got == "nobody"
-    assert serving.banned_nodes() == {BOB}, "and nothing is done by halves"
+    assert serving.read(read_banned_nodes) == {BOB}, "and nothing is done by halves"
     assert invoke(command, run).exit_code == 2
 
 

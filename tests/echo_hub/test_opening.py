@@ -21,6 +21,7 @@ from echo_hub.opening import apart, check_unchanged, open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import write_meta
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
 from echo_shared import key_file
@@ -38,7 +39,7 @@ async def test_held_out_problems_are_fixed_for_the_training_prompts_avoid_them(t
 
 async def test_a_setting_that_was_not_noted_down_at_first_is_fixed_from_then_on(tmp_path: Path) -> None:
     store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
-    await store.set_run_meta("fixed_settings", json.dumps({"run.seed": 0}))
+    await store.write(write_meta, "fixed_settings", json.dumps({"run.seed": 0}))
     await check_unchanged(store, HubConfig(evaluation=EvaluationConfig(problems=64)), "")
     with pytest.raises(ConfigError, match=r"evaluation\.problems = 256, was 64"):
         await check_unchanged(store, HubConfig(), "")
@@ -50,7 +51,7 @@ async def test_a_run_that_does_not_say_how_its_adapter_is_made_has_a_plain_one(
     tmp_path: Path, shape: dict[str, Any]
 ) -> None:
     store = AsyncStore(Store.open(RunDirectory(tmp_path).database_url))
-    await store.set_run_meta("fixed_settings", json.dumps({"run.seed": 0}))
+    await store.write(write_meta, "fixed_settings", json.dumps({"run.seed": 0}))
     with pytest.raises(ConfigError, match=r"training\.(rslora = True, was False|lora_targets = 'mlp', was 'all')"):
         await check_unchanged(store, HubConfig(training=TrainingConfig(**shape)), "")
     await check_unchanged(store, HubConfig(), "")

@@ -18,7 +18,8 @@ from echo_hub.dashboard.actions import ForbiddenError, NoSuchActionError
 from echo_hub.dashboard.source import Changes
 from echo_hub.operator_desk import Desk, asked_of
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.actions import ActionBooks
+from echo_hub.store.actions import find_action, note_action, read_wanted_actions
+from echo_hub.store.settling import read_settings
 
 CLI = Actor(via="cli", who="ada")
 
@@ -31,7 +32,7 @@ class Hub:
         credentials.open()
         visits = Visits(place=lambda _: "here", is_https=lambda _: False)
         self.guard = Guard(credentials, visits, name="test")
-        self.books = ActionBooks(driven.store)
+        self.books = driven.store
         self.rotated = 0
         self.changes = Changes()
         self.desk = Desk(
@@ -50,7 +51,7 @@ class Hub:
 
     async def has_nothing_to_do(self) -> None:
         async with asyncio.timeout(60):
-            while self.books.wanted():
+            while self.books.read(read_wanted_actions):
                 await self.changes.wait(self.changes.number)
 
 
@@ -61,22 +62,22 @@ async def hub(drive: Any, tmp_path: Path) -> Hub:
 
 async def test_what_a_command_notes_is_done_within_a_second_and_once(hub: Hub) -> None:
     running = asyncio.create_task(hub.desk.run())
-    number = hub.books.note(Pause(), CLI, time.time()).number
+    number = hub.books.write(note_action, Pause(), CLI, time.time()).number
     await hub.has_nothing_to_do()
     running.cancel()
-    record = hub.books.find(number)
+    record = hub.books.read(find_action, number)
     assert record is not None and (record.outcome, record.before, record.after) == (Outcome.DONE, "open", "paused")
-    assert hub.books.settings() == {"leasing": "paused"}
+    assert hub.books.read(read_settings) == {"leasing": "paused"}
 
 
 async def test_what_was_noted_while_no_hub_was_there_is_done_by_the_next(drive: Any, tmp_path: Path) -> None:
     first = Hub(await drive(running=False), RunDirectory(tmp_path))
-    first.books.note(Pause(), CLI, time.time())
+    first.books.write(note_action, Pause(), CLI, time.time())
     second = Hub(await drive(), RunDirectory(tmp_path))
     running = asyncio.create_task(second.desk.run())
     await second.has_nothing_to_do()
     running.cancel()
-    assert second.books.settings() == {"leasing": "paused"}
+    assert second.books.read(read_settings) == {"leasing": "paused"}
 
 
 async def test_an_evaluation_is_done_when_its_figures_are_there(hub: Hub) -> None:
@@ -84,7 +85,7 @@ async def test_an_evaluation_is_done_when_its_figures_are_there(hub: Hub) -> Non
     assert told.record.outcome is Outcome.WANTED
     await hub.desk.evaluated(2)
     await hub.desk.evaluated(3)
-    found = hub.books.find(told.record.number)
+    found = hub.books.read(find_action, told.record.number)
     assert found is not None and (found.outcome, found.after) == (Outcome.DONE, 3)
     refused = await hub.desk.act("evaluate", {"version": 9}, CLI)
     assert (refused.record.outcome, refused.record.detail) == (Outcome.REFUSED, "There is none.")

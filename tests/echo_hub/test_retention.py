@@ -11,9 +11,11 @@ import pytest
 
 from echo_hub import retention as module
 from echo_hub.retention import Retention
+from echo_hub.store import retiring
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.browsing import NEWEST
-from echo_hub.store.retiring import Retirement
+from echo_hub.store.browsing import NEWEST, find_rollouts
+from echo_hub.store.reading import read_receipts
+from echo_hub.store.reports import read_accounting, read_leaderboard
 from echo_hub.store.store import Store
 from echo_shared.rollout_books import RolloutFilter
 from tests.echo_hub.written_steps import train
@@ -28,7 +30,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 def steps_there(store: Store) -> list[int]:
-    found = store.find_rollouts(RolloutFilter(), NEWEST, 1_000).rollouts
+    found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
     return sorted({one.step for one in found if one.step is not None})
 
 
@@ -41,12 +43,20 @@ async def test_the_newest_steps_stay(store: Store) -> None:
     for step in range(1, 9):
         train(store, step)
     store.prune(6)
-    before = store.leaderboard(), store.accounting(), store.receipts("a", ["1-0", "1-2", "8-1"])
+    before = (
+        store.read(read_leaderboard),
+        store.read(read_accounting),
+        store.read(read_receipts, "a", ["1-0", "1-2", "8-1"]),
+    )
     await retention(store, 3, 8).let_go()
     assert steps_there(store) == [6, 7, 8]
     await retention(store, 1, 8).let_go()
     assert steps_there(store) == [7, 8], "what is not pruned yet may have to be trained again"
-    assert (store.leaderboard(), store.accounting(), store.receipts("a", ["1-0", "1-2", "8-1"])) == before
+    assert (
+        store.read(read_leaderboard),
+        store.read(read_accounting),
+        store.read(read_receipts, "a", ["1-0", "1-2", "8-1"]),
+    ) == before
 
 
 async def test_a_hub_that_was_stopped_in_the_middle_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,19 +64,19 @@ async def test_a_hub_that_was_stopped_in_the_middle_goes_on(store: Store, monkey
     for step in (1, 2, 3):
         train(store, step)
     store.prune(3)
-    retire, asked = Retirement.retire, 0
+    retire, asked = retiring.retire, 0
 
-    def once(books: Retirement, *given: Any) -> int:
+    def once(*given: Any) -> int:
         nonlocal asked
         asked += 1
         if asked == 2:
             raise KeyboardInterrupt
-        return retire(books, *given)
+        return retire(*given)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Retirement, "retire", once)
+        patched.setattr(module, "retire", once)
         await retention(store, 1, 3).let_go()
-    assert len(store.find_rollouts(RolloutFilter(step=1), NEWEST, 9).rollouts) == 2
+    assert len(store.read(find_rollouts, RolloutFilter(step=1), NEWEST, 9).rollouts) == 2
     all_gone = asyncio.Event()
     monkeypatch.setattr(module, "LOOKED_S", 3600.0)
     again, let_go = retention(store, 1, 3), Retention.let_go
@@ -101,7 +111,7 @@ def test_rows_leave_while_others_come(store: Store) -> None:
     hub.join()
     beside.close()
     assert steps_there(store) == list(range(40, 61))
-    accounting = store.accounting()
+    accounting = store.read(read_accounting)
     assert accounting.balanced and accounting.trained == 120
-    states = [one.state for one in store.receipts("a", [f"{step}-0" for step in range(1, 61)])]
+    states = [one.state for one in store.read(read_receipts, "a", [f"{step}-0" for step in range(1, 61)])]
     assert states == ["trained"] * 60

@@ -17,6 +17,7 @@ from echo_hub.learner.sft_plan import SftSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import CHECKPOINT, read_start
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
 from echo_shared.adapter import load_adapter
 from echo_shared.errors import ConfigError, StorageError
@@ -184,7 +185,7 @@ def test_what_is_beside_an_adapter_has_to_say_where_it_is_from(tmp_path: Path) -
 def test_a_run_without_a_version_is_not_to_be_forked(tmp_path: Path, file: Path) -> None:
     directory, config = made(tmp_path / "run")
     store = Store.open(directory.database_url)
-    store.set_run_meta("fixed_settings", "{}")
+    store.write(write_meta, "fixed_settings", "{}")
     store.close()
     with pytest.raises(ConfigError, match="begun already") as error:
         sft.prepare(directory, config, file, OPTIONS)

@@ -15,7 +15,8 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.sibling_runs import ADDRESS, SiblingRuns
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.board import read_board
+from echo_hub.store.database import write_meta
 from echo_hub.store.store import Store
 from echo_shared import key_file
 from echo_shared.credit_books import BoardQuery
@@ -32,7 +33,7 @@ def made(path: Path, name: str, beside: RunDirectory | None = None) -> RunDirect
 
 def serve(run: RunDirectory, number: int) -> Store:
     store = Store.open(run.database_url)
-    store.set_run_meta("run_id", f"{key_file.load(run.key).node_id}-{number}")
+    store.write(write_meta, "run_id", f"{key_file.load(run.key).node_id}-{number}")
     return store
 
 
@@ -51,7 +52,7 @@ async def looking(run: RunDirectory, store: Store, number: int) -> AsyncIterator
 
 
 def elsewhere(store: Store) -> dict[str, tuple[int, int]]:
-    rows = CreditStore(store.engine).board(BoardQuery(), now=9.0).rows
+    rows = store.read(read_board, BoardQuery(), now=9.0).rows
     return {row.name: (row.rollouts, row.elsewhere_rollouts) for row in rows}
 
 
@@ -63,7 +64,7 @@ async def test_what_a_key_did_in_one_run_stands_on_the_board_of_the_other(
     first = made(tmp_path / "first", "first")
     second = made(tmp_path / "second", "the second", beside=first)
     here, there = serve(first, 1), serve(second, 2)
-    there.set_run_meta(ADDRESS, URL)
+    there.write(write_meta, ADDRESS, URL)
     async with looking(first, here, 1) as siblings:
         await siblings.look()
         (view,) = siblings.views

@@ -24,6 +24,7 @@ from echo_hub.run.making import make_run
 from echo_hub.run.start import ADAPTER, adapter_files, read_start
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import ConfigError, StorageError
 from tests.echo_hub.run.test_start import base_layers
 
@@ -66,7 +67,7 @@ async def test_an_adapter_is_version_one_of_the_run(tmp_path: Path, adapter: Pat
     start = await starting.begin(store, directory, config, BASE)
     assert start is not None and (start.policy_version, start.source) == (1, "mine")
     await check_unchanged(store, config, "")
-    snapshot = await store.snapshot()
+    snapshot = await store.read(read_snapshot)
     assert (snapshot.trained_steps, snapshot.published_version, snapshot.next_group_id) == (1, 1, 0)
     assert [version.policy_version for version in store.store.versions_history(5)] == [1]
     given = (adapter / "adapter_model.safetensors").read_bytes()
@@ -90,10 +91,10 @@ async def test_a_kill_in_between_costs_nothing(
         patched.setattr(owner, killed_in, kill)
         with pytest.raises(KeyboardInterrupt):
             await starting.begin(store, directory, config, BASE)
-    assert (await store.snapshot()).trained_steps == 0
+    assert (await store.read(read_snapshot)).trained_steps == 0
     assert directory.trained(started_with=1) == [], "nothing of it looks as if the run had trained"
     assert await starting.begin(store, directory, config, BASE) is not None
-    assert (await store.snapshot()).trained_steps == 1
+    assert (await store.read(read_snapshot)).trained_steps == 1
 
 
 async def test_what_cannot_be_used_leaves_the_setting_free(tmp_path: Path, store: AsyncStore) -> None:

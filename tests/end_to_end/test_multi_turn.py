@@ -15,6 +15,7 @@ from echo_hub.episodes import training_rollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import Answered
+from echo_hub.store.reading import read_batch
 from echo_hub.store.store import Store
 
 pytestmark = pytest.mark.timeout(600)
@@ -63,7 +64,7 @@ def check_what_was_trained(run: Path) -> None:
     problems = Problems.of_run(config, codec)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     store = Store.open(f"sqlite:///{run / 'echo.db'}")
-    groups = store.load_batch(1)
+    groups = store.read(read_batch, 1)
     store.close()
     turns = [len(episode.turns) for group in groups for episode in group.episodes]
     assert len(set(turns)) > 1 and max(turns) == 3

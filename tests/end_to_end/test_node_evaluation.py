@@ -14,6 +14,7 @@ from echo_hub.config.file import load_config
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup
 from echo_hub.export import evaluate_versions
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.reports import read_evaluations, read_leaderboard
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind
 
@@ -31,7 +32,7 @@ OF_EVALUATIONS = f"group_id >= {FIRST_EVALUATION_ID}"
 def measured(run: Path) -> dict[int, list[Evaluation]]:
     store = Store.open(f"sqlite:///{run / 'echo.db'}")
     found: dict[int, list[Evaluation]] = {}
-    for evaluation in store.evaluations():
+    for evaluation in store.read(read_evaluations):
         found.setdefault(evaluation.policy_version, []).append(evaluation)
     store.close()
     return found
@@ -95,7 +96,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     assert sorted(found) == EVALUATED
     assert [one.kind for one in found[8]] == [EvaluationKind.GREEDY, EvaluationKind.SAMPLED]
     await check_figures(run, 0, 8, 24)
-    board = Store.open(f"sqlite:///{run / 'echo.db'}").leaderboard()
+    board = Store.open(f"sqlite:///{run / 'echo.db'}").read(read_leaderboard)
     (volunteer,) = board
     # What it had left undone of a version that it does not hold any more, the hub has evaluated itself.
     assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9

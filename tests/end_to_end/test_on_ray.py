@@ -9,6 +9,7 @@ import pytest
 from echo_hub.config.file import load_config
 from echo_hub.export import evaluate_versions
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.reports import read_evaluations
 from echo_hub.store.store import Store
 from tests.ray_cluster import RayCluster
 from tests.ray_cluster import until as until_so
@@ -39,7 +40,7 @@ async def test_a_run_with_all_that_can_be_elsewhere(site: Any, until: Any, clust
     assert status == 0
     await until_so(lambda: not cluster.actors())
     store = Store.open(f"sqlite:///{run / 'echo.db'}")
-    measured = list(store.evaluations())
+    measured = list(store.read(read_evaluations))
     store.close()
     assert [one.policy_version for one in measured] == [0, STEPS]
     here = load_config(run / "config.toml", {"evaluation": {"by": "hub"}, "scoring": {"engine": "local"}})

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from echo_hub.store.browsing import read_batch_rewards
+from echo_hub.store.reports import read_evaluations, read_newest_step, read_steps
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind, StepRecord
 
@@ -68,18 +70,18 @@ class Reading:
         """The end of the last `read`."""
         self._store = store
         self._texts = texts
-        self._before = next(iter(store.steps_history(position.step - 1, 1)), None) if position.step else None
-        newest = store.newest_step()
+        self._before = next(iter(store.read(read_steps, position.step - 1, 1)), None) if position.step else None
+        newest = store.read(read_newest_step)
         self._whole_from = (newest.step if newest else 0) - HISTOGRAMS_AT_START
 
     def read(self) -> list[Entry]:
         """Return the next entries, [] when there are none yet. After an error, the next call returns the same ones."""
         entries = []
         evaluated_at, before = self.position.evaluated_at, self._before
-        for record in self._store.steps_history(self.position.step, STEPS_A_READ):
+        for record in self._store.read(read_steps, self.position.step, STEPS_A_READ):
             entries.append(self._of_step(record, before))
             before = record
-        for evaluation in self._store.evaluations(evaluated_at):
+        for evaluation in self._store.read(read_evaluations, evaluated_at):
             entries.append(_of_evaluation(evaluation))
             evaluated_at = max(evaluated_at, evaluation.evaluated_at)
         self.position, self._before = Position(step=before.step if before else 0, evaluated_at=evaluated_at), before
@@ -96,7 +98,7 @@ class Reading:
         )
 
     def _histograms(self, step: int) -> dict[str, list[float]]:
-        ends = self._store.batch_rewards(step)
+        ends = self._store.read(read_batch_rewards, step)
         if not ends:
             return {}
         return {

@@ -12,7 +12,7 @@ from echo_hub.config.operation_sections import MetricsConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.sinks.reading import SampleText
-from echo_hub.store.browsing import BatchReward
+from echo_hub.store.browsing import BatchReward, read_batch_rewards, read_tokens
 from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
 
@@ -33,9 +33,9 @@ class SampleTexts:
         """Return `texts` rollouts of every `texts_every`-th step, spread evenly over the rewards."""
         if not self._settings.texts or step % self._settings.texts_every:
             return []
-        kept = [end for end in self._store.batch_rewards(step) if self._store.keeping.chooses(end.group_id)]
+        kept = [end for end in self._store.read(read_batch_rewards, step) if self._store.keeping.chooses(end.group_id)]
         chosen = _evenly(sorted(kept, key=lambda end: end.reward), self._settings.texts)
-        tokens = self._store.rollout_tokens([key_of(end.rollout_id) for end in chosen])
+        tokens = self._store.read(read_tokens, [key_of(end.rollout_id) for end in chosen])
         return [
             SampleText(
                 rollout_id=end.rollout_id,

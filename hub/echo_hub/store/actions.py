@@ -25,9 +25,8 @@ from echo_hub.actions.requests import (
 )
 from echo_hub.core.effects import ActionSettled
 from echo_hub.store import invites, standings
-from echo_hub.store.database import open_to_read, open_to_write
+from echo_hub.store.known_nodes import ban_nodes, unban_nodes
 from echo_hub.store.settling import read_settings, settle
-from echo_hub.store.store import Store, ban_nodes
 from echo_hub.store.tables import actions, api_tokens, live_settings, nodes, run_meta, trust
 from echo_shared.books import Invite
 
@@ -41,104 +40,102 @@ class RefusedError(Exception):
     """Why an action is not done, in words for the operator."""
 
 
-class ActionBooks:
-    """A store's. Every method is one transaction, and raises StorageError when the database cannot do it. Processes
-    beside the hub may call all but `settle` and `begin`."""
+def note_action(
+    connection: Connection,
+    request: AnyRequest,
+    by: Actor,
+    now: float,
+    *,
+    secret_hash: str = "",
+    undoes: int | None = None,
+) -> ActionRecord:
+    """Note an action, and carry it out if it only changes the database. A refused action is noted too.
 
-    def __init__(self, store: Store) -> None:
-        self._engine = store.engine
+    `secret_hash` is the hash of the token or invite that the action makes.
+    """
+    number = connection.scalar(
+        insert(actions)
+        .returning(actions.c.number)
+        .values(
+            asked_at=now,
+            via=by.via,
+            who=by.who[:128],
+            action=request.action,
+            request=request.model_dump(mode="json", exclude={"action"}),
+            undoes=undoes,
+            outcome=Outcome.WANTED,
+            detail="",
+        )
+    )
+    assert number is not None
+    if request.IN_BOOKS:
+        try:
+            settled = _done(connection, number, request, secret_hash, now)
+        except RefusedError as error:
+            settled = ActionSettled(number=number, done=False, detail=str(error))
+        settle(connection, [settled], now)
+    return _find(connection, number)
 
-    def note(
-        self, request: AnyRequest, by: Actor, now: float, *, secret_hash: str = "", undoes: int | None = None
-    ) -> ActionRecord:
-        """Notes what is wanted, and does it if it concerns the books alone. `secret_hash`: of the token that is made.
-        What is refused is noted as well."""
-        with open_to_write(self._engine) as connection:
-            number = connection.scalar(
-                insert(actions)
-                .returning(actions.c.number)
-                .values(
-                    asked_at=now,
-                    via=by.via,
-                    who=by.who[:128],
-                    action=request.action,
-                    request=request.model_dump(mode="json", exclude={"action"}),
-                    undoes=undoes,
-                    outcome=Outcome.WANTED,
-                    detail="",
-                )
-            )
-            assert number is not None
-            if request.IN_BOOKS:
-                try:
-                    settled = _done(connection, number, request, secret_hash, now)
-                except RefusedError as error:
-                    settled = ActionSettled(number=number, done=False, detail=str(error))
-                settle(connection, [settled], now)
-            return _find(connection, number)
 
-    def settle(self, settled: ActionSettled, now: float) -> None:
-        """Of what the hub has done that the coordinator has no part in."""
-        with open_to_write(self._engine) as connection:
-            settle(connection, [settled], now)
+def settle_action(connection: Connection, settled: ActionSettled, now: float) -> None:
+    """Record the outcome of an action that the hub has carried out without the coordinator."""
+    settle(connection, [settled], now)
 
-    def find(self, number: int) -> ActionRecord | None:
-        with open_to_read(self._engine) as connection:
-            row = connection.execute(select(actions).where(actions.c.number == number)).first()
-            return None if row is None else _record(row)
 
-    def wanted(self) -> list[ActionRecord]:
-        """What the hub has to do, oldest first."""
-        with open_to_read(self._engine) as connection:
-            of_them = select(actions).where(actions.c.outcome == Outcome.WANTED).order_by(actions.c.number)
-            return [_record(row) for row in connection.execute(of_them)]
+def find_action(connection: Connection, number: int) -> ActionRecord | None:
+    """Return the action of this number; None if there is none."""
+    row = connection.execute(select(actions).where(actions.c.number == number)).first()
+    return None if row is None else _record(row)
 
-    def log(self, *, limit: int, before: int | None = None) -> list[ActionRecord]:
-        """The newest first; those of smaller numbers than `before`, if it is given."""
-        with open_to_read(self._engine) as connection:
-            found = select(actions).order_by(actions.c.number.desc()).limit(limit)
-            if before is not None:
-                found = found.where(actions.c.number < before)
-            return [_record(row) for row in connection.execute(found)]
 
-    def was_undone(self, number: int) -> bool:
-        """Whether an action that takes this one back is done, or wanted."""
-        with open_to_read(self._engine) as connection:
-            of_it = (actions.c.undoes == number, actions.c.outcome != Outcome.REFUSED)
-            return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
+def read_wanted_actions(connection: Connection) -> list[ActionRecord]:
+    """Return the actions that the hub has to carry out, oldest first."""
+    of_them = select(actions).where(actions.c.outcome == Outcome.WANTED).order_by(actions.c.number)
+    return [_record(row) for row in connection.execute(of_them)]
 
-    def tokens(self) -> list[ApiToken]:
-        """All that were ever made, oldest first."""
-        with open_to_read(self._engine) as connection:
-            rows = connection.execute(select(api_tokens).order_by(api_tokens.c.token_id))
-            return [ApiToken(**row) for row in rows.mappings()]
 
-    def num_tokens(self) -> tuple[int, int]:
-        """Made and revoked: other numbers than before mean that `tokens` has changed."""
-        with open_to_read(self._engine) as connection:
-            counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
-            made, revoked = connection.execute(counts).one()
-            return made, revoked
+def read_action_log(connection: Connection, *, limit: int, before: int | None = None) -> list[ActionRecord]:
+    """Return the newest `limit` actions, newest first; with `before`, only actions of smaller numbers."""
+    found = select(actions).order_by(actions.c.number.desc()).limit(limit)
+    if before is not None:
+        found = found.where(actions.c.number < before)
+    return [_record(row) for row in connection.execute(found)]
 
-    def settings(self) -> dict[str, Any]:
-        """What operators have changed, by name."""
-        with open_to_read(self._engine) as connection:
-            return read_settings(connection)
 
-    def begin(self, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-        """At the hub's start: what operators have changed, and what of it no longer holds, for the configured value is
-        another one than at the start before: whoever wrote that had the last word."""
-        with open_to_write(self._engine) as connection:
-            before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))
-            was = configured if before is None else json.loads(before)
-            changed = {name for name, value in configured.items() if name in was and was[name] != value}
-            for names in TOGETHER:
-                changed |= names if names & changed else set()
-            overruled = changed & read_settings(connection).keys()
-            connection.execute(delete(live_settings).where(live_settings.c.name.in_(overruled)))
-            connection.execute(delete(run_meta).where(run_meta.c.key == _CONFIGURED))
-            connection.execute(insert(run_meta), {"key": _CONFIGURED, "value": json.dumps(dict(configured))})
-            return read_settings(connection), overruled
+def was_undone(connection: Connection, number: int) -> bool:
+    """Return True if an action that takes this one back is done or wanted."""
+    of_it = (actions.c.undoes == number, actions.c.outcome != Outcome.REFUSED)
+    return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
+
+
+def read_api_tokens(connection: Connection) -> list[ApiToken]:
+    """Return all API tokens that were ever made, oldest first."""
+    rows = connection.execute(select(api_tokens).order_by(api_tokens.c.token_id))
+    return [ApiToken(**row) for row in rows.mappings()]
+
+
+def read_num_api_tokens(connection: Connection) -> tuple[int, int]:
+    """Return how many API tokens were made and revoked. Other numbers than before mean that a token has changed."""
+    counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
+    made, revoked = connection.execute(counts).one()
+    return made, revoked
+
+
+def begin_settings(connection: Connection, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Return the settings that operators have changed, and the names of those that the configuration overrules.
+
+    Called at the hub's start. A changed setting is overruled when its configured value differs from the last start's.
+    """
+    before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))
+    was = configured if before is None else json.loads(before)
+    changed = {name for name, value in configured.items() if name in was and was[name] != value}
+    for names in TOGETHER:
+        changed |= names if names & changed else set()
+    overruled = changed & read_settings(connection).keys()
+    connection.execute(delete(live_settings).where(live_settings.c.name.in_(overruled)))
+    connection.execute(delete(run_meta).where(run_meta.c.key == _CONFIGURED))
+    connection.execute(insert(run_meta), {"key": _CONFIGURED, "value": json.dumps(dict(configured))})
+    return read_settings(connection), overruled
 
 
 def _record(row: Row[Any]) -> ActionRecord:
@@ -178,7 +175,7 @@ def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: f
     if banned:
         ban_nodes(connection, [node], now)
     else:
-        connection.execute(update(nodes).where(nodes.c.node_id == node).values(banned_at=None))
+        unban_nodes(connection, [node])
     return ActionSettled(number=number, done=True, before=was, after=banned)
 
 
@@ -207,10 +204,7 @@ def _uninvite(connection: Connection, number: int, request: RevokeInvite, now: f
     of_name = [one for one in invites.read_invites(connection) if one.name == request.name]
     if not of_name:
         raise RefusedError("There is no invite of this name.")
-    invites.revoke_invite(connection, request.name, now)
-    came = invites.nodes_of(connection, request.name)
-    if request.ban:
-        ban_nodes(connection, came, now)
+    came = invites.revoke_invite(connection, request.name, now, ban=request.ban)
     what = f"{len(came)} came by it" + (f" and are banned: {', '.join(came)}" if request.ban and came else "")
     return ActionSettled(number=number, done=True, detail=f"{what}.")
 

@@ -189,6 +189,13 @@ def find_node(connection: Connection, start: str) -> str | None:
     return connection.scalar(found.order_by(credit.c.rollouts.desc(), credit.c.holder).limit(1))
 
 
+def read_credited_node(connection: Connection, start: str, now: float) -> tuple[str, Holder] | None:
+    """Return the id of a node and all of its credit, by its id or the start of it; None for a node without credit."""
+    node_id = find_node(connection, start)
+    found = None if node_id is None else read_holder(connection, node_id, "node", now)
+    return None if node_id is None or found is None else (node_id, found)
+
+
 def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float) -> Holder | None:
     """One node or team in full; None where nothing of it has counted."""
     board = ranked(connection, kind)

@@ -137,6 +137,11 @@ def write_meta(connection: Connection, key: str, value: str) -> None:
         connection.execute(insert(run_meta), {"key": key, "value": value})
 
 
+def read_meta(connection: Connection) -> dict[str, str]:
+    """Return all rows of `run_meta`, by key."""
+    return {row.key: row.value for row in connection.execute(select(run_meta))}
+
+
 def connect(url: str) -> Engine:
     """Return the engine of an SQLAlchemy URL. Open nothing yet. Raises ConfigError for a URL that cannot be used.
 

@@ -36,7 +36,7 @@ def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_k
     )
 
 
-def known_hubs(connection: Connection) -> frozenset[str]:
+def read_known_hubs(connection: Connection) -> frozenset[str]:
     """Keys of hubs whose exports were taken in, in hexadecimal."""
     return frozenset(connection.scalars(select(runs_elsewhere.c.hub_key)))
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from echo_hub.store.known_nodes import ban_nodes
 from echo_hub.store.tables import invites, nodes
 from echo_shared.books import Invite
 
@@ -22,27 +23,31 @@ def add_invite(connection: Connection, invite: Invite) -> bool:
 
 
 def read_invites(connection: Connection) -> list[Invite]:
-    """All that were ever made, oldest first."""
+    """Return all invites that were ever made, oldest first."""
     rows = connection.execute(select(invites).order_by(invites.c.invite_id))
     return [Invite(**row) for row in rows.mappings()]
 
 
 def read_num_invites(connection: Connection) -> tuple[int, int]:
-    """Made and revoked: one of the two is greater after every change, for none is ever deleted or valid again."""
+    """Return how many invites were made and revoked. Every change makes one of the two numbers greater."""
     made, revoked = connection.execute(
         select(func.count(), func.count(invites.c.revoked_at)).select_from(invites)
     ).one()
     return made, revoked
 
 
-def revoke_invite(connection: Connection, name: str, now: float) -> None:
-    """All of this name; of those that are revoked already nothing changes."""
+def revoke_invite(connection: Connection, name: str, now: float, *, ban: bool = False) -> list[str]:
+    """Revoke all invites of this name, and return the nodes that came by them; `ban` bans these nodes too."""
     of_name = invites.c.name == name
     connection.execute(update(invites).where(of_name, invites.c.revoked_at.is_(None)).values(revoked_at=now))
+    came = nodes_of(connection, name)
+    if ban:
+        ban_nodes(connection, came, now)
+    return came
 
 
-def came_by(connection: Connection) -> dict[str, int]:
-    """The invite of each node that has one, in the order in which they first came."""
+def read_came_by(connection: Connection) -> dict[str, int]:
+    """Return the invite of each node that has one, in the order in which the nodes first joined."""
     invited = select(nodes.c.node_id, nodes.c.invite_id).where(nodes.c.invite_id.is_not(None))
     rows = connection.execute(invited.order_by(nodes.c.first_seen, nodes.c.node_id))
     return {row.node_id: row.invite_id for row in rows}

@@ -9,7 +9,7 @@ it never came in, or its tokens were deleted when none were kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, up
 
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.reading import in_parts
+from echo_hub.store.retired import read_last
 from echo_hub.store.tables import WITH_PAYLOAD, keeping_tallies, kept, payloads, rollouts
 from echo_hub.store.tallies import add_to
 
@@ -107,7 +108,7 @@ def forget_copies(connection: Connection, keys: Set[Key]) -> None:
 
 def trim(connection: Connection, keeping: Keeping) -> None:
     """Deletes copies, the oldest first, until the rest is within the cap; `TRIMMED_AT_ONCE` at most."""
-    excess = read_kept_totals(connection).bytes - keeping.max_bytes
+    excess = _totals(connection).bytes - keeping.max_bytes
     if excess <= 0:
         return
     gone: list[Any] = []
@@ -141,6 +142,12 @@ def _oldest(connection: Connection) -> Iterator[Any]:
 
 
 def read_kept_totals(connection: Connection) -> KeptTotals:
+    """Return how many tokens of final rollouts can be read, and through which step rollouts are retired."""
+    last = read_last(connection)
+    return replace(_totals(connection), retired_step=0 if last is None else last.through.step)
+
+
+def _totals(connection: Connection) -> KeptTotals:
     known = {row.outcome: row for row in connection.execute(select(keeping_tallies))}
     return KeptTotals(
         rollouts=known[_KEPT].rollouts if _KEPT in known else 0,

@@ -243,6 +243,7 @@ def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str]
 
 
 def read_num_nodes(connection: Connection) -> NumNodes:
+    """Return how many nodes have ever joined, and how many were of use."""
     known = connection.scalar(select(func.count()).select_from(nodes)) or 0
     of_use = connection.scalar(select(func.count(distinct(tallies.c.node_id))).where(_IS_USEFUL)) or 0
     return NumNodes(known=known, useful=of_use)
@@ -255,6 +256,7 @@ def read_costs(connection: Connection) -> CostTotals:
 
 
 def read_accounting(connection: Connection) -> Accounting:
+    """Return what became of all rollouts that were ever leased."""
     in_flight = connection.scalar(_IN_FLIGHT) or 0
     final = final_so_far(connection)
     return Accounting(
@@ -282,7 +284,7 @@ _TRAINED_STEPS: Final = select(
 ).where(steps.c.trained_at.is_not(None))
 
 
-def read_steps(connection: Connection, since: int, limit: int) -> list[StepRecord]:
+def read_steps(connection: Connection, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
     """The first `limit` trained steps after step `since`, in order."""
     after = _TRAINED_STEPS.where(steps.c.step > since).order_by(steps.c.step).limit(limit)
     return [_step_record(row) for row in rows_at_once(connection, after)]
@@ -369,7 +371,7 @@ def read_versions_by_transport(connection: Connection) -> dict[str, int]:
     return {transport: known.get(transport, 0) for transport in TRANSPORTS}
 
 
-def read_evaluations(connection: Connection, since: float) -> list[Evaluation]:
+def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluation]:
     """The evaluations made after `since`, in the order of versions, the run's own before those of its sets, greedy
     before sampled."""
     # Sorted here: asked for this order, SQLite walks all of them in it.

@@ -21,18 +21,15 @@ from echo_hub.actions.records import Outcome
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, evaluation_ids
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
-from echo_hub.store.browsing import summaries_of_groups
 from echo_hub.store.bulk import among, execute_many
-from echo_hub.store.database import open_to_read, open_to_write
 from echo_hub.store.keeping import forget_copies
 from echo_hub.store.old_receipts import FIELDS, Key, OldReceipt
 from echo_hub.store.reading import in_parts
-from echo_hub.store.retired import Mark, Span, note_last, read_last
+from echo_hub.store.retired import Mark, Span, note_last
 from echo_hub.store.store import Store
 from echo_hub.store.tables import IS_OPEN, IS_UNFINISHED, WITH_PAYLOAD, actions, groups, payloads, rollouts, steps
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import ReceiptState, rollout_id
-from echo_shared.rollout_books import RolloutSummary
 
 STEPS_AT_ONCE: Final = 1_000
 """That one call looks at."""
@@ -84,74 +81,52 @@ class Copies:
         }
 
 
-class Retirement:
-    """A store's. Every method is one transaction, and raises StorageError when the database cannot do it. Processes
-    beside the hub may call all of them."""
+def read_first_mark(connection: Connection) -> Mark:
+    """Return the mark before the run's first step."""
+    beginning = read_beginning(connection)
+    return Mark(step=beginning.policy_version, group=beginning.group_id - 1)
 
-    def __init__(self, store: Store) -> None:
-        self._engine = store.engine
 
-    def beginning(self) -> Mark:
-        """Before the run's first step."""
-        with open_to_read(self._engine) as connection:
-            return _beginning(connection)
+def read_trained_at(connection: Connection, step: int) -> float | None:
+    """Return when a step was trained; None if it is not trained."""
+    return connection.scalar(select(steps.c.trained_at).where(steps.c.step == step))
 
-    def last(self) -> Span | None:
-        """What went last: all before it is gone, and it is gone or going. None: nothing ever went."""
-        with open_to_read(self._engine) as connection:
-            return read_last(connection)
 
-    def ripe(self, after: Mark, before_step: int) -> list[Ripe]:
-        """The steps behind `after` and before this one that may go, in order; `STEPS_AT_ONCE` of them at most."""
-        with open_to_read(self._engine) as connection:
-            return _ripe(connection, after, before_step)
+def read_final_keys(connection: Connection, span: Span) -> list[Key]:
+    """Return the final rollouts of these steps whose rows are still there, by lease and index."""
+    found = [
+        (row.lease_id, row.at)
+        for part in in_parts(read_groups_of_steps(connection, span))
+        for row in connection.execute(_OF_GROUPS.where(among(connection, rollouts.c.group_id, part)))
+    ]
+    return sorted(found)
 
-    def keys(self, span: Span) -> list[Key]:
-        """The final rollouts of these steps that are in the books, by lease and index."""
-        with open_to_read(self._engine) as connection:
-            found = [
-                (row.lease_id, row.at)
-                for part in in_parts(_groups(connection, span))
-                for row in connection.execute(_OF_GROUPS.where(among(connection, rollouts.c.group_id, part)))
-            ]
-        return sorted(found)
 
-    def groups(self, span: Span) -> list[int]:
-        """All groups that belong to these steps."""
-        with open_to_read(self._engine) as connection:
-            return _groups(connection, span)
+def retire(store: Store, keys: Sequence[Key], span: Span, copies: Copies | None = None) -> int:
+    """Delete the rows of at most `ROWS_AT_ONCE` rollouts of the span, and return how many there were.
 
-    def summaries(self, group_ids: Sequence[int]) -> tuple[RolloutSummary, ...]:
-        """All rollouts of these groups that are in the books, group by group."""
-        with open_to_read(self._engine) as connection:
-            return summaries_of_groups(connection, group_ids)
+    Each try is one transaction; it is repeated while another process holds the rows. Raises StorageError, and deletes
+    nothing, when `copies` differ from the rows.
+    """
+    for _ in range(TRIES):
+        try:
+            return store.write(_retire_once, keys, span, copies)
+        except StorageError as error:
+            if not _is_held_up(error):
+                raise
+    raise StorageError(
+        "Rows could not leave the books: whoever writes there holds them.",
+        got=f"{TRIES} tries",
+        do="Run the command again when the database has less to do.",
+    )
 
-    def trained_at(self, step: int) -> float | None:
-        """None: it is not trained."""
-        with open_to_read(self._engine) as connection:
-            return connection.scalar(select(steps.c.trained_at).where(steps.c.step == step))
 
-    def retire(self, keys: Sequence[Key], span: Span, copies: Copies | None = None) -> int:
-        """Deletes the rows of these rollouts of the span; `ROWS_AT_ONCE` of them at most. How many there were.
-
-        StorageError, and nothing is deleted, where `copies` do not say the same as the books.
-        """
-        for _ in range(TRIES):
-            try:
-                with open_to_write(self._engine) as connection:
-                    if copies is not None:
-                        _wait_briefly(connection)
-                    if note_last(connection, span) and copies is not None:
-                        connection.execute(insert(actions), copies.action(span))
-                    return _retire(connection, keys, copies)
-            except StorageError as error:
-                if not _is_held_up(error):
-                    raise
-        raise StorageError(
-            "Rows could not leave the books: whoever writes there holds them.",
-            got=f"{TRIES} tries",
-            do="Run the command again when the database has less to do.",
-        )
+def _retire_once(connection: Connection, keys: Sequence[Key], span: Span, copies: Copies | None) -> int:
+    if copies is not None:
+        _wait_briefly(connection)
+    if note_last(connection, span) and copies is not None:
+        connection.execute(insert(actions), copies.action(span))
+    return _retire(connection, keys, copies)
 
 
 def _wait_briefly(connection: Connection) -> None:
@@ -164,12 +139,8 @@ def _is_held_up(error: StorageError) -> bool:
     return getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) == _HELD_UP
 
 
-def _beginning(connection: Connection) -> Mark:
-    beginning = read_beginning(connection)
-    return Mark(step=beginning.policy_version, group=beginning.group_id - 1)
-
-
-def _ripe(connection: Connection, after: Mark, before_step: int) -> list[Ripe]:
+def read_ripe(connection: Connection, after: Mark, before_step: int) -> list[Ripe]:
+    """Return at most `STEPS_AT_ONCE` steps that may go, in order: behind `after` and before `before_step`."""
     old = (steps.c.step > after.step, steps.c.step < before_step)
     columns = (steps.c.step, steps.c.group_ids, steps.c.num_rollouts, steps.c.num_tokens, steps.c.trained_at)
     rows = connection.execute(
@@ -198,13 +169,14 @@ def _ripe(connection: Connection, after: Mark, before_step: int) -> list[Ripe]:
     return found
 
 
-def _groups(connection: Connection, span: Span) -> list[int]:
+def read_groups_of_steps(connection: Connection, span: Span) -> list[int]:
+    """Return all groups that belong to these steps."""
     batches = select(steps.c.group_ids).where(steps.c.step > span.after.step, steps.c.step <= span.through.step)
     dropped = select(groups.c.group_id).where(
         groups.c.group_id > span.after.group, groups.c.group_id <= span.through.group, groups.c.step.is_(None)
     )
     # Of the base, and of whatever else was measured before the first step, with that.
-    first = 0 if span.after == _beginning(connection) else span.after.step
+    first = 0 if span.after == read_first_mark(connection) else span.after.step
     measured = (
         select(rollouts.c.group_id)
         .distinct()

@@ -101,7 +101,7 @@ def want_pardon(connection: Connection, node_ids: Collection[str], now: float) -
     connection.execute(update(trust).where(trust.c.node_id.in_(node_ids)).values(pardon_wanted_at=now))
 
 
-def wanted_pardons(connection: Connection) -> frozenset[str]:
+def read_wanted_pardons(connection: Connection) -> frozenset[str]:
     """Nodes whose pardon is wanted."""
     return frozenset(connection.scalars(select(trust.c.node_id).where(trust.c.pardon_wanted_at.is_not(None))))
 

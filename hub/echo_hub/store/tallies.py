@@ -151,7 +151,7 @@ def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) 
     add_to(connection, checking, [{"node_id": node_id} for node_id in by_node], list(by_node.values()))
 
 
-def useful_nodes(connection: Connection) -> frozenset[str]:
+def read_useful_nodes(connection: Connection) -> frozenset[str]:
     """Nodes that have drawn a rollout which was trained on, or measured."""
     counted = select(tallies.c.node_id).where(tallies.c.outcome.in_((TRAINED, EVALUATED)), tallies.c.tokens > 0)
     return frozenset(connection.scalars(counted))

@@ -7,7 +7,7 @@ What a node does counts for the team that it is in at that moment, and stays the
 from __future__ import annotations
 
 import unicodedata
-from typing import Final
+from typing import Final, assert_never
 from urllib.parse import quote
 
 from sqlalchemy import Connection, delete, func, insert, select
@@ -17,7 +17,7 @@ from echo_hub.store.credit import ensure, team_holder
 from echo_hub.store.tables import credit, credit_days, credit_steps, nodes, team_members, teams
 from echo_shared.credit_books import Holder
 from echo_shared.errors import RefusedError
-from echo_shared.messages import Team
+from echo_shared.messages import Team, TeamWanted
 from echo_shared.messages.shown_names import fault_of, looks_of
 
 MOST_TEAMS: Final = 10_000
@@ -26,6 +26,21 @@ MOST_TEAMS: Final = 10_000
 def name_key(name: str) -> str:
     """Names with the same key are the same: as Unicode's compatibility forms, of whatever case."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def change_team(connection: Connection, node_id: str, wanted: TeamWanted, now: float) -> None:
+    """Make, join or leave a team, as the node wants. Raises RefusedError."""
+    match wanted.action:
+        case "create":
+            create_team(connection, node_id, wanted.name, now)
+        case "join":
+            join_team(connection, node_id, wanted.name, now)
+        case "leave":
+            leave_team(connection, node_id)
+        case "show":
+            pass
+        case _:
+            assert_never(wanted.action)
 
 
 def create_team(connection: Connection, node_id: str, name: str, now: float) -> None:

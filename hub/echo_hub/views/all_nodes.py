@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from echo_hub.dashboard.model import Fleet, NodesAway, NodeView
+from echo_hub.store.known_nodes import read_banned_nodes
+from echo_hub.store.reports import read_leaderboard, read_under_way
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_hub.views.nodes import ConnectedNode, node_view
@@ -113,8 +115,8 @@ class AllNodes:
         if time.monotonic() - self._read_at < FRESH_S and connected == self._of and not self._books.is_quick:
             return ()
         banned, under_way, whole = (
-            self._store.banned_nodes(),
-            self._store.under_way(),
+            self._store.read(read_banned_nodes),
+            self._store.read(read_under_way),
             self._books.newest(connected, touched),
         )
         is_new = whole is not self._whole
@@ -128,7 +130,7 @@ class AllNodes:
         known = self._rows.keys() | connected | self._of
         changed = (changed & known) | self._wrongly(banned)
         if changed:
-            self._rows |= {row.node_id: row for row in self._store.leaderboard(only=changed)}
+            self._rows |= {row.node_id: row for row in self._store.read(read_leaderboard, only=changed)}
         self._whole, self._under_way, self._of, self._touched = whole, under_way, connected, touched
         self._read_at = time.monotonic()
         return self._rows if is_new else changed
@@ -139,7 +141,7 @@ class AllNodes:
         return (shown ^ set(banned)) & self._rows.keys()
 
     def _read_all(self, connected: frozenset[str], touched: int) -> _Whole:
-        rows = self._store.leaderboard(most=MOST_NODES, always=connected)
+        rows = self._store.read(read_leaderboard, most=MOST_NODES, always=connected)
         return _Whole({row.node_id: row for row in rows}, touched)
 
 

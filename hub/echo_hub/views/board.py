@@ -8,7 +8,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.board import read_board, read_credited_node, read_public_receipt, read_shares
+from echo_hub.store.store import Store
+from echo_hub.store.teams import read_team
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, StepShare
 
 LEAST_S: Final = 2.0
@@ -30,26 +32,26 @@ class _Answer:
 class HubBoard:
     """The hub's `BoardSource`."""
 
-    def __init__(self, books: CreditStore) -> None:
-        self._books = books
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._answers: dict[Hashable, _Answer] = {}
 
     async def board(self, wanted: BoardQuery) -> Board:
-        return await self._ask(("board", wanted), lambda: self._books.board(wanted, time.time()))
+        return await self._ask(("board", wanted), lambda: self._store.read(read_board, wanted, time.time()))
 
     async def node(self, start: str) -> tuple[str, Holder] | None:
-        return await self._ask(("node", start), lambda: self._books.credited_node(start, time.time()))
+        return await self._ask(("node", start), lambda: self._store.read(read_credited_node, start, time.time()))
 
     async def team(self, name: str) -> tuple[str, Holder] | None:
-        return await self._ask(("team", name), lambda: self._books.team(name, time.time()))
+        return await self._ask(("team", name), lambda: self._store.read(read_team, name, time.time()))
 
     async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
-        return await self._ask(("shares", holder, width), lambda: self._books.step_shares(holder, width))
+        return await self._ask(("shares", holder, width), lambda: self._store.read(read_shares, holder, width))
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
         """Not kept: it is one row, and its node may look at the same time."""
         lease_id, _, index = rollout_id.partition("-")
-        return await asyncio.to_thread(self._books.public_receipt, int(lease_id), int(index))
+        return await asyncio.to_thread(self._store.read, read_public_receipt, int(lease_id), int(index))
 
     async def _ask(self, key: Hashable, read: Callable[[], _T]) -> _T:
         """What `read` finds, once for all who ask meanwhile."""

@@ -33,7 +33,7 @@ from echo_hub.dashboard.model import AdvisedNodes, CapacityView
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_hub.views.learner_time import learner_time
-from echo_hub.views.pace import Pace, kinds_of, read_pace, read_steps
+from echo_hub.views.pace import Pace, kinds_of, newest_steps, read_pace
 
 READ_EVERY_S: Final = 10.0
 
@@ -69,7 +69,7 @@ class CapacityViews:
         return self._views.newest(config, connected, waits_for)
 
     def _view(self, config: HubConfig, connected: Collection[str] | None, waits_for: str | None) -> CapacityView | None:
-        steps = read_steps(self._store)
+        steps = newest_steps(self._store)
         waits_since = (waits_for, steps[-1].trained_at, time.time()) if waits_for and steps else None
         spent = learner_time(steps, started_at=self._started_at, waits_since=waits_since)
         pace = read_pace(self._store, config, steps, connected)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from echo_hub.dashboard.model import EvaluationView
+from echo_hub.store.reports import read_evaluations
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind
 
@@ -26,7 +27,9 @@ class EvaluationViews:
         versions."""
         known = self._known
         since = max((row.evaluated_at for row in known.values()), default=0.0)
-        known = known | {(row.name, row.policy_version, row.kind): row for row in self._store.evaluations(since)}
+        known = known | {
+            (row.name, row.policy_version, row.kind): row for row in self._store.read(read_evaluations, since)
+        }
         self._known = known  # Replaced, never changed: another thread may be at it.
         found: dict[str, list[EvaluationView]] = {name: [] for name in ("", *self._sets)}
         for (name, version, kind), row in sorted(known.items()):

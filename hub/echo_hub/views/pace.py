@@ -27,7 +27,8 @@ from echo_hub.config.sections import CostConfig, HubConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.spread.holdings import quantile
-from echo_hub.store.recent import NodeKind, RecentRollout, Spread
+from echo_hub.store.recent import NodeKind, RecentRollout, Spread, read_node_kinds, read_recent_rollouts, read_spreads
+from echo_hub.store.reports import read_newest_step, read_steps
 from echo_hub.store.store import Store
 from echo_hub.views.learner_time import usual_hand_off_s
 from echo_shared.books import StepRecord
@@ -73,10 +74,10 @@ class Pace:
     """By kind, most numerous first: as many as there are, each as its median node."""
 
 
-def read_steps(store: Store) -> list[StepRecord]:
+def newest_steps(store: Store) -> list[StepRecord]:
     """The newest trained steps, in order."""
-    newest = store.newest_step()
-    return store.steps_history(newest.step - STEPS_READ, STEPS_READ) if newest else []
+    newest = store.read(read_newest_step)
+    return store.read(read_steps, newest.step - STEPS_READ, STEPS_READ) if newest else []
 
 
 def read_pace(
@@ -86,17 +87,17 @@ def read_pace(
     late."""
     if not steps:
         return None
-    workload = _workload(config, steps, store.recent_spreads(VERSIONS_READ))
+    workload = _workload(config, steps, store.read(read_spreads, VERSIONS_READ))
     if workload.step_s <= 0:
         return None
-    work = _by_node(store.recent_rollouts(ROLLOUTS_READ), since=_settled_at(steps))
+    work = _by_node(store.read(read_recent_rollouts, ROLLOUTS_READ), since=_settled_at(steps))
     if config.run.mode == "sequential":
         trained_at = [step.trained_at for step in steps]
         work = {node_id: behind_versions(leases, trained_at, workload.broadcast_s) for node_id, leases in work.items()}
     counted = set(work if connected is None else connected)
     if config.run.mode == "colocated":
         counted.add(HUB_NODE_ID)
-    said = store.node_kinds(counted | work.keys())
+    said = store.read(read_node_kinds, counted | work.keys())
     nodes = tuple(
         replace(node, cost_per_h=cost_per_hour(config.cost, said.get(node_id)))
         for node_id, node in _nodes(work, said, counted)

@@ -12,6 +12,9 @@ from typing import Final
 from echo_hub.dashboard.api import STEPS_PER_ANSWER
 from echo_hub.dashboard.model import Fleet, RunView
 from echo_hub.dashboard.source import Changes, Picture
+from echo_hub.store.events import read_events
+from echo_hub.store.node_records import read_node_record
+from echo_hub.store.reports import read_steps
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
@@ -87,13 +90,13 @@ class HubPages:
         return health(self._moment())
 
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
-        return tuple(await asyncio.to_thread(self._store.events, wanted, limit))
+        return tuple(await asyncio.to_thread(self._store.read, read_events, wanted, limit))
 
     async def nodes(self) -> Fleet:
         return await asyncio.to_thread(self._reading_of_nodes(self._moment()))
 
     async def node(self, node_id: str) -> NodeRecord | None:
-        return await asyncio.to_thread(self._store.node_record, node_id)
+        return await asyncio.to_thread(self._store.read, read_node_record, node_id)
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
-        return tuple(await asyncio.to_thread(self._store.steps_history, since, STEPS_PER_ANSWER))
+        return tuple(await asyncio.to_thread(self._store.read, read_steps, since, STEPS_PER_ANSWER))

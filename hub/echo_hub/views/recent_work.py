@@ -12,7 +12,7 @@ from typing import Final
 
 from echo_hub.core.spread.holdings import quantile
 from echo_hub.dashboard.model import LengthsView, WorkView
-from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length
+from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, Length, read_batch_ages, read_lengths
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
 from echo_shared.messages import ReceiptState
@@ -33,7 +33,7 @@ class RecentWorkViews:
         return self._views.newest()
 
     def _view(self) -> WorkView:
-        return work_view(self._store.recent_lengths(ROLLOUTS_READ), self._store.recent_ages(STEPS_READ))
+        return work_view(self._store.read(read_lengths, ROLLOUTS_READ), self._store.read(read_batch_ages, STEPS_READ))
 
 
 def work_view(lengths: Iterable[Length], ages: Iterable[BatchAges]) -> WorkView:

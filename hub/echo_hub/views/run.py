@@ -25,6 +25,14 @@ from echo_hub.dashboard.model import (
 )
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.operation.state import health_of
+from echo_hub.store.events import read_events
+from echo_hub.store.reports import (
+    read_accounting,
+    read_costs,
+    read_newest_step,
+    read_num_nodes,
+    read_versions_by_transport,
+)
 from echo_hub.store.store import Store
 from echo_hub.views.alarms import alarms
 from echo_hub.views.capacity import CapacityViews
@@ -178,13 +186,14 @@ class RunViews:
         """`connected`: the ids of the nodes that are, but for those that the spend cap keeps from work."""
         status, distribution = moment.status, moment.distribution
         config = with_live(self._config, status.settings) if status.settings else self._config
-        newest = self._store.newest_step()  # The coordinator may be ahead: its newest step may not be committed yet.
+        # The coordinator may be ahead: its newest step may not be committed yet.
+        newest = self._store.read(read_newest_step)
         warnings = alarms(newest)
         warnings += noticed(moment, is_told=bool(warnings))
         warnings += moment.sinks
-        by_set, accounting = self._evaluations.read(), self._store.accounting()
+        by_set, accounting = self._evaluations.read(), self._store.read(read_accounting)
         evaluations = by_set.pop("")
-        num_nodes = self._store.num_nodes()
+        num_nodes = self._store.read(read_num_nodes)
         return RunView(
             as_of=time.time(),
             run_id=self._run_id,
@@ -233,7 +242,7 @@ class RunViews:
                 for name, views in by_set.items()
             ),
             versions=self._versions.read(),
-            fetches_by_transport=self._store.versions_by_transport(),
+            fetches_by_transport=self._store.read(read_versions_by_transport),
             dissemination=dissemination_view(distribution.newest) if distribution.newest else None,
             newest_complete=distribution.newest_complete,
             nodes_on_newest=distribution.num_holding,
@@ -241,14 +250,14 @@ class RunViews:
             nodes_known=num_nodes.known,
             nodes_useful=num_nodes.useful,
             uplink_bytes_s=distribution.uplink_bytes_s,
-            events=tuple(self._store.events(EventFilter(), EVENTS_KEPT)),
+            events=tuple(self._store.read(read_events, EventFilter(), EVENTS_KEPT)),
             work=self._work.read(),
             capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
             siblings=self._siblings(),
         )
 
     def _cost(self, config: HubConfig, status: CoordinatorStatus, trained: int) -> CostView | None:
-        totals = self._store.costs()
+        totals = self._store.read(read_costs)
         if not status.nodes_priced and not totals.active_s:
             return None
         return CostView(

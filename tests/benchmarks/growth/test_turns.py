@@ -5,6 +5,7 @@ from typing import Final
 
 from benchmarks.growth.turns import Heard, Turns, hearing
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 
 NOW: Final = 1_780_000_000.0
@@ -34,8 +35,8 @@ async def test_a_step_is_written_in_turns_and_all_that_the_writer_asks_is_heard(
         await turns.work()
         await turns.fetched_by_all()
         await turns.keep_house()
-        store.store.accounting()
-    accounting = store.store.accounting()
+        store.store.read(read_accounting)
+    accounting = store.store.read(read_accounting)
     assert (accounting.leased, accounting.trained, accounting.in_flight) == (32, 30, 0) and accounting.balanced
     (version,) = store.store.versions_history(9)
     assert sum(version.fetches_by_transport.values()) == 2

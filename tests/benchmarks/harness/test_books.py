@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.books import Amount, fill
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.board import read_board
+from echo_hub.store.reports import read_accounting, read_leaderboard, read_newest_step, read_num_nodes, read_steps
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.credit_books import BoardQuery
 
 NOW = 1_780_000_000.0
@@ -40,28 +42,32 @@ def filled(directory: Path, *, seed: int, amount: Amount, short_run: str = SHORT
 
 def test_behind_a_run_the_books_add_up_and_nothing_in_them_is_work(tmp_path: Path) -> None:
     with filled(tmp_path / "one", seed=1, amount=Amount(nodes=40, rollouts=2_003)) as store:
-        accounting = store.accounting()
+        accounting = store.read(read_accounting)
         assert accounting.balanced and accounting.in_flight == 0
         assert accounting.leased == 2_004 and accounting.num_dropped > 50
-        assert store.num_nodes().known == 41
-        snapshot = store.snapshot()
+        assert store.read(read_num_nodes).known == 41
+        snapshot = store.read(read_snapshot)
         assert (snapshot.rollouts, snapshot.groups, snapshot.planned) == ((), (), ())
         assert (snapshot.next_lease_id, snapshot.trained_steps) == (10 + -(-2_003 // 2), 3)
         (version,) = store.versions_history(9)
         assert sum(version.fetches_by_transport.values()) == 40 and version.dissemination_max_s is not None
-        assert {row.standing for row in store.leaderboard()} == {"proven", "new", ""}
+        assert {row.standing for row in store.read(read_leaderboard)} == {"proven", "new", ""}
 
 
 def test_an_empty_run_is_given_steps_versions_and_work_under_way(tmp_path: Path) -> None:
     amount = Amount(nodes=20, rollouts=4_096, groups_per_step=4, under_way=48)
     with filled(tmp_path / "one", seed=1, amount=amount, short_run="") as store:
-        accounting, snapshot, newest = store.accounting(), store.snapshot(), store.newest_step()
+        accounting, snapshot, newest = (
+            store.read(read_accounting),
+            store.read(read_snapshot),
+            store.read(read_newest_step),
+        )
         assert accounting.balanced and (accounting.leased, accounting.in_flight) == (4_144, 48)
         assert (snapshot.trained_steps, snapshot.published_version, len(snapshot.groups)) == (128, 128, 6)
         assert [row.state for row in snapshot.rollouts[::8]] == ["leased", "received", "scored"] * 2
         assert newest is not None and newest.num_rollouts > 20 and newest.figures["train_s"]
-        trained = sum(step.num_rollouts for step in store.steps_history())
-        board = CreditStore(store.engine).board(BoardQuery(limit=50), NOW)
+        trained = sum(step.num_rollouts for step in store.read(read_steps))
+        board = store.read(read_board, BoardQuery(limit=50), NOW)
         assert trained == accounting.trained == sum(row.rollouts for row in board.rows)
         assert board.rows[0].rollouts > 3 * board.rows[9].rollouts and board.rows[0].recent > 0
         spread = {
@@ -76,5 +82,5 @@ def test_the_same_seed_gives_the_same_books(tmp_path: Path, short_run: str) -> N
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
         amount = Amount(nodes=40, rollouts=2_003, under_way=16)
         with filled(tmp_path / name, seed=seed, amount=amount, short_run=short_run) as store:
-            found.append([(row.node_id, row.trained_tokens) for row in store.leaderboard()])
+            found.append([(row.node_id, row.trained_tokens) for row in store.read(read_leaderboard)])
     assert found[0] == found[1] != found[2]

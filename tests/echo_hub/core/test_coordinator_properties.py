@@ -122,8 +122,12 @@ from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import Finding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
-from echo_hub.store.actions import ActionBooks
+from echo_hub.store.actions import find_action, note_action
+from echo_hub.store.reading import read_batch, read_evaluated, read_groups, read_payloads, read_receipts, read_turns
+from echo_hub.store.reports import read_accounting
+from echo_hub.store.settling import read_settings
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.messages import (
     Checked,
@@ -300,7 +304,6 @@ class World(RuleBasedStateMachine):
         self.most_bound = self.settings.staleness_bound
         """The largest staleness bound that has held since the run began."""
         self.store = Store.open("sqlite://")
-        self.books = ActionBooks(self.store)
         self.now = 1_000.0
         self.ticked_at = 0.0
         self.finished = 0
@@ -360,10 +363,10 @@ class World(RuleBasedStateMachine):
             row.waits = False
         for node in self.nodes.values():
             node.connected = False
-        self.published = self.store.snapshot().published_version
-        self.settings = restored(self.configured, self.books.settings())
-        self.coordinator = Coordinator(self.settings, self.store.snapshot())
-        self.twin = Coordinator(self.settings, self.store.snapshot())
+        self.published = self.store.read(read_snapshot).published_version
+        self.settings = restored(self.configured, self.store.read(read_settings))
+        self.coordinator = Coordinator(self.settings, self.store.read(read_snapshot))
+        self.twin = Coordinator(self.settings, self.store.read(read_snapshot))
         effects = self.coordinator.start(self.now)
         assert repr(self.twin.start(self.now)) == repr(effects)
         self._carry_out(effects)
@@ -584,7 +587,7 @@ class World(RuleBasedStateMachine):
     def _verdict(self, name: str) -> RolloutScored | RolloutContinued:
         """What the environment says to a rollout, from all its episode's turns as they are stored."""
         row = self.rows[name]
-        (stored,) = self.store.load_payloads([name])
+        (stored,) = self.store.read(read_payloads, [name])
         drawn = [turn.completion_ids for turn in stored.earlier_turns] + [stored.payload.completion_ids]
         assert [ids.tolist() for ids in drawn] == [
             payload(row.group_id, row.index, turn).completion_ids.tolist() for turn in range(row.turn + 1)
@@ -607,7 +610,7 @@ class World(RuleBasedStateMachine):
                     failures = self._failures(action.group_id, index, action.turn)
                     assert action.seed == turn_seed(seed, action.turn, failures)
                 self._model_goes_on(action)
-                played = self.store.load_turns({(action.group_id, action.indices[0])})
+                played = self.store.read(read_turns, {(action.group_id, action.indices[0])})
                 assert len(played.get((action.group_id, action.indices[0]), ())) == action.turn
                 node = self.nodes[action.node_id]
                 if node.connected:
@@ -625,7 +628,9 @@ class World(RuleBasedStateMachine):
                 for node_id, name in zip(action.node_ids, action.rollout_ids, strict=True):
                     self._receive(node_id, (effects.Receipt(name, ReceiptState.TRAINED),))
             case LookUpReceipt():
-                self._receive(action.node_id, tuple(self.store.receipts(action.node_id, [action.rollout_id])))
+                self._receive(
+                    action.node_id, tuple(self.store.read(read_receipts, action.node_id, [action.rollout_id]))
+                )
             case ScoreRollout():
                 self.scoring.append(action.rollout_id)
             case CheckRollout():
@@ -650,7 +655,7 @@ class World(RuleBasedStateMachine):
                 assert len(self.jobs) < 2
                 batch = [
                     turn.rollout_id
-                    for group in self.store.load_batch(action.step)
+                    for group in self.store.read(read_batch, action.step)
                     for episode in group.episodes
                     for turn in episode.turns
                 ]
@@ -674,12 +679,12 @@ class World(RuleBasedStateMachine):
         lacking = {
             group.group_id: group.rollout_ids for group in batch if self.held.get(group.group_id) != group.rollout_ids
         }
-        assert {group.group_id for group in self.store.load_groups(lacking)} == lacking.keys()
+        assert {group.group_id for group in self.store.read(read_groups, lacking)} == lacking.keys()
 
     def _check_what_was_begun(self, step: int) -> None:
         """It is what the books have of the step, once it is committed."""
         for begun in (begun for begun in self.begun if begun.step == step):
-            planned = self.store.load_batch(step)
+            planned = self.store.read(read_batch, step)
             assert [group.group_id for group in begun.batch] == [group.group_id for group in planned]
             for said, group in zip(begun.batch, planned, strict=True):
                 turns = [turn.rollout_id for episode in group.episodes for turn in episode.turns]
@@ -721,7 +726,7 @@ class World(RuleBasedStateMachine):
                 self._record_evaluation(version, whole=False)
 
     def _record_evaluation(self, version: int, *, whole: bool = True) -> None:
-        episodes = self.store.load_evaluated(version)
+        episodes = self.store.read(read_evaluated, version)
         problems, samples = self.settings.evaluation_problems, self.settings.evaluation_samples
         assert version in self.evaluating and all(one.about.policy_version == version for one in episodes)
         assert not whole or len(episodes) == problems * (1 + samples)
@@ -747,7 +752,7 @@ class World(RuleBasedStateMachine):
                 )
             ]
         )
-        assert self.store.load_evaluated(version) == []
+        assert self.store.read(read_evaluated, version) == []
 
     @rule(when=st.sampled_from(["before commit", "after commit", "now"]), orphan_trains=st.integers(0, 2))
     def hub_dies(self, when: str, orphan_trains: int = 0) -> None:
@@ -845,8 +850,8 @@ class World(RuleBasedStateMachine):
     def operator_asks(self, wanted: tuple[str, str | float]) -> None:
         """For a change of settings; a hub that dies on it is asked again."""
         what, value = wanted
-        number = self.books.note(Resume(), OPERATOR, self.now).number
-        while (found := self.books.find(number)) is not None and found.outcome is Outcome.WANTED:
+        number = self.store.write(note_action, Resume(), OPERATOR, self.now).number
+        while (found := self.store.read(find_action, number)) is not None and found.outcome is Outcome.WANTED:
             self._turn(OperatorAsked(number=number, what=what, value=value))
         assert found is not None
         self.met_outcomes.add((what, found.outcome))
@@ -1072,7 +1077,7 @@ class World(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         if not hasattr(self, "coordinator"):
             return
-        status, books = self.coordinator.status(), self.store.accounting()
+        status, books = self.coordinator.status(), self.store.read(read_accounting)
         trained = sum(row.end == "trained" for row in self.rows.values())
         evaluated = sum(row.end == "evaluated" for row in self.rows.values())
         dropped = sum(bool(row.end) and row.end not in USEFUL for row in self.rows.values())
@@ -1102,7 +1107,7 @@ class World(RuleBasedStateMachine):
         """Store and memory know the same unfinished work."""
         if not hasattr(self, "coordinator"):
             return
-        snapshot, status = self.store.snapshot(), self.coordinator.status()
+        snapshot, status = self.store.read(read_snapshot), self.coordinator.status()
         assert {row.node_id: row.state for row in snapshot.standings} == self.standings
         assert sum(map(self._is_quarantined, self.standings)) == status.trust.quarantined
         assert len(snapshot.rollouts) == status.in_flight
@@ -1137,7 +1142,7 @@ class World(RuleBasedStateMachine):
         assert status.finished and status.in_flight == 0
         assert self.trained_steps == self.settings.steps == self.coordinator.published_version
         assert not self.evaluating
-        books = self.store.accounting()
+        books = self.store.read(read_accounting)
         used = books.trained + books.dropped.get(DropReason.SCREENED, 0)
         assert used == sum(len(plan.rollout_ids) for plan in self.planned.values())
         self.store.close()

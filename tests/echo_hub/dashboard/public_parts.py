@@ -14,8 +14,8 @@ from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.board import AboutView
 from echo_hub.dashboard.headers import add_security_headers
 from echo_hub.dashboard.pages import routes
-from echo_hub.store.credit_store import CreditStore
 from echo_hub.store.store import Store
+from echo_hub.store.teams import change_team
 from echo_hub.views.board import HubBoard
 from echo_shared.messages import TeamWanted
 from tests.echo_hub.store.conftest import Records
@@ -35,10 +35,9 @@ def fill(store: Store, names: tuple[str, ...], *, now: float) -> list[str]:
 
 
 def make_team(store: Store, name: str, *ids: str, now: float) -> None:
-    books = CreditStore(store.engine)
-    books.change_team(ids[0], TeamWanted(action="create", name=name), now)
+    store.write(change_team, ids[0], TeamWanted(action="create", name=name), now)
     for node_id in ids[1:]:
-        books.change_team(node_id, TeamWanted(action="join", name=name), now)
+        store.write(change_team, node_id, TeamWanted(action="join", name=name), now)
 
 
 @asynccontextmanager
@@ -48,7 +47,7 @@ async def served(
     """A stranger's session with the pages."""
     application = web.Application(middlewares=[guard.middleware])
     application.on_response_prepare.append(add_security_headers)
-    board = HubBoard(CreditStore(store.engine))
+    board = HubBoard(store)
     application.add_routes(routes(source, guard, {}, board=board, about=about, min_interval_s=0.0))
     server = TestServer(application)
     await server.start_server(shutdown_timeout=0.1)

@@ -16,6 +16,7 @@ from echo_hub.core.effects import CheckRecorded, StandingRecorded, TrustDecided
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_hub.dashboard.access.guard import Guard
+from echo_hub.store.node_records import read_node_record
 from echo_hub.store.store import Store
 from echo_shared.books import RunEvent, Severity
 from echo_shared.messages import Checked
@@ -143,7 +144,7 @@ async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Sto
     store.apply([StandingRecorded(row=row), decided, checked], now=6.0)
 
     async def node(wanted: str) -> Any:
-        return store.node_record(wanted)
+        return store.read(read_node_record, wanted)
 
     source.node = node
     async with served(source, store, guard) as stranger:

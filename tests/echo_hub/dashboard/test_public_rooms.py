@@ -13,6 +13,7 @@ from echo_hub.core.effects import CheckRecorded, RolloutsDropped
 from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.dashboard.board import AboutView
 from echo_hub.dashboard.public_rooms import WHAT_IT_MEANS
+from echo_hub.store.reading import read_receipts
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason, ReceiptState
 from echo_shared.messages.receipts import Checked
@@ -85,7 +86,7 @@ async def test_a_receipt_is_the_one_that_the_node_is_told(source: Any, store: St
     store.apply([RolloutsDropped(rollout_ids=("9-0",), reason=DropReason.STALE, detail="secret <x>")], now=2.0)
     async with served(source, store, guard) as stranger:
         for rollout in ("1-0", "1-1", "9-0", "9-1"):
-            (told,) = store.receipts(node, [rollout])
+            (told,) = store.read(read_receipts, node, [rollout])
             async with stranger.get(f"/api/v1/receipts/{rollout}") as answer:
                 said = await answer.json()
             reason = told.drop_reason and told.drop_reason.value

@@ -17,7 +17,7 @@ from echo_hub.dashboard.rollouts_page import WrongQueryError, asked, filter_of, 
 from echo_hub.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.retired import Span
-from echo_hub.store.retiring import Retirement
+from echo_hub.store.retiring import read_final_keys, read_first_mark, read_ripe, retire
 from echo_hub.store.store import Store
 from echo_shared.rollout_books import RolloutFilter
 from tests.echo_hub.dashboard.test_pages import CHROMIUM, CHROMIUM_FLAGS, Tags
@@ -249,10 +249,9 @@ async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard:
 async def test_what_has_left_the_books_is_said_so_in_its_place(serve: Any, store: Store) -> None:
     hub = await serve()
     assert "not in the books any more" not in await text_of(hub, "/rollouts")
-    books = Retirement(store)
-    (ripe,) = books.ripe(books.beginning(), 2)
-    span = Span(after=books.beginning(), through=ripe.mark)
-    assert books.retire(books.keys(span), span) == 4
+    (ripe,) = store.read(read_ripe, store.read(read_first_mark), 2)
+    span = Span(after=store.read(read_first_mark), through=ripe.mark)
+    assert retire(store, store.read(read_final_keys, span), span) == 4
     page = await text_of(hub, "/rollouts")
     assert "4 rollouts, of the steps up to 1, are not in the books any more" in page
     assert "The rollouts of step 1 are not in the books any more" in await text_of(hub, "/rollouts?step=1")

@@ -14,6 +14,7 @@ import pytest
 
 from echo_hub.run.backup import MANIFEST, SECRET, read_backup, write_backup
 from echo_hub.run.directory import RunDirectory
+from echo_hub.store.reports import read_newest_step
 from echo_hub.store.store import Store
 from echo_shared.errors import DISK_FULL, ConfigError, StorageError
 from tests.echo_hub.written_steps import train
@@ -63,7 +64,7 @@ def test_a_backup_has_all_that_a_run_goes_on_from_and_nothing_else(tmp_path: Pat
     }, "step 5 is no trained step of the database yet"
     assert {name for name in after if after[name] != before[name]} <= {"echo.db"}
     again = Store.open(RunDirectory(tmp_path / "again").database_url)
-    newest = again.newest_step()
+    newest = again.read(read_newest_step)
     assert newest is not None and newest.step == 4
     again.close()
 

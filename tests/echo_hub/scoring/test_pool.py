@@ -22,6 +22,7 @@ from echo_hub.evaluation.by_hub import Generated, HeldOut, evaluate, scored_by
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.reports import read_evaluations
 from echo_hub.store.store import Store
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared import process_memory
@@ -104,7 +105,7 @@ async def test_an_evaluation_with_such_rewards_is_in_the_store(numbers_pool: Ope
         measured = await evaluate(0, heldout, generate=generate, judge=scored_by(pool))
     store = Store.open("sqlite://")
     store.record_evaluations(measured)
-    (_, sampled) = store.evaluations()
+    (_, sampled) = store.read(read_evaluations)
     store.close()
     assert (sampled.num_problems, sampled.num_unscored) == (2, 6)
     assert (sampled.accuracy, sampled.mean_reward) == (0.5, 0.75)

@@ -21,7 +21,21 @@ from echo_hub.actions.requests import (
 )
 from echo_hub.core.effects import ActionSettled, SettingRecorded, StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
-from echo_hub.store.actions import DAY_S, ActionBooks
+from echo_hub.store.actions import (
+    DAY_S,
+    begin_settings,
+    find_action,
+    note_action,
+    read_action_log,
+    read_api_tokens,
+    read_num_api_tokens,
+    read_wanted_actions,
+    was_undone,
+)
+from echo_hub.store.invites import read_invites
+from echo_hub.store.known_nodes import read_banned_nodes
+from echo_hub.store.settling import read_settings
+from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.store import Store
 
 BY = Actor(via="cli", who="ada")
@@ -34,55 +48,60 @@ def opened(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def books(opened: Store) -> ActionBooks:
+def books(opened: Store) -> Store:
     for name in ("a", "b"):
         opened.node_seen(node_id=name, public_key=bytes(32), name=name, backend="torch", device="cpu", now=1.0)
-    return ActionBooks(opened)
+    return opened
 
 
-def outcome(books: ActionBooks, request: AnyRequest, now: float = 10.0, **more: str) -> tuple[Outcome, str]:
-    record = books.note(request, BY, now, **more)
+def outcome(books: Store, request: AnyRequest, now: float = 10.0, **more: str) -> tuple[Outcome, str]:
+    record = books.write(note_action, request, BY, now, **more)
     return record.outcome, record.detail
 
 
-def test_what_concerns_the_hub_is_wanted_until_it_is_settled_once(books: ActionBooks, opened: Store) -> None:
-    first, second = books.note(Pause(), BY, 10.0), books.note(SetMaxStaleness(value=4), BY, 11.0)
-    assert [record.number for record in books.wanted()] == [first.number, second.number]
+def test_what_concerns_the_hub_is_wanted_until_it_is_settled_once(books: Store, opened: Store) -> None:
+    first, second = (
+        books.write(note_action, Pause(), BY, 10.0),
+        books.write(note_action, SetMaxStaleness(value=4), BY, 11.0),
+    )
+    assert [record.number for record in books.read(read_wanted_actions)] == [first.number, second.number]
     assert (first.outcome, first.who, first.via, second.request) == (Outcome.WANTED, "ada", "cli", {"value": 4})
     settled = ActionSettled(number=second.number, done=True, before=2, after=4)
     opened.apply([SettingRecorded(setting="max_staleness", stored=4), settled], 12.0)
     opened.apply([ActionSettled(number=second.number, done=False, detail="too late")], 13.0)
-    found = books.find(second.number)
+    found = books.read(find_action, second.number)
     assert found is not None and (found.outcome, found.before, found.after) == (Outcome.DONE, 2, 4)
-    assert (found.settled_at, found.detail) == (12.0, "") and books.settings() == {"max_staleness": 4}
-    assert [record.number for record in books.wanted()] == [first.number]
-    assert [record.number for record in books.log(limit=1)] == [second.number]
-    assert [record.number for record in books.log(limit=5, before=second.number)] == [first.number]
-    assert books.find(99) is None
+    assert (found.settled_at, found.detail) == (12.0, "") and books.read(read_settings) == {"max_staleness": 4}
+    assert [record.number for record in books.read(read_wanted_actions)] == [first.number]
+    assert [record.number for record in books.read(read_action_log, limit=1)] == [second.number]
+    assert [record.number for record in books.read(read_action_log, limit=5, before=second.number)] == [first.number]
+    assert books.read(find_action, 99) is None
 
 
-def test_nodes_are_banned_and_let_in_again_with_what_was_before(books: ActionBooks, opened: Store) -> None:
+def test_nodes_are_banned_and_let_in_again_with_what_was_before(books: Store, opened: Store) -> None:
     assert outcome(books, Ban(node="a")) == (Outcome.DONE, "")
-    assert opened.banned_nodes() == {"a"}
+    assert opened.read(read_banned_nodes) == {"a"}
     assert outcome(books, Ban(node="a")) == (Outcome.REFUSED, "It is banned already.")
-    undone = books.note(Unban(node="a"), BY, 12.0, undoes=1)
-    assert (undone.before, undone.after, opened.banned_nodes()) == (True, False, frozenset())
-    assert books.was_undone(1) and not books.was_undone(2)
+    undone = books.write(note_action, Unban(node="a"), BY, 12.0, undoes=1)
+    assert (undone.before, undone.after, opened.read(read_banned_nodes)) == (True, False, frozenset())
+    assert books.read(was_undone, 1) and not books.read(was_undone, 2)
     assert outcome(books, Unban(node="b")) == (Outcome.REFUSED, "It is not banned.")
     assert outcome(books, Ban(node="nobody"))[0] is Outcome.REFUSED
-    assert [record.outcome for record in books.log(limit=10)].count(Outcome.REFUSED) == 3, "these are in the log too"
+    assert [record.outcome for record in books.read(read_action_log, limit=10)].count(Outcome.REFUSED) == 3, (
+        "these are in the log too"
+    )
 
 
-def test_only_who_is_in_quarantine_is_pardoned(books: ActionBooks, opened: Store) -> None:
+def test_only_who_is_in_quarantine_is_pardoned(books: Store, opened: Store) -> None:
     opened.apply([StandingRecorded(row=StandingRow(node_id="a", state=StandingState.QUARANTINED))], 1.0)
     assert outcome(books, Pardon(node="a"))[0] is Outcome.DONE
     assert outcome(books, Pardon(node="b"))[0] is Outcome.REFUSED
-    assert opened.wanted_pardons() == {"a"}
+    assert opened.read(read_wanted_pardons) == {"a"}
 
 
-def test_invites_and_tokens_keep_the_hash_alone_and_names_are_taken(books: ActionBooks, opened: Store) -> None:
+def test_invites_and_tokens_keep_the_hash_alone_and_names_are_taken(books: Store, opened: Store) -> None:
     assert outcome(books, MakeInvite(name="Ada", keys=2, days=7), secret_hash="f" * 64)[0] is Outcome.DONE
-    (invite,) = opened.invites()
+    (invite,) = opened.read(read_invites)
     assert (invite.token_hash, invite.max_keys, invite.expires_at) == ("f" * 64, 2, 10.0 + 7 * DAY_S)
     assert outcome(books, MakeInvite(name="Ada"), secret_hash="e" * 64)[0] is Outcome.REFUSED
     assert outcome(books, RevokeInvite(name="Ada", ban=True))[0] is Outcome.DONE
@@ -93,19 +112,19 @@ def test_invites_and_tokens_keep_the_hash_alone_and_names_are_taken(books: Actio
     assert outcome(books, MakeToken(name="ci"), now=late, secret_hash="b" * 64)[0] is Outcome.DONE, "it has expired"
     assert outcome(books, RevokeToken(name="ci"), now=late)[0] is Outcome.DONE
     assert outcome(books, RevokeToken(name="ci"))[0] is Outcome.REFUSED
-    tokens = books.tokens()
+    tokens = books.read(read_api_tokens)
     assert [(token.scope, token.holds(11.0)) for token in tokens] == [("operate", False), ("read", False)]
-    assert books.num_tokens() == (2, 2)
-    assert all("f" * 64 not in str(record) for record in books.log(limit=20))
+    assert books.read(read_num_api_tokens) == (2, 2)
+    assert all("f" * 64 not in str(record) for record in books.read(read_action_log, limit=20))
 
 
-def test_who_wrote_last_has_the_last_word(books: ActionBooks, opened: Store) -> None:
+def test_who_wrote_last_has_the_last_word(books: Store, opened: Store) -> None:
     """An operator, until the configured value is another than at the start before."""
-    assert books.begin(CONFIGURED) == ({}, set())
+    assert books.write(begin_settings, CONFIGURED) == ({}, set())
     stored = [("max_staleness", 4), ("publish_every", [[3, 2]]), ("leasing", "paused"), ("learning_rate", [[3, 0.1]])]
     opened.apply([SettingRecorded(setting=name, stored=value) for name, value in stored], 1.0)
-    assert books.begin(CONFIGURED) == (dict(stored), set())
-    held, overruled = books.begin({**CONFIGURED, "publish_every": 3})
+    assert books.write(begin_settings, CONFIGURED) == (dict(stored), set())
+    held, overruled = books.write(begin_settings, {**CONFIGURED, "publish_every": 3})
     assert overruled == {"max_staleness", "publish_every"}, "they go together"
-    assert held == {"leasing": "paused", "learning_rate": [[3, 0.1]]} == books.settings()
-    assert books.begin({**CONFIGURED, "publish_every": 3}) == (held, set())
+    assert held == {"leasing": "paused", "learning_rate": [[3, 0.1]]} == books.read(read_settings)
+    assert books.write(begin_settings, {**CONFIGURED, "publish_every": 3}) == (held, set())

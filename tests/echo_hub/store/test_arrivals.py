@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from echo_hub.core.effects import VersionRecorded
 from echo_hub.core.spread.holdings import Arrival, Release
+from echo_hub.store.reports import read_versions_by_transport
 from echo_hub.store.store import Store
 from echo_shared.messages import Fetched, Way
 
@@ -30,4 +31,4 @@ def test_of_many_arrivals_the_first_of_each_node_and_artefact_counts(store: Stor
     assert version.fetches_by_transport == {"swarm": 2, "web_seed": 1}
     assert version.bytes_by_transport["swarm"] == 18 and version.bytes_by_transport["web_seed"] == 15
     assert (version.dissemination_p50_s, version.dissemination_max_s) == (1.0, 3.0)
-    assert store.versions_by_transport()["swarm"] == 2, "the base model is not counted"
+    assert store.read(read_versions_by_transport)["swarm"] == 2, "the base model is not counted"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,9 @@ from sqlalchemy import event
 
 from echo_hub.store import training
 from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import read_meta, write_meta
+from echo_hub.store.reading import read_receipts
+from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_shared.errors import StorageError
 from echo_shared.messages import ReceiptState
@@ -33,8 +35,8 @@ async def test_one_thread_writes_and_another_reads(tmp_path: Path) -> None:
         event.listen(store.store.engine, "commit", lambda _: writers.add(threading.current_thread().name))
         event.listen(store.store.engine, "rollback", lambda _: readers.add(threading.current_thread().name))
         for key in ("a", "b"):
-            await store.set_run_meta(key, "1")
-            assert key in await store.run_meta()
+            await store.write(write_meta, key, "1")
+            assert key in await store.read(read_meta)
     assert len(writers) == len(readers) == 1 and writers.isdisjoint(readers)
     assert threading.current_thread().name not in writers | readers
 
@@ -47,11 +49,11 @@ async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
         assert may_commit.wait(60)
 
     async with opened(tmp_path) as store, asyncio.TaskGroup() as tasks:
-        await store.set_run_meta("a", "1")
+        await store.write(write_meta, "a", "1")
         event.listen(store.store.engine, "commit", hold, once=True)
-        tasks.create_task(store.set_run_meta("a", "2"))
+        tasks.create_task(store.write(write_meta, "a", "2"))
         await asyncio.to_thread(writes.wait, 60)
-        assert await store.run_meta() == {"a": "1"}
+        assert await store.read(read_meta) == {"a": "1"}
         may_commit.set()
 
 
@@ -61,14 +63,14 @@ async def test_what_a_full_disk_does_not_take_waits_and_all_behind_it(small_disk
     room = Room(full=lambda said: waits.set())
     async with opened(small_disk.directory, room) as store, asyncio.TaskGroup() as tasks:
         small_disk.fill()
-        writes = [tasks.create_task(store.set_run_meta("a", value)) for value in values]
+        writes = [tasks.create_task(store.write(write_meta, "a", value)) for value in values]
         assert await asyncio.to_thread(waits.wait, 60)
         assert "full" in store.room.lacks
         assert not any(write.done() for write in writes)
-        assert await store.run_meta() == {}, "it may be read meanwhile"
+        assert await store.read(read_meta) == {}, "it may be read meanwhile"
         small_disk.empty()
         await writes[1]
-        assert writes[0].done() and await store.run_meta() == {"a": "y"}, "in order"
+        assert writes[0].done() and await store.read(read_meta) == {"a": "y"}, "in order"
         assert not store.room.lacks
 
 
@@ -76,17 +78,10 @@ async def test_who_closes_it_waits_for_no_room(small_disk: SmallDisk) -> None:
     waits = threading.Event()
     async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         small_disk.fill()
-        write = asyncio.create_task(store.set_run_meta("a", "x" * 2_000_000))
+        write = asyncio.create_task(store.write(write_meta, "a", "x" * 2_000_000))
         assert await asyncio.to_thread(waits.wait, 60)
     with pytest.raises(StorageError, match="full"):
         await write
-
-
-def test_each_method_is_the_stores_of_that_name() -> None:
-    for name, method in inspect.getmembers(AsyncStore, inspect.iscoroutinefunction):
-        if name not in ("write", "read", "counted") and not name.startswith("_"):
-            mine, theirs = (list(inspect.signature(each).parameters) for each in (method, getattr(Store, name)))
-            assert mine == theirs, name
 
 
 async def test_a_large_step_is_counted_while_others_write(
@@ -97,12 +92,12 @@ async def test_a_large_step_is_counted_while_others_write(
         await store.apply(records.large_step(1, num_groups=10), 1.0)
         seen = []
         for number in range(3):
-            await store.set_run_meta(str(number), "")
-            seen.append(store.store.accounting().trained)
+            await store.write(write_meta, str(number), "")
+            seen.append(store.store.read(read_accounting).trained)
         assert seen[0] <= seen[1] <= seen[2] < 20, "each waits for a part of the step at most"
-        told = await store.receipts("n0", ["10-0", "18-1"])
+        told = await store.read_counted(read_receipts, "n0", ["10-0", "18-1"])
         assert {receipt.state for receipt in told} == {ReceiptState.TRAINED}
-        assert store.store.accounting().trained == 20
+        assert store.store.read(read_accounting).trained == 20
 
 
 async def test_who_closes_it_has_counted_a_large_step(
@@ -111,9 +106,9 @@ async def test_who_closes_it_has_counted_a_large_step(
     monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)
     async with opened(tmp_path) as store:
         await store.apply(records.large_step(1, num_groups=10), 1.0)
-        assert store.store.accounting().trained < 20
+        assert store.store.read(read_accounting).trained < 20
     after = Store.open(f"sqlite:///{tmp_path / 'echo.db'}", beside_hub=True)
-    assert after.accounting().trained == 20
+    assert after.read(read_accounting).trained == 20
     after.close()
 
 
@@ -142,7 +137,7 @@ async def waiting_for_room(small_disk: SmallDisk, records: Any) -> AsyncIterator
         small_disk.fill()
         await store.apply([], 2.0)
         assert await asyncio.to_thread(waits.wait, 60)
-        assert store.store.accounting().trained < 20 and store.store.accounting().balanced
+        assert store.store.read(read_accounting).trained < 20 and store.store.read(read_accounting).balanced
         yield store
 
 
@@ -153,7 +148,7 @@ async def test_a_large_step_is_counted_once_a_full_disk_has_room(
     async with waiting_for_room(small_disk, records) as store:
         small_disk.empty()
         await store.counted()
-        assert store.store.accounting().trained == 20 and store.store.accounting().balanced
+        assert store.store.read(read_accounting).trained == 20 and store.store.read(read_accounting).balanced
 
 
 async def test_who_closes_it_leaves_to_the_next_start_what_a_full_disk_does_not_let_be_counted(
@@ -164,5 +159,5 @@ async def test_who_closes_it_leaves_to_the_next_start_what_a_full_disk_does_not_
         pass
     small_disk.empty()
     again = Store.open(f"sqlite:///{small_disk.directory / 'echo.db'}")
-    assert again.accounting().trained == 20 and again.accounting().balanced
+    assert again.read(read_accounting).trained == 20 and again.read(read_accounting).balanced
     again.close()

@@ -11,7 +11,7 @@ from sqlalchemy import insert, text
 from echo_hub.core.effects import CheckRecorded, GroupDropped, RolloutsDropped
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import browsing
-from echo_hub.store.browsing import NEWEST
+from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards, read_group
 from echo_hub.store.store import Store
 from echo_hub.store.tables import rollouts
 from echo_shared.messages import Checked, DropReason
@@ -36,7 +36,7 @@ def filled(store: Store, records: Any) -> Store:
 
 
 def ids(store: Store, limit: int = 100, **wanted: Any) -> list[str]:
-    found = store.find_rollouts(RolloutFilter(**wanted), NEWEST, limit)
+    found = store.read(find_rollouts, RolloutFilter(**wanted), NEWEST, limit)
     assert found.before is None
     return [each.rollout_id for each in found.rollouts]
 
@@ -80,7 +80,7 @@ def test_every_condition_is_met(filled: Store, wanted: dict[str, Any], expected:
 def test_pages_hold_everything_once_and_in_order(filled: Store, wanted: dict[str, Any], limit: int) -> None:
     found, before = [], NEWEST
     while True:
-        page = filled.find_rollouts(RolloutFilter(**wanted), before, limit)
+        page = filled.read(find_rollouts, RolloutFilter(**wanted), before, limit)
         found += [each.rollout_id for each in page.rollouts]
         assert len(page.rollouts) <= limit
         if page.before is None:
@@ -93,7 +93,7 @@ def test_one_answer_looks_at_so_many_and_says_where_to_go_on(filled: Store, monk
     monkeypatch.setattr(browsing, "LOOKED_AT", 4)
     wanted, found, before, answers = RolloutFilter(reward_max=0.0), [], NEWEST, 0
     while True:
-        page = filled.find_rollouts(wanted, before, 10)
+        page = filled.read(find_rollouts, wanted, before, 10)
         answers += 1
         found += [each.rollout_id for each in page.rollouts]
         if page.before is None:
@@ -104,7 +104,7 @@ def test_one_answer_looks_at_so_many_and_says_where_to_go_on(filled: Store, monk
 
 
 def test_a_row_says_all_that_is_known(filled: Store) -> None:
-    (row,) = filled.find_rollouts(RolloutFilter(node="a", reward_min=1.0, step=4), NEWEST, 5).rollouts
+    (row,) = filled.read(find_rollouts, RolloutFilter(node="a", reward_min=1.0, step=4), NEWEST, 5).rollouts
     assert asdict(row) == {
         "rollout_id": "4-1",
         "task": "",
@@ -129,33 +129,33 @@ def test_a_row_says_all_that_is_known(filled: Store) -> None:
         "final_at": 4.0,
         "not_kept": "",
     }
-    (dropped, _) = filled.find_rollouts(RolloutFilter(group=6), NEWEST, 5).rollouts
+    (dropped, _) = filled.read(find_rollouts, RolloutFilter(group=6), NEWEST, 5).rollouts
     assert (dropped.drop_reason, dropped.detail, dropped.step) == ("no_advantage", "all equal", None)
-    assert filled.find_rollouts(RolloutFilter(node="c"), NEWEST, 5).rollouts[0].node_name == "c"
+    assert filled.read(find_rollouts, RolloutFilter(node="c"), NEWEST, 5).rollouts[0].node_name == "c"
 
 
 def test_a_group_is_read_with_its_step(filled: Store) -> None:
-    group = filled.rollout_group(3)
+    group = filled.read(read_group, 3)
     assert group is not None
     assert (group.step, group.drop_reason, group.staleness, group.opened_at) == (4, None, 0, 4.0)
     assert (group.planned_at, group.trained_at, group.published_at) == (20.0, 34.0, 44.0)
     assert [each.rollout_id for each in group.rollouts] == ["4-0", "4-1"]
-    dropped = filled.rollout_group(6)
+    dropped = filled.read(read_group, 6)
     assert dropped is not None and (dropped.step, dropped.drop_reason) == (None, "no_advantage")
-    assert filled.rollout_group(99) is None
-    assert [(end.rollout_id, end.reward, end.num_tokens) for end in filled.batch_rewards(4)] == [
+    assert filled.read(read_group, 99) is None
+    assert [(end.rollout_id, end.reward, end.num_tokens) for end in filled.read(read_batch_rewards, 4)] == [
         ("4-0", 0.0, 2),
         ("4-1", 1.0, 3),
     ]
-    assert filled.batch_rewards(99) == []
+    assert filled.read(read_batch_rewards, 99) == []
 
 
 def test_an_evaluations_rollouts_say_which_problem_they_are_of(store: Store, records: Any) -> None:
     group_id = EvaluationGroup(policy_version=3, greedy=False, number=11).group_id
     store.apply([records.leased(4, group_id, 0, version=3)], now=1.0)
-    (row,) = store.find_rollouts(RolloutFilter(version=3), NEWEST, 5).rollouts
+    (row,) = store.read(find_rollouts, RolloutFilter(version=3), NEWEST, 5).rollouts
     assert (row.evaluation, row.step) == ("held-out problem 11, sampled", None)
-    group = store.rollout_group(group_id)
+    group = store.read(read_group, group_id)
     assert group is not None and group.opened_at is None
 
 
@@ -222,7 +222,7 @@ def plan_of(store: Store, wanted: RolloutFilter) -> str:
 
     listen(store.engine, "before_cursor_execute", hear)
     try:
-        store.find_rollouts(wanted, NEWEST, 50)
+        store.read(find_rollouts, wanted, NEWEST, 50)
     finally:
         remove(store.engine, "before_cursor_execute", hear)
     (sql, given), *_ = heard

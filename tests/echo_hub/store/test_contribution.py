@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from echo_hub.core.effects import RolloutsDropped
+from echo_hub.store.contribution import read_contribution
+from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
 from echo_shared.contribution import moment
 from echo_shared.identity import Identity
@@ -14,7 +16,7 @@ HUB, NODE = Identity.generate(), Identity.generate()
 
 
 def read(store: Store, node_id: str) -> Any:
-    return store.contribution(node_id, run_id="run-1", run_name="a run", hub_key=HUB.public_key, now=50.0)
+    return store.read(read_contribution, node_id, run_id="run-1", run_name="a run", hub_key=HUB.public_key, now=50.0)
 
 
 def seen(store: Store, node_id: str, now: float) -> None:
@@ -37,7 +39,7 @@ def test_what_was_of_use_is_counted_for_its_own_node(store: Store, records: Any)
     store.apply([*records.opened(2), records.leased(3, 2, 0), *records.received("3-0")], now=23.0)
     store.apply([RolloutsDropped(rollout_ids=("3-0",), reason=DropReason.STALE)], now=24.0)
     found = read(store, "a")
-    (mine,) = [row for row in store.leaderboard() if row.node_id == "a"]
+    (mine,) = [row for row in store.read(read_leaderboard) if row.node_id == "a"]
     assert (found.trained_rollouts, found.trained_tokens) == (2, mine.trained_tokens) and mine.trained_tokens > 0
     seen(store, "b", 30.0)
     assert read(store, "b").trained_rollouts == 2

@@ -6,8 +6,8 @@ import pytest
 
 from echo_hub.core.effects import RolloutsDropped
 from echo_hub.store import credits as credits_module
-from echo_hub.store.credit_store import CreditStore
-from echo_hub.store.credits import Credit
+from echo_hub.store.board import read_board
+from echo_hub.store.credits import Credit, read_credits
 from echo_hub.store.store import Store
 from echo_shared.credit_books import BoardQuery
 from echo_shared.messages import DropReason
@@ -24,7 +24,7 @@ def test_what_a_node_is_credited_with_is_in_the_receipts(store: Store, records: 
     store.apply([*records.opened(3), records.leased(4, 3, 0, 1, node_id="a"), *records.received("4-0")], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("4-0",), reason=DropReason.STALE)], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("4-1",), reason=DropReason.EXPIRED)], now=1.0)
-    assert store.credits(["a", "new"]) == {
+    assert store.read(read_credits, ["a", "new"]) == {
         "a": Credit(trained=2, trained_tokens=5, dropped={"expired": 1, "stale": 1}, share=0.5, rank=1, num_ranked=2),
         "new": Credit(num_ranked=2),
     }
@@ -40,8 +40,8 @@ def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pyt
     for step, node_id in enumerate(workers, start=1):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1, node_id=node_id), now=1.0)
     join(store, "idle", "idle")
-    board = {row.node: (row.rank, row.share) for row in CreditStore(store.engine).board(BoardQuery(), 1.0).rows}
-    credits = store.credits([*names, "unknown", "idle"])
+    board = {row.node: (row.rank, row.share) for row in store.read(read_board, BoardQuery(), 1.0).rows}
+    credits = store.read(read_credits, [*names, "unknown", "idle"])
     assert {node_id: one.rank for node_id, one in credits.items() if node_id != "idle"} == {
         node_id: rank for node_id, (rank, _) in board.items()
     }
@@ -50,5 +50,5 @@ def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pyt
 
 
 def test_of_nobody_nothing_is_told(store: Store) -> None:
-    assert store.credits([]) == {}
-    assert store.credits(["a"]) == {"a": Credit()}
+    assert store.read(read_credits, []) == {}
+    assert store.read(read_credits, ["a"]) == {"a": Credit()}

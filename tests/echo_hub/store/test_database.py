@@ -14,9 +14,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import func, inspect, select, text
 
 from echo_hub.store import database
-from echo_hub.store.database import connect, holds_run, migrate, open_to_read
+from echo_hub.store.database import connect, holds_run, migrate, open_to_read, read_meta, write_meta
+from echo_hub.store.known_nodes import ban_nodes, read_banned_nodes
+from echo_hub.store.reports import read_accounting, read_leaderboard, read_num_nodes
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata, nodes
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import ConfigError, StorageError
 
 
@@ -57,7 +60,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def test_the_next_release_migrates_a_run_of_this_one(store: Store, next_release: None) -> None:
-    store.set_run_meta("run_id", "r")
+    store.write(write_meta, "run_id", "r")
     url = store.engine.url.render_as_string(hide_password=False)
     with pytest.raises(StorageError, match=r"(?s)an older release.*schema 0030.*has 0031.*echo-hub serve RUN"):
         Store.open(url, beside_hub=True)
@@ -66,7 +69,7 @@ def test_the_next_release_migrates_a_run_of_this_one(store: Store, next_release:
         assert "colour" in {column["name"] for column in inspect(connection).get_columns("nodes")}
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == "0031"
     beside = Store.open(url, beside_hub=True)
-    assert beside.run_meta()["run_id"] == "r"
+    assert beside.read(read_meta)["run_id"] == "r"
     beside.close()
 
 
@@ -128,8 +131,8 @@ def test_beside_a_hub_the_same_schema_is_opened(url: str) -> None:
     hub = Store.open(url)
     beside = Store.open(url, beside_hub=True)
     hub.node_seen(node_id="a", public_key=b"k", name="a", backend="torch", device="c", now=1.0)
-    beside.ban(["a"], now=2.0)
-    assert hub.banned_nodes() == {"a"}
+    beside.write(ban_nodes, ["a"], now=2.0)
+    assert hub.read(read_banned_nodes) == {"a"}
     beside.close()
     hub.close()
 
@@ -164,7 +167,7 @@ def test_a_damaged_file_is_an_error_not_a_wrong_answer(tmp_path: Path, records: 
     path.write_bytes(content)
     with pytest.raises(StorageError):
         damaged = Store.open(file_url(path))
-        damaged.accounting()
+        damaged.read(read_accounting)
 
 
 @pytest.fixture
@@ -209,7 +212,7 @@ def test_looking_for_damage_ends_when_it_takes_too_long(
     store = Store.open(file_url(damaged))
     assert "was not looked at" in caplog.text
     with pytest.raises(StorageError, match=r"(?s)malformed.*one backup.*echo-hub export"):
-        store.snapshot()
+        store.read(read_snapshot)
     store.close()
 
 
@@ -239,7 +242,7 @@ def test_a_database_holds_a_run_once_the_run_has_its_id(
     assert not holds_run(url)
     store = Store.open(url)
     assert not holds_run(url)
-    store.set_run_meta("run_id", "r")
+    store.write(write_meta, "run_id", "r")
     assert holds_run(url)
     store.close()
 
@@ -262,7 +265,7 @@ def test_a_locked_file_is_an_error_that_loses_nothing(
     other.rollback()
     other.close()
     store.apply(records.opened(0), now=1.0)
-    assert store.snapshot().next_group_id == 1
+    assert store.read(read_snapshot).next_group_id == 1
     store.close()
 
 
@@ -270,13 +273,13 @@ def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any
     """SQLite's own page limit stands for the disk's end: it fails in the same place with the same code."""
     store = Store.open(file_url(tmp_path / "echo.db"))
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
-    before = store.snapshot()
+    before = store.read(read_snapshot)
     with store.engine.connect() as connection:
         pages = connection.scalar(text("PRAGMA page_count"))
         connection.execute(text(f"PRAGMA max_page_count = {pages}"))
     with pytest.raises(StorageError, match=r"(?s)cannot be written.*full.*Make room"):
         store.apply(records.opened(*range(1, 5_000)), now=2.0)
-    assert store.snapshot() == before
+    assert store.read(read_snapshot) == before
     store.close()
 
 
@@ -300,12 +303,12 @@ def test_one_look_is_of_one_commit(store: Store) -> None:
 
     join("before")
     with store.one_look():
-        assert store.num_nodes().known == 1
+        assert store.read(read_num_nodes).known == 1
         with ThreadPoolExecutor(1) as another:
             another.submit(join, "meanwhile").result()
-            assert another.submit(store.num_nodes).result().known == 2, "another thread looks for itself"
-        assert (store.num_nodes().known, len(store.leaderboard())) == (1, 1)
-    assert store.num_nodes().known == 2
+            assert another.submit(store.read, read_num_nodes).result().known == 2, "another thread looks for itself"
+        assert (store.read(read_num_nodes).known, len(store.read(read_leaderboard))) == (1, 1)
+    assert store.read(read_num_nodes).known == 2
     with open_to_read(store.engine) as connection:
         assert connection.scalar(select(func.count()).select_from(nodes)) == 2
         join("later")
@@ -316,7 +319,7 @@ def test_a_look_that_fails_is_over(store: Store) -> None:
     with pytest.raises(ZeroDivisionError), store.one_look():
         raise ZeroDivisionError
     store.node_seen(node_id="n", public_key=b"n", name="n", backend="", device="d", now=7.0)
-    assert store.num_nodes().known == 1
+    assert store.read(read_num_nodes).known == 1
 
 
 def test_an_sqlite_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

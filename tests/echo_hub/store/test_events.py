@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from echo_hub.store.events import read_events
 from echo_hub.store.store import Store
 from echo_shared.books import EventFilter, RunEvent, Severity
 from echo_shared.errors import StorageError
@@ -14,14 +15,14 @@ def event(kind: str, text: str = "x", **fields: object) -> RunEvent:
 
 
 def texts(store: Store, limit: int = 99, **wanted: object) -> list[str]:
-    return [found.text for found in store.events(EventFilter(**wanted), limit)]  # type: ignore[arg-type]
+    return [found.text for found in store.read(read_events, EventFilter(**wanted), limit)]  # type: ignore[arg-type]
 
 
 def test_events_are_numbered_and_come_back_whole_the_newest_first(store: Store) -> None:
     data = {"name": "ä", "rate": 0.5, "none": None, "yes": True}
     first = event("node_joined", "a joined", subject="n1", data=data)
     store.apply([], 1.0, [first, event("log", severity=Severity.ERROR)])
-    newest, oldest = store.events(EventFilter(), 9)
+    newest, oldest = store.read(read_events, EventFilter(), 9)
     assert (newest.kind, newest.severity, newest.warning) == ("log", Severity.ERROR, True)
     assert newest.number > oldest.number > 0
     assert oldest == RunEvent(
@@ -44,7 +45,7 @@ def test_they_are_found_by_kind_severity_subject_and_page(store: Store) -> None:
     assert texts(store, kind="a") == ["4", "2", "0"]
     assert texts(store, severity="warning") == ["5", "4", "2", "1"] and texts(store, severity="error") == ["5", "2"]
     assert texts(store, subject="s", severity="error") == ["5"]
-    first = store.events(EventFilter(), 4)
+    first = store.read(read_events, EventFilter(), 4)
     assert texts(store, before=first[-1].number) == ["1", "0"]
 
 
@@ -65,4 +66,4 @@ def test_a_full_table_costs_a_turn_little(store: Store) -> None:
     for _ in range(20):
         store.apply([], 1.0, [event("kind_7")])
     assert (time.perf_counter() - began) / 20 < 0.1
-    assert len(store.events(EventFilter(), 10**6)) == 40_000
+    assert len(store.read(read_events, EventFilter(), 10**6)) == 40_000

@@ -2,6 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echo_hub.store.invites import add_invite, read_came_by, read_invites, read_num_invites, revoke_invite
+from echo_hub.store.known_nodes import read_banned_nodes
+from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
 from echo_shared.books import Invite
 
@@ -22,40 +25,47 @@ def seen(store: Store, node_id: str, now: float, invite_id: int | None = None) -
 
 
 def test_an_invite_comes_back_with_a_number_of_its_own(store: Store) -> None:
-    store.add_invite(ADA)
-    store.add_invite(BOB)
-    assert store.invites() == [replace(ADA, invite_id=1), replace(BOB, invite_id=2)]
+    store.write(add_invite, ADA)
+    store.write(add_invite, BOB)
+    assert store.read(read_invites) == [replace(ADA, invite_id=1), replace(BOB, invite_id=2)]
 
 
 def test_a_name_is_taken_until_its_invite_is_revoked(store: Store) -> None:
     again = replace(ADA, token_hash="c" * 64)
-    assert store.add_invite(ADA) and not store.add_invite(again)
-    assert store.num_invites() == (1, 0)
-    store.revoke_invite("Ada", 5.0)
-    assert store.num_invites() == (1, 1)
-    assert store.add_invite(again)
-    assert [(invite.token_hash[0], invite.revoked_at) for invite in store.invites()] == [("a", 5.0), ("c", None)]
+    assert store.write(add_invite, ADA) and not store.write(add_invite, again)
+    assert store.read(read_num_invites) == (1, 0)
+    store.write(revoke_invite, "Ada", 5.0)
+    assert store.read(read_num_invites) == (1, 1)
+    assert store.write(add_invite, again)
+    assert [(invite.token_hash[0], invite.revoked_at) for invite in store.read(read_invites)] == [
+        ("a", 5.0),
+        ("c", None),
+    ]
 
 
 def test_a_node_keeps_the_invite_by_which_it_came(store: Store) -> None:
-    store.add_invite(ADA)
-    store.add_invite(BOB)
+    store.write(add_invite, ADA)
+    store.write(add_invite, BOB)
     seen(store, "stranger", 1.0)
     seen(store, "b", 2.0, invite_id=1)
     seen(store, "a", 3.0, invite_id=1)
     seen(store, "b", 4.0)
-    assert list(store.came_by().items()) == [("b", 1), ("a", 1)]
+    assert list(store.read(read_came_by).items()) == [("b", 1), ("a", 1)]
     seen(store, "b", 5.0, invite_id=2)
-    assert store.came_by() == {"b": 2, "a": 1}
-    assert {node.node_id: node.invite for node in store.leaderboard()} == {"a": "Ada", "b": "Bob", "stranger": ""}
+    assert store.read(read_came_by) == {"b": 2, "a": 1}
+    assert {node.node_id: node.invite for node in store.read(read_leaderboard)} == {
+        "a": "Ada",
+        "b": "Bob",
+        "stranger": "",
+    }
 
 
 def test_who_is_revoked_stays_in_the_books_and_their_nodes_are_banned_where_that_is_wanted(store: Store) -> None:
     for invite in (ADA, BOB):
-        store.add_invite(invite)
+        store.write(add_invite, invite)
     for node_id, invite_id in (("a", 1), ("b", 2), ("stranger", None)):
         seen(store, node_id, 1.0, invite_id)
-    assert store.revoke_invite("Ada", 5.0) == ["a"] and store.banned_nodes() == frozenset()
-    assert store.revoke_invite("Ada", 6.0, ban=True) == ["a"] and store.banned_nodes() == {"a"}
-    assert [invite.revoked_at for invite in store.invites()] == [5.0, None]
-    assert store.revoke_invite("nobody", 7.0, ban=True) == [] and store.banned_nodes() == {"a"}
+    assert store.write(revoke_invite, "Ada", 5.0) == ["a"] and store.read(read_banned_nodes) == frozenset()
+    assert store.write(revoke_invite, "Ada", 6.0, ban=True) == ["a"] and store.read(read_banned_nodes) == {"a"}
+    assert [invite.revoked_at for invite in store.read(read_invites)] == [5.0, None]
+    assert store.write(revoke_invite, "nobody", 7.0, ban=True) == [] and store.read(read_banned_nodes) == {"a"}

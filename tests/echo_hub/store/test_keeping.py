@@ -11,7 +11,9 @@ from sqlalchemy.event import listen, remove
 from echo_hub.core.effects import RolloutsDropped, RolloutsEvaluated
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import keeping
-from echo_hub.store.keeping import Keeping, KeptTotals
+from echo_hub.store.browsing import read_group, read_tokens
+from echo_hub.store.keeping import Keeping, KeptTotals, read_kept_totals
+from echo_hub.store.reading import read_payloads
 from echo_hub.store.store import Store
 from echo_hub.store.tables import kept, rollouts
 from echo_shared.books import Evaluation, EvaluationKind
@@ -33,14 +35,14 @@ def train(store: Store, records: Any, *, steps: int) -> None:
 
 def test_what_was_trained_on_and_pruned_can_still_be_read(store: Store, records: Any) -> None:
     train(store, records, steps=2)
-    assert store.load_payloads(["1-0", "2-1"]) == []
-    found = store.rollout_tokens([(1, 0), (1, 1), (2, 1), (7, 0)])
+    assert store.read(read_payloads, ["1-0", "2-1"]) == []
+    found = store.read(read_tokens, [(1, 0), (1, 1), (2, 1), (7, 0)])
     assert found.keys() == {(1, 0), (1, 1), (2, 1)}
     drawn, second = records.payload(2), found[1, 1]
     assert found[1, 0].completion_ids.tolist() == drawn.completion_ids.tolist()
     assert found[1, 0].behavior_logprobs.tolist() == drawn.behavior_logprobs.tolist()
     assert (second.finish_reason, second.sampling_s, second.spans) == ("stop", 0.5, ())
-    totals = store.kept_totals()
+    totals = store.read(read_kept_totals)
     assert (totals.rollouts, totals.rollouts_by_share, totals.rollouts_by_bytes) == (4, 0, 0)
     with store.engine.connect() as connection:
         assert totals.bytes == connection.scalar(select(func.sum(kept.c.size_bytes))) > 4 * 2 * 8
@@ -50,22 +52,22 @@ def test_what_was_dropped_after_it_came_in_can_still_be_read(store: Store, recor
     lost = [*records.opened(5), records.leased(9, 5, 0, 1), *records.received("9-0"), *records.scored("9-0")]
     store.apply(lost, now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("9-0", "9-1"), reason=DropReason.NO_ADVANTAGE)], now=2.0)
-    assert store.load_payloads(["9-0"]) == []
-    assert store.rollout_tokens([(9, 0), (9, 1)]).keys() == {(9, 0)}
+    assert store.read(read_payloads, ["9-0"]) == []
+    assert store.read(read_tokens, [(9, 0), (9, 1)]).keys() == {(9, 0)}
 
 
 def test_what_a_step_was_computed_without_stays_until_the_step_is_pruned(store: Store, records: Any) -> None:
     store.apply(records.one_step(1, lease_id=1, group_id=0)[:-2], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0",), reason=DropReason.SCREENED)], now=2.0)
-    assert [row.rollout_id for row in store.load_payloads(["1-0"])] == ["1-0"]
-    assert store.kept_totals() == KeptTotals()
+    assert [row.rollout_id for row in store.read(read_payloads, ["1-0"])] == ["1-0"]
+    assert store.read(read_kept_totals) == KeptTotals()
 
 
 def test_an_evaluations_tokens_are_kept_once_it_is_recorded(store: Store, records: Any) -> None:
     group_id = EvaluationGroup(policy_version=3, greedy=True, number=2).group_id
     drawn = [records.leased(4, group_id, 0, version=3), *records.received("4-0"), *records.scored("4-0")]
     store.apply([*drawn, RolloutsEvaluated(rollout_ids=("4-0",))], now=1.0)
-    assert store.kept_totals().rollouts == 0
+    assert store.read(read_kept_totals).rollouts == 0
     store.record_evaluations(
         [
             Evaluation(
@@ -85,8 +87,8 @@ def test_an_evaluations_tokens_are_kept_once_it_is_recorded(store: Store, record
             )
         ]
     )
-    assert store.load_payloads(["4-0"]) == []
-    assert store.rollout_tokens([(4, 0)]).keys() == {(4, 0)}
+    assert store.read(read_payloads, ["4-0"]) == []
+    assert store.read(read_tokens, [(4, 0)]).keys() == {(4, 0)}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.9, 1.0])
@@ -102,21 +104,21 @@ def test_groups_beyond_the_share_say_so(store: Store, records: Any) -> None:
     gone = {lease for lease, why in not_kept(store).items() if why == "share"}
     assert {lease for lease, why in not_kept(store).items() if why is None} == set(range(1, 9)) - gone
     assert gone == {lease for lease in range(1, 9) if not store.keeping.chooses(lease - 1)} != set()
-    assert store.rollout_tokens([(lease, 0) for lease in range(1, 9)]).keys() == {
+    assert store.read(read_tokens, [(lease, 0) for lease in range(1, 9)]).keys() == {
         (lease, 0) for lease in range(1, 9) if lease not in gone
     }
-    totals = store.kept_totals()
+    totals = store.read(read_kept_totals)
     left_out = 2 * len(gone)
     assert (totals.rollouts, totals.rollouts_by_share, totals.rollouts_by_bytes) == (16 - left_out, left_out, 0)
 
 
 def test_above_the_cap_the_oldest_go_and_say_so(store: Store, records: Any) -> None:
     train(store, records, steps=1)
-    of_group = store.kept_totals().bytes
+    of_group = store.read(read_kept_totals).bytes
     store.keeping = Keeping(max_bytes=2 * of_group)
     train(store, records=Shifted(records), steps=4)
     assert not_kept(store) == {1: "bytes", 2: "bytes", 3: "bytes", 4: None, 5: None}
-    totals = store.kept_totals()
+    totals = store.read(read_kept_totals)
     assert totals.bytes <= 2 * of_group
     assert (totals.rollouts, totals.rollouts_by_bytes) == (4, 6)
 
@@ -138,16 +140,16 @@ def test_a_cap_that_was_lowered_is_met_by_and_by(store: Store, records: Any, mon
     left = []
     for _ in range(4):
         store.prune(0)
-        left.append(store.kept_totals().rollouts)
+        left.append(store.read(read_kept_totals).rollouts)
     assert left == [5, 2, 0, 0]
-    assert store.kept_totals().bytes == 0 and set(not_kept(store).values()) == {"bytes"}
+    assert store.read(read_kept_totals).bytes == 0 and set(not_kept(store).values()) == {"bytes"}
 
 
 def test_no_more_copies_are_looked_at_than_go_and_one_part(
     store: Store, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(store, records, steps=8)
-    of_group = store.kept_totals().bytes // 8
+    of_group = store.read(read_kept_totals).bytes // 8
     monkeypatch.setattr(keeping, "TRIMMED_A_QUERY", 3)
     asked: list[int] = []
 
@@ -160,7 +162,7 @@ def test_no_more_copies_are_looked_at_than_go_and_one_part(
         store.keeping = Keeping(max_bytes=groups * of_group)
         asked.clear()
         store.prune(0)
-        assert (len(asked), store.kept_totals().rollouts) == (queries, 2 * groups)
+        assert (len(asked), store.read(read_kept_totals).rollouts) == (queries, 2 * groups)
     remove(store.engine, "before_cursor_execute", hear)
 
 
@@ -168,6 +170,6 @@ def test_the_times_of_scoring_and_of_the_end_are_noted(store: Store, records: An
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     store.apply(records.scored("1-0"), now=2.0)
     store.apply([RolloutsDropped(rollout_ids=("1-0", "1-1"), reason=DropReason.STALE)], now=3.0)
-    first, second = store.rollout_group(0).rollouts  # type: ignore[union-attr]
+    first, second = store.read(read_group, 0).rollouts  # type: ignore[union-attr]
     assert (first.scored_at, first.final_at) == (2.0, 3.0)
     assert (second.scored_at, second.final_at) == (None, 3.0)

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from benchmarks.harness.postgresql import PostgreSQL
 from echo_hub.core.effects import Record
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.database import open_to_write
+from echo_hub.store.database import open_to_write, read_meta, write_meta
 from echo_hub.store.lost_commits import is_away
+from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
 from echo_shared.errors import DATABASE_AWAY, StorageError
 from echo_shared.room import Room
@@ -87,8 +88,8 @@ async def over_a_line(server: PostgreSQL, directory: Path) -> AsyncIterator[tupl
     listening.close()
 
 
-def trained(store: Store) -> tuple[int, int]:
-    accounting = store.accounting()
+def trained(connection: Connection) -> tuple[int, int]:
+    accounting = read_accounting(connection)
     assert accounting.balanced
     return accounting.leased, accounting.trained
 
@@ -108,7 +109,7 @@ async def test_a_turn_whose_commit_is_cut_off_is_written_once(
         for number in range(1, 6):
             line.breaks_at = breaks_at
             await store.apply(step(records, number), 1.0)
-            assert await store.read(trained, store.store) == (2 * number, 2 * number)
+            assert await store.read(trained) == (2 * number, 2 * number)
         assert line.num_broken == 5 and not store.server.lacks
 
 
@@ -119,9 +120,9 @@ async def test_beside_the_hub_a_commit_that_is_cut_off_is_said_to_be_unknown(
     async with over_a_line(postgresql_server, short_directory) as (store, line):
         line.breaks_at = "after"
         with pytest.raises(StorageError, match=r"(?s)not known whether.*Look whether it is done") as caught:
-            await asyncio.to_thread(store.store.set_run_meta, "a", "1")
+            await asyncio.to_thread(store.store.write, write_meta, "a", "1")
         assert caught.value.code != DATABASE_AWAY, "nobody is to try it again"
-        assert (await store.run_meta())["a"] == "1"
+        assert (await store.read(read_meta))["a"] == "1"
 
 
 def told_of(store: AsyncStore) -> threading.Event:
@@ -139,16 +140,16 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
     await asyncio.to_thread(postgresql_server.stop)
     try:
         writes = [asyncio.create_task(store.apply(step(records, number), 1.0)) for number in (2, 3)]
-        read = asyncio.create_task(store.read(store.store.accounting))
+        read = asyncio.create_task(store.read(read_accounting))
         assert await asyncio.to_thread(waits.wait, 60)
         assert store.server.lacks and not any(one.done() for one in (*writes, read))
         with pytest.raises(StorageError, match="cannot be read") as caught:
-            await asyncio.to_thread(store.store.accounting)
+            await asyncio.to_thread(store.store.read, read_accounting)
         assert caught.value.code == DATABASE_AWAY, "who reads by itself is told"
     finally:
         await asyncio.to_thread(postgresql_server.start)
     await asyncio.gather(*writes, read)
-    assert await asyncio.to_thread(trained, store.store) == (6, 6)
+    assert await asyncio.to_thread(store.store.read, trained) == (6, 6)
     assert not store.server.lacks
     await store.close()
 
@@ -175,8 +176,8 @@ async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
                 connection.execute(text("SELECT pg_sleep(60)"))
         original(step(records, 1), now)
 
-    await store.write(end_backend, 1.0)
-    assert ended and await store.read(trained, store.store) == (2, 2)
+    await store.on_writer(end_backend, 1.0)
+    assert ended and await store.read(trained) == (2, 2)
     await store.close()
 
 
@@ -186,7 +187,7 @@ async def test_who_closes_it_waits_for_no_server(postgresql_server: PostgreSQL) 
     waits = told_of(store)
     await asyncio.to_thread(postgresql_server.stop)
     try:
-        write = asyncio.create_task(store.set_run_meta("a", "1"))
+        write = asyncio.create_task(store.write(write_meta, "a", "1"))
         assert await asyncio.to_thread(waits.wait, 60)
         await store.close()
         with pytest.raises(StorageError, match="cannot be written"):

@@ -7,7 +7,7 @@ from echo_hub.core.effects import CheckRecorded, RolloutsDropped, StandingRecord
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
-from echo_hub.store.node_records import ROLLOUTS
+from echo_hub.store.node_records import ROLLOUTS, read_node_record
 from echo_hub.store.store import Store
 from echo_shared.messages import Checked, DropReason
 from echo_shared.node_books import NodeOutcome
@@ -21,9 +21,9 @@ def see(store: Store, node_id: str) -> None:
 
 
 def test_of_a_node_that_never_came_nothing_is_known(store: Store) -> None:
-    assert store.node_record("a") is None
+    assert store.read(read_node_record, "a") is None
     see(store, "a")
-    found = store.node_record("a")
+    found = store.read(read_node_record, "a")
     assert found is not None
     assert (found.totals.name, found.public_key) == ("a's", "00" * 32)
     assert (found.outcomes, found.decisions, found.checked, found.rollouts, found.shown) == ((), (), (), (), None)
@@ -34,7 +34,7 @@ def test_what_became_of_its_rollouts_is_told_by_outcome(store: Store, records: A
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=2.0)
     store.apply([*records.opened(5), records.leased(2, 5, 0, 1, 2)], now=3.0)
     store.apply([RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.STALE)], now=3.0)
-    found = store.node_record("a")
+    found = store.read(read_node_record, "a")
     assert found is not None
     assert [(one.outcome, one.rollouts, one.received) for one in found.outcomes] == [("trained", 2, 2), ("stale", 1, 0)]
     assert isinstance(found.outcomes[0], NodeOutcome) and found.outcomes[0].tokens > 0
@@ -49,7 +49,7 @@ def test_its_checked_rollouts_are_the_newest_and_no_others(store: Store, records
     store.apply([records.leased(2, 0, count, node_id="b")], now=1.0)
     checked = [CheckRecorded(rollout_id=f"1-{index}", checked=Checked.PASSED) for index in range(count - 1)]
     store.apply([*checked, CheckRecorded(rollout_id="2-12", checked=Checked.FAILED)], now=2.0)
-    found = store.node_record("a")
+    found = store.read(read_node_record, "a")
     assert found is not None
     assert [one.rollout_id for one in found.checked] == [f"1-{index}" for index in range(count - 2, 0, -1)]
     assert len(found.rollouts) == ROLLOUTS and found.rollouts[0].checked == Checked.NO
@@ -72,7 +72,7 @@ def test_decisions_have_their_evidence_by_class(store: Store) -> None:
     pardoned = TrustDecided(node_id="a", decision=Decision.PARDONED, reason="By the operator.", decided_at=6.0)
     of_another = TrustDecided(node_id="b", decision=Decision.PARDONED, reason="By the operator.", decided_at=7.0)
     store.apply([StandingRecorded(row=row), condemned, pardoned, of_another], now=1.0)
-    found = store.node_record("a")
+    found = store.read(read_node_record, "a")
     assert found is not None and found.totals.precision == "bf16"
     second, first = found.decisions
     assert (second.decision, second.evidence, second.rollout_id) == ("pardoned", None, "")

@@ -13,6 +13,7 @@ from echo_hub.core.effects import VersionRecorded
 from echo_hub.core.spread.holdings import Arrival
 from echo_hub.store import arrivals, old_fetches
 from echo_hub.store.old_fetches import KEPT_VERSIONS
+from echo_hub.store.reports import read_versions_by_transport
 from echo_hub.store.store import Store
 from echo_hub.store.tables import fetches, versions
 from echo_shared.errors import StorageError
@@ -51,7 +52,7 @@ def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store, monke
         for number, node_id in enumerate("abc"):
             arrive(store, version, node_id, version + number)
     monkeypatch.undo()
-    before = store.versions_history(VERSIONS), store.versions_by_transport()
+    before = store.versions_history(VERSIONS), store.read(read_versions_by_transport)
     again = Store(store.engine, store.keeping)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 2)
     for done in range(2, 18, 2):
@@ -60,7 +61,7 @@ def test_of_old_versions_there_is_what_their_fetches_came_to(store: Store, monke
         left = dict.fromkeys(range(1 + -(-gone // 3), VERSIONS + 1), 3)
         part = {-(-gone // 3): 3 - gone % 3} if gone % 3 else {}
         assert fetched_versions(store) == {None: 1, **part, **left}
-    assert (store.versions_history(VERSIONS), store.versions_by_transport()) == before
+    assert (store.versions_history(VERSIONS), store.read(read_versions_by_transport)) == before
     assert again.versions_history(VERSIONS) == before[0], "to somebody who has not seen them before"
     assert before[0][0].dissemination_max_s == 3.0
 

@@ -8,12 +8,14 @@ from sqlalchemy.event import listen
 from echo_hub.core.curriculum import GroupResult
 from echo_hub.core.effects import GroupDropped, GroupOpened, GroupsRated, RolloutsDropped, VersionRecorded
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow, StepRow
+from echo_hub.store.reading import read_payloads, read_receipts, read_turns
 from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import MAX_BATCHED, MAX_GROUP_SIZE, DropReason, Receipt, ReceiptState
 
 
 def test_an_empty_store_is_a_new_run(store: Store) -> None:
-    assert store.snapshot() == CoordinatorSnapshot()
+    assert store.read(read_snapshot) == CoordinatorSnapshot()
 
 
 def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -> None:
@@ -40,7 +42,7 @@ def test_the_snapshot_holds_all_that_is_unfinished(store: Store, records: Any) -
             reward=reward,
         )
 
-    assert store.snapshot() == CoordinatorSnapshot(
+    assert store.read(read_snapshot) == CoordinatorSnapshot(
         next_group_id=5,
         next_lease_id=4,
         groups=(GroupRow(group_id=1, seed=2**64 - 2), GroupRow(group_id=2, seed=2**64 - 3)),
@@ -65,7 +67,7 @@ def test_the_snapshot_holds_prompts_and_how_well_groups_did(store: Store, record
     store.apply([GroupOpened(group_id=9, seed=1, prompt=prompt), *records.opened(0, 1, 2)], now=1.0)
     store.apply([GroupsRated(pass_rates=((1, 0.25), (9, 1.0)))], now=2.0)
     store.apply([GroupsRated(pass_rates=((0, 0.0),))], now=3.0)
-    snapshot = store.snapshot()
+    snapshot = store.read(read_snapshot)
     assert {group.group_id: group.prompt for group in snapshot.groups} == {0: None, 1: None, 2: None, 9: prompt}
     assert snapshot.results == (
         GroupResult(group_id=0, prompt=None, pass_rate=0.0),
@@ -79,7 +81,7 @@ def test_the_snapshot_holds_every_step_that_is_planned_and_not_trained(store: St
     store.apply([*records.received("2-0", "3-0"), *records.scored("2-0", "3-0")], now=2.0)
     store.apply([records.planned(1, (2,), ("3-0",))], now=3.0)
     store.apply([records.planned(2, (1,), ("2-0",))], now=4.0)
-    snapshot = store.snapshot()
+    snapshot = store.read(read_snapshot)
     assert snapshot.planned == (
         StepRow(step=1, group_ids=(2,), rollout_ids=("3-0",)),
         StepRow(step=2, group_ids=(1,), rollout_ids=("2-0",)),
@@ -94,25 +96,25 @@ def test_the_snapshot_holds_what_the_scorer_failed_on_in_groups_that_are_open(st
     store.apply([failed, RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.INVALID)], now=3.0)
     store.apply([GroupDropped(group_id=2, reason=DropReason.SCORER_FAILED), records.leased(4, 1, 1)], now=4.0)
     store.apply([RolloutsDropped(rollout_ids=("4-1",), reason=DropReason.SCORER_FAILED)], now=5.0)
-    assert store.snapshot().scorer_failures == ((1, 1, 0), (1, 1, 0))
+    assert store.read(read_snapshot).scorer_failures == ((1, 1, 0), (1, 1, 0))
 
 
 def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
     store.apply([*records.opened(4), records.leased(1, 4, 0, 1), *records.received("1-0", "1-1")], now=1.0)
-    (stored,) = store.load_payloads(["1-1"])
+    (stored,) = store.read(read_payloads, ["1-1"])
     expected = records.payload(3, 100)
     assert (stored.rollout_id, stored.group_id) == ("1-1", 4)
     assert stored.payload.completion_ids.tolist() == expected.completion_ids.tolist()
     assert stored.payload.behavior_logprobs.tolist() == expected.behavior_logprobs.tolist()
     assert (stored.payload.finish_reason, stored.payload.sampling_s) == (expected.finish_reason, 0.5)
-    assert store.load_payloads([]) == []
+    assert store.read(read_payloads, []) == []
 
 
 def test_more_payloads_than_one_query_may_name_come_back(store: Store, records: Any) -> None:
     """At most 32,766 parameters a statement in SQLite (250,000 as some build it), 65,535 in PostgreSQL."""
     store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
     asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
-    assert [stored.rollout_id for stored in store.load_payloads(asked)] == ["1-0"]
+    assert [stored.rollout_id for stored in store.read(read_payloads, asked)] == ["1-0"]
 
 
 def test_turns_are_found_by_their_groups() -> None:
@@ -120,7 +122,7 @@ def test_turns_are_found_by_their_groups() -> None:
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []
     listen(store.engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))
-    store.load_turns({(group_id, 0) for group_id in range(5)})
+    store.read(read_turns, {(group_id, 0) for group_id in range(5)})
     sql, given = statements[-1]
     with store.engine.connect() as connection:
         plan = " ".join(row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given))
@@ -131,8 +133,8 @@ def test_turns_are_found_by_their_groups() -> None:
 def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0")], now=1.0)
     store.apply([RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.STALE)], now=2.0)
-    assert store.receipts("a", ["1-0"])[0] == Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)
-    assert store.receipts("a", ["1-1"])[0] == Receipt(
+    assert store.read(read_receipts, "a", ["1-0"])[0] == Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED)
+    assert store.read(read_receipts, "a", ["1-1"])[0] == Receipt(
         rollout_id="1-1", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE
     )
 
@@ -154,7 +156,7 @@ def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
 )
 def test_anything_else_is_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1)], now=1.0)
-    assert store.receipts(node_id, [asked])[0] == Receipt(
+    assert store.read(read_receipts, node_id, [asked])[0] == Receipt(
         rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID
     )
 
@@ -165,7 +167,7 @@ def test_a_whole_message_of_receipts_is_answered_in_order(store: Store, records:
         store.apply([*records.opened(lease_id), leased], now=1.0)
     store.apply(records.received("3-5"), now=2.0)
     asked = [f"{lease_id}-{index}" for index in reversed(range(MAX_BATCHED // 4)) for lease_id in (3, 1, 2, 9)]
-    receipts = store.receipts("a", asked)
+    receipts = store.read(read_receipts, "a", asked)
     assert [receipt.rollout_id for receipt in receipts] == asked
     of_lease = {
         lease_id: {receipts[i].state for i in range(place, MAX_BATCHED, 4)} for place, lease_id in enumerate("3129")
@@ -173,5 +175,5 @@ def test_a_whole_message_of_receipts_is_answered_in_order(store: Store, records:
     assert of_lease["1"] == {ReceiptState.LEASED}
     assert of_lease["2"] == of_lease["9"] == {ReceiptState.DROPPED}
     assert [receipt.rollout_id for receipt in receipts if receipt.state is ReceiptState.RECEIVED] == ["3-5"]
-    assert store.receipts("a", []) == []
-    assert store.receipts("a", ["3-5", "3-5"]) == [store.receipts("a", ["3-5"])[0]] * 2
+    assert store.read(read_receipts, "a", []) == []
+    assert store.read(read_receipts, "a", ["3-5", "3-5"]) == [store.read(read_receipts, "a", ["3-5"])[0]] * 2

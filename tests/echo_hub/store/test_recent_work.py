@@ -4,7 +4,7 @@ from typing import Any
 
 from echo_hub.core.effects import RolloutsDropped
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.store.recent_work import IN_FLIGHT, BatchAges
+from echo_hub.store.recent_work import IN_FLIGHT, BatchAges, read_batch_ages, read_lengths
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason
 
@@ -16,17 +16,17 @@ def test_what_came_in_for_training_is_told_with_what_became_of_it(store: Store, 
     store.apply([records.leased(4, 7, 2), records.leased(5, evaluation, 0)], now=8.0)
     store.apply(records.received("2-0", "3-1", "5-0"), now=9.0)
     store.apply([RolloutsDropped(rollout_ids=("2-0",), reason=DropReason.STALE)], now=10.0)
-    found = store.recent_lengths(99)
+    found = store.read(read_lengths, 99)
     came = sorted(length.outcome for length in found for _ in range(length.rollouts))
     assert came == [IN_FLIGHT, "stale", "trained", "trained"]
     assert sum(length.num_tokens * length.rollouts for length in found if length.outcome == "trained") == 5
-    (only,) = store.recent_lengths(3)
+    (only,) = store.read(read_lengths, 3)
     assert only.rollouts == 1, "leased are all three, but one is an evaluation's, and one under way"
 
 
 def test_of_steps_those_that_are_trained_tell_their_groups_ages(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step), now=5.0)
-    newest, before = store.recent_ages(2)
+    newest, before = store.read(read_batch_ages, 2)
     assert (newest.step, before.step) == (3, 2)
     assert isinstance(newest, BatchAges) and all(age >= 0 for age in newest.staleness) and newest.staleness

@@ -13,14 +13,20 @@ from echo_hub.actions.records import Outcome
 from echo_hub.core.effects import CheckRecorded, GroupDropped, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store import retiring
-from echo_hub.store.actions import ActionBooks
-from echo_hub.store.browsing import NEWEST
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.actions import read_action_log
+from echo_hub.store.board import read_board, read_public_receipt, read_shares
+from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards, read_group
+from echo_hub.store.contribution import read_contribution
+from echo_hub.store.credits import read_credits
 from echo_hub.store.database import open_to_read
-from echo_hub.store.retired import Mark, Span
-from echo_hub.store.retiring import FACTS, Copies, Retirement
+from echo_hub.store.keeping import read_kept_totals
+from echo_hub.store.reading import read_evaluated, read_payloads, read_receipts
+from echo_hub.store.reports import read_accounting, read_costs, read_evaluations, read_leaderboard, read_steps
+from echo_hub.store.retired import Mark, Span, read_last
+from echo_hub.store.retiring import FACTS, Copies, read_final_keys, read_first_mark, read_ripe, retire
 from echo_hub.store.store import Store
 from echo_hub.store.tables import kept, rollouts
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import LocalProtocolError, StorageError
@@ -75,16 +81,15 @@ def record(store: Store, version: int) -> None:
     )
 
 
-def spans(books: Retirement, before_step: int) -> list[Span]:
-    last = books.last()
-    marks = [books.beginning() if last is None else last.through]
-    marks += [one.mark for one in books.ripe(marks[0], before_step)]
+def spans(store: Store, before_step: int) -> list[Span]:
+    last = store.read(read_last)
+    marks = [store.read(read_first_mark) if last is None else last.through]
+    marks += [one.mark for one in store.read(read_ripe, marks[0], before_step)]
     return [Span(after=after, through=through) for after, through in pairwise(marks)]
 
 
 def let_go(store: Store, before_step: int) -> int:
-    books = Retirement(store)
-    return sum(books.retire(books.keys(span), span) for span in spans(books, before_step))
+    return sum(retire(store, store.read(read_final_keys, span), span) for span in spans(store, before_step))
 
 
 def rows_of(store: Store) -> int:
@@ -94,32 +99,35 @@ def rows_of(store: Store) -> int:
 
 def told(store: Store) -> dict[str, Any]:
     """What people and nodes are told of the run."""
-    credit = CreditStore(store.engine)
+    credit = store
     return {
-        "receipts": {node_id: store.receipts(node_id, [*IDS, "21-0", "22-0", "99-0"]) for node_id in "abc"},
-        "public": [credit.public_receipt(lease, index) for lease in (1, 2, 6, 21, 22, 99) for index in (0, 1)],
-        "leaderboard": store.leaderboard(),
-        "board": credit.board(BoardQuery(), now=20.0),
-        "credits": store.credits("ab"),
-        "shares": credit.step_shares("a", width=2),
-        "certificates": [
-            store.contribution(node_id, run_id="r", run_name="r", hub_key=bytes(32), now=20.0) for node_id in "ab"
+        "receipts": {node_id: store.read(read_receipts, node_id, [*IDS, "21-0", "22-0", "99-0"]) for node_id in "abc"},
+        "public": [
+            credit.read(read_public_receipt, lease, index) for lease in (1, 2, 6, 21, 22, 99) for index in (0, 1)
         ],
-        "accounting": store.accounting(),
-        "steps": store.steps_history(),
-        "evaluations": store.evaluations(),
-        "costs": store.costs(),
+        "leaderboard": store.read(read_leaderboard),
+        "board": credit.read(read_board, BoardQuery(), now=20.0),
+        "credits": store.read(read_credits, "ab"),
+        "shares": credit.read(read_shares, "a", width=2),
+        "certificates": [
+            store.read(read_contribution, node_id, run_id="r", run_name="r", hub_key=bytes(32), now=20.0)
+            for node_id in "ab"
+        ],
+        "accounting": store.read(read_accounting),
+        "steps": store.read(read_steps),
+        "evaluations": store.read(read_evaluations),
+        "costs": store.read(read_costs),
     }
 
 
 def test_everything_but_the_rows_stays_as_it_was(filled: Store) -> None:
-    before, snapshot = told(filled), filled.snapshot()
-    assert rows_of(filled) == 2 * STEPS + 3 and filled.kept_totals().rollouts == 2 * STEPS + 1
+    before, snapshot = told(filled), filled.read(read_snapshot)
+    assert rows_of(filled) == 2 * STEPS + 3 and filled.read(read_kept_totals).rollouts == 2 * STEPS + 1
     assert let_go(filled, 4) == 9, "three steps, the dropped group between them, and the evaluation of version 1"
     assert rows_of(filled) == 6
     assert told(filled) == before
-    assert filled.snapshot() == snapshot
-    totals = filled.kept_totals()
+    assert filled.read(read_snapshot) == snapshot
+    totals = filled.read(read_kept_totals)
     assert (totals.rollouts, totals.rollouts_retired, totals.retired_step) == (6, 9, 3)
     with open_to_read(filled.engine) as connection:
         sizes = connection.scalars(select(kept.c.size_bytes)).all()
@@ -129,18 +137,18 @@ def test_everything_but_the_rows_stays_as_it_was(filled: Store) -> None:
 
 def test_what_has_left_is_said_to_have_left(filled: Store) -> None:
     let_go(filled, 4)
-    assert filled.find_rollouts(RolloutFilter(step=1), NEWEST, 9).rollouts == ()
-    gone, dropped, there = (filled.rollout_group(group_id) for group_id in (2, 3, 8))
+    assert filled.read(find_rollouts, RolloutFilter(step=1), NEWEST, 9).rollouts == ()
+    gone, dropped, there = (filled.read(read_group, group_id) for group_id in (2, 3, 8))
     assert gone is not None and gone.is_retired and gone.rollouts == () and gone.step == 1
     assert dropped is not None and dropped.is_retired and dropped.drop_reason == "no_advantage"
     assert there is not None and not there.is_retired and len(there.rollouts) == 2
-    assert filled.rollout_group(99) is None
-    assert filled.load_payloads(IDS) == [] and filled.batch_rewards(1) == []
+    assert filled.read(read_group, 99) is None
+    assert filled.read(read_payloads, IDS) == [] and filled.read(read_batch_rewards, 1) == []
 
 
 def test_the_last_lease_is_not_given_again_when_all_rows_have_left(filled: Store) -> None:
     assert let_go(filled, STEPS + 1) == 2 * STEPS + 3 and rows_of(filled) == 0
-    snapshot = filled.snapshot()
+    snapshot = filled.read(read_snapshot)
     assert snapshot.next_lease_id == 23 and snapshot.next_group_id == 2 * STEPS + 1
     assert snapshot.trained_steps == STEPS and snapshot.rollouts == ()
 
@@ -156,15 +164,14 @@ def test_what_may_still_be_needed_holds_up_what_is_newer(store: Store, records: 
         stale = RolloutsDropped(rollout_ids=("9-0",), reason=DropReason.STALE)
         store.apply([stale, GroupDropped(group_id=3, reason=DropReason.STALE)], now=1.0)
     store.prune(1 if what == "not pruned" else 3)
-    books = Retirement(store)
-    assert [one.mark for one in books.ripe(books.beginning(), 9)] == [Mark(step=1, group=2)]
+    assert [one.mark for one in store.read(read_ripe, store.read(read_first_mark), 9)] == [Mark(step=1, group=2)]
     if what == "not pruned":
         store.prune(3)
     else:
         store.apply([RolloutsDropped(rollout_ids=("9-0",), reason=DropReason.STALE)], now=2.0)
     if what == "open":
         store.apply([GroupDropped(group_id=3, reason=DropReason.STALE)], now=2.0)
-    assert [one.mark.step for one in books.ripe(books.beginning(), 9)] == [1, 2, 3]
+    assert [one.mark.step for one in store.read(read_ripe, store.read(read_first_mark), 9)] == [1, 2, 3]
     assert let_go(store, 9) == 7 and rows_of(store) == 0
 
 
@@ -175,36 +182,39 @@ def test_an_evaluation_that_is_not_recorded_stays(store: Store, records: Any) ->
     store.apply([ScoreRecorded(rollout_id="2-0", reward=1.0), RolloutsEvaluated(rollout_ids=("2-0",))], now=1.0)
     store.prune(1)
     assert let_go(store, 2) == 2
-    assert store.snapshot().evaluated == {(group_id, 0)} and len(store.load_evaluated(0)) == 1
+    assert store.read(read_snapshot).evaluated == {(group_id, 0)} and len(store.read(read_evaluated, 0)) == 1
 
 
 def test_a_check_that_ends_late_is_on_the_receipt(filled: Store) -> None:
     let_go(filled, 4)
     late = [CheckRecorded(rollout_id=name, checked=Checked.FAILED) for name in ("2-0", "6-1")]
     filled.apply(late, now=30.0)
-    old, new = filled.receipts("a", ["2-0", "6-1"])
+    old, new = filled.read(read_receipts, "a", ["2-0", "6-1"])
     assert (old.checked, new.checked) == (Checked.FAILED, Checked.FAILED)
     with pytest.raises(LocalProtocolError, match="do not fit"):
         filled.apply([CheckRecorded(rollout_id="77-0", checked=Checked.FAILED)], now=30.0)
 
 
 def copies_of(store: Store, **changed: Any) -> Copies:
-    found = store.find_rollouts(RolloutFilter(), NEWEST, 99).rollouts
+    found = store.read(find_rollouts, RolloutFilter(), NEWEST, 99).rollouts
     facts = {one.rollout_id: {name: getattr(one, name) for name in FACTS} for one in found}
     facts["1-0"] |= changed
     return Copies(facts=facts, who="ada", place="/archive/steps.parquet", now=40.0)
 
 
 def test_nothing_goes_of_which_the_copies_say_something_else(filled: Store) -> None:
-    books = Retirement(filled)
-    span, *_ = spans(books, 2)
-    keys = books.keys(span)
+    span, *_ = spans(filled, 2)
+    keys = filled.read(read_final_keys, span)
     with pytest.raises(StorageError, match="say different things") as caught:
-        books.retire(keys, span, copies_of(filled, reward=0.5))
+        retire(filled, keys, span, copies_of(filled, reward=0.5))
     assert "rollout 1-0" in str(caught.value)
-    assert rows_of(filled) == 2 * STEPS + 3 and books.last() is None and ActionBooks(filled).log(limit=9) == []
-    assert books.retire(keys, span, copies_of(filled)) == len(keys) and books.last() == span
-    (noted,) = ActionBooks(filled).log(limit=9)
+    assert (
+        rows_of(filled) == 2 * STEPS + 3
+        and filled.read(read_last) is None
+        and filled.read(read_action_log, limit=9) == []
+    )
+    assert retire(filled, keys, span, copies_of(filled)) == len(keys) and filled.read(read_last) == span
+    (noted,) = filled.read(read_action_log, limit=9)
     assert (noted.who, noted.via, noted.action, noted.outcome) == ("ada", "cli", "archive", Outcome.DONE)
     assert noted.request == {"steps": "1 to 1", "file": "/archive/steps.parquet"}
 
@@ -213,16 +223,15 @@ def test_what_is_not_final_never_goes(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0)], now=1.0)
     span = Span(after=Mark(step=0, group=-1), through=Mark(step=1, group=0))
     with pytest.raises(LocalProtocolError, match="not final"):
-        Retirement(store).retire([(1, 0)], span)
+        retire(store, [(1, 0)], span)
     assert rows_of(store) == 1
 
 
 def test_an_older_span_does_not_take_the_mark_back(filled: Store) -> None:
-    books = Retirement(filled)
-    first, second, *_ = spans(books, 4)
-    books.retire(books.keys(second), second)
-    books.retire(books.keys(first), first)
-    assert books.last() == second
+    first, second, *_ = spans(filled, 4)
+    retire(filled, filled.read(read_final_keys, second), second)
+    retire(filled, filled.read(read_final_keys, first), first)
+    assert filled.read(read_last) == second
 
 
 def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
@@ -231,18 +240,17 @@ def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
     """Two that wait for each other would be ended by the server, one of them: perhaps the hub."""
     if filled.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
-    books = Retirement(filled)
-    span, *_ = spans(books, 2)
-    keys, copies = books.keys(span), copies_of(filled)
+    span, *_ = spans(filled, 2)
+    keys, copies = filled.read(read_final_keys, span), copies_of(filled)
     tries = []
     with monkeypatch.context() as patched, filled.engine.begin() as held:
         held.execute(select(rollouts).where(rollouts.c.lease_id == 1).with_for_update())
         patched.setattr(retiring, "TRIES", 2)
         patched.setattr(retiring, "_wait_briefly", lambda at: (tries.append(at), briefly(at)))
         with pytest.raises(StorageError, match="holds them"):
-            books.retire(keys, span, copies)
+            retire(filled, keys, span, copies)
     assert len(tries) == 2 and rows_of(filled) == 2 * STEPS + 3
-    assert books.retire(keys, span, copies) == len(keys)
+    assert retire(filled, keys, span, copies) == len(keys)
 
 
 briefly = retiring._wait_briefly
@@ -265,7 +273,7 @@ def test_postgresql_looks_for_what_is_under_way_among_the_unfinished_alone(empty
                 looked_at.append(plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0))
 
     listen(store.engine, "before_cursor_execute", explain)
-    Retirement(store).ripe(Mark(step=0, group=-1), 9)
+    store.read(read_ripe, Mark(step=0, group=-1), 9)
     remove(store.engine, "before_cursor_execute", explain)
     assert looked_at and max(looked_at) == 200, "as many as are unfinished, of 10,200"
     store.close()

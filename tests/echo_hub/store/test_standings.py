@@ -13,8 +13,11 @@ from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.store.reading import read_receipts
+from echo_hub.store.standings import read_wanted_pardons, want_pardon
 from echo_hub.store.store import Store
 from echo_hub.store.tables import trust, trust_log
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import Checked, DropReason
 
 ROW = StandingRow(
@@ -42,18 +45,18 @@ def decided(decision: Decision, **values: Any) -> TrustDecided:
 def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> None:
     quarantined = StandingRow(node_id="b", state=StandingState.QUARANTINED, reason="forged")
     store.apply([StandingRecorded(row=StandingRow(node_id="a")), StandingRecorded(row=quarantined)], now=1.0)
-    assert store.snapshot().standings == (StandingRow(node_id="a"), quarantined)
+    assert store.read(read_snapshot).standings == (StandingRow(node_id="a"), quarantined)
     store.apply([StandingRecorded(row=StandingRow(node_id="a", num_verified=1)), StandingRecorded(row=ROW)], now=2.0)
-    assert store.snapshot().standings == (STORED_ROW, quarantined)
+    assert store.read(read_snapshot).standings == (STORED_ROW, quarantined)
 
 
 def test_the_newest_list_of_coarse_classes_comes_back(store: Store) -> None:
     first = CoarseClass(NumericsClass("torch", "bf16", "cuda"), 0.25, 0.5)
     second = CoarseClass(NumericsClass("mlx", "q8_0", "metal"), 1.0, 2.0**0.5)
-    assert store.snapshot().coarse_classes == ()
+    assert store.read(read_snapshot).coarse_classes == ()
     for classes in ((first,), (first, second)):
         store.apply([CoarseClassesRecorded(classes=classes)], now=1.0)
-        assert store.snapshot().coarse_classes == classes
+        assert store.read(read_snapshot).coarse_classes == classes
 
 
 OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl": 0.5, "bias": 0.1, "squares": 0.2}
@@ -78,39 +81,39 @@ def test_of_evidence_that_answers_other_questions_nothing_is_taken(
     with store.engine.begin() as connection:
         stored = dict(connection.scalars(select(trust.c.shown)).one())
         connection.execute(update(trust).values(shown=change(stored)))
-    assert store.snapshot().standings == (replace(ROW, shown=NO_EVIDENCE, sums=NOTHING),)
+    assert store.read(read_snapshot).standings == (replace(ROW, shown=NO_EVIDENCE, sums=NOTHING),)
 
 
 def test_sums_of_another_test_begin_anew(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         connection.execute(update(trust).values(sums=[0.5] * (len(NOTHING) + 1)))
-    assert store.snapshot().standings == (replace(STORED_ROW, sums=NOTHING),)
+    assert store.read(read_snapshot).standings == (replace(STORED_ROW, sums=NOTHING),)
 
 
 def test_a_row_without_sums_of_rewards_keeps_the_others(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     with store.engine.begin() as connection:
         connection.execute(update(trust).values(sums=list(ROW.sums[: Alternative.SHOPPED])))
-    assert store.snapshot().standings == (STORED_ROW,)
+    assert store.read(read_snapshot).standings == (STORED_ROW,)
 
 
 def test_evidence_that_comes_back_adds_up(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
-    (found,) = store.snapshot().standings
+    (found,) = store.read(read_snapshot).standings
     assert found == STORED_ROW and hash(found) == hash(STORED_ROW)
     assert found.shown + ROW.shown - found.shown == ROW.shown
 
 
 def test_a_pardon_is_wanted_until_it_is_decided(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
-    store.want_pardon(["a", "never seen"], now=2.0)
-    assert store.wanted_pardons() == {"a"}
+    store.write(want_pardon, ["a", "never seen"], now=2.0)
+    assert store.read(read_wanted_pardons) == {"a"}
     store.apply([StandingRecorded(row=ROW)], now=3.0)
     store.apply([decided(Decision.QUARANTINED)], now=3.0)
-    assert store.wanted_pardons() == {"a"}
+    assert store.read(read_wanted_pardons) == {"a"}
     store.apply([decided(Decision.PARDONED)], now=4.0)
-    assert store.wanted_pardons() == frozenset()
+    assert store.read(read_wanted_pardons) == frozenset()
 
 
 def test_every_decision_stays_in_the_log_with_its_evidence(store: Store) -> None:
@@ -138,8 +141,11 @@ def test_what_a_check_found_is_in_the_receipt_whatever_state_the_rollout_is_in(s
     store.apply([CheckRecorded(rollout_id="1-0", checked=Checked.PASSED)], now=2.0)
     store.apply([RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.FORGED)], now=2.0)
     store.apply([CheckRecorded(rollout_id="1-1", checked=Checked.FAILED)], now=3.0)
-    assert [receipt.checked for receipt in store.receipts("a", ["1-0", "1-1"])] == [Checked.PASSED, Checked.FAILED]
-    (row,) = store.snapshot().rollouts
+    assert [receipt.checked for receipt in store.read(read_receipts, "a", ["1-0", "1-1"])] == [
+        Checked.PASSED,
+        Checked.FAILED,
+    ]
+    (row,) = store.read(read_snapshot).rollouts
     assert (row.rollout_id, row.checked, row.drawn_by) == ("1-0", Checked.PASSED, ())
 
 
@@ -148,7 +154,7 @@ def test_of_a_leased_rollout_it_is_known_whether_another_node_held_it_before(sto
     store.apply([RolloutsDropped(rollout_ids=("1-0", "1-1", "2-0"), reason=DropReason.RETURNED)], now=2.0)
     store.apply([records.leased(3, 0, 0, node_id="b"), records.leased(4, 0, 1), records.leased(5, 1, 1)], now=3.0)
     store.apply([records.leased(6, 1, 0, node_id="b", turn=1)], now=4.0)
-    rows = {row.rollout_id: row.others_held for row in store.snapshot().rollouts}
+    rows = {row.rollout_id: row.others_held for row in store.read(read_snapshot).rollouts}
     assert rows == {"3-0": True, "4-1": False, "5-1": False, "6-0": False}
 
 
@@ -157,5 +163,5 @@ def test_who_else_drew_a_rollout_is_known_after_a_restart(store: Store, records:
     spans = tuple(Span(node_id=node_id, policy_version=0, num_tokens=1) for node_id in ("b", "c", "b", "a"))
     received = replace(received, payload=replace(received.payload, spans=spans))
     store.apply([*records.opened(0), records.leased(1, 0, 0), received], now=1.0)
-    (row,) = store.snapshot().rollouts
+    (row,) = store.read(read_snapshot).rollouts
     assert row.drawn_by == ("b", "c")

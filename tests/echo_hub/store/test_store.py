@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from echo_hub.store import database
-from echo_hub.store.database import open_to_write
+from echo_hub.store.board import read_board
+from echo_hub.store.database import connect, open_to_write, read_meta, write_meta
+from echo_hub.store.keeping import Keeping
+from echo_hub.store.reading import read_payloads
+from echo_hub.store.reports import read_accounting
 from echo_hub.store.store import Store
+from echo_hub.store.teams import remove_team
+from echo_hub.store.unfinished import read_snapshot
+from echo_shared.credit_books import BoardQuery
 from echo_shared.errors import StorageError
 
 WRITER = """
@@ -45,12 +52,12 @@ def test_what_was_acked_survives_kill_9(tmp_path: Path) -> None:
         writer.send_signal(signal.SIGKILL)
         acked += [int(line) for line in writer.stdout]
     store = Store.open(url)
-    groups = [group.group_id for group in store.snapshot().groups]
+    groups = [group.group_id for group in store.read(read_snapshot).groups]
     assert groups[: len(acked)] == acked
     assert len(groups) in (len(acked), len(acked) + 1), "at most the turn that was not acked yet is there as well"
-    assert store.accounting().in_flight == 8 * len(groups), "and then it is there as a whole"
+    assert store.read(read_accounting).in_flight == 8 * len(groups), "and then it is there as a whole"
     ids = [f"{group + 1}-{index}" for group in groups for index in range(8)]
-    assert len(store.load_payloads(ids)) == len(ids)
+    assert len(store.read(read_payloads, ids)) == len(ids)
     store.close()
 
 
@@ -59,19 +66,19 @@ def test_a_reopened_store_gives_the_same_snapshot(tmp_path: Path, records: Any) 
     store = Store.open(url)
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     store.apply([*records.opened(1), records.leased(2, 1, 0, 1), *records.received("2-0")], now=2.0)
-    store.set_run_meta("run_id", "abc")
-    before = store.snapshot()
+    store.write(write_meta, "run_id", "abc")
+    before = store.read(read_snapshot)
     store.close()
     again = Store.open(url)
-    assert again.snapshot() == before
-    assert again.run_meta() == {"run_id": "abc"}
+    assert again.read(read_snapshot) == before
+    assert again.read(read_meta) == {"run_id": "abc"}
     again.close()
 
 
 def test_run_meta_is_replaced(store: Store) -> None:
-    store.set_run_meta("mode", "async")
-    store.set_run_meta("mode", "sequential")
-    assert store.run_meta()["mode"] == "sequential"
+    store.write(write_meta, "mode", "async")
+    store.write(write_meta, "mode", "sequential")
+    assert store.read(read_meta)["mode"] == "sequential"
 
 
 def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
@@ -84,7 +91,7 @@ def test_pages_read_while_the_hub_writes(tmp_path: Path, records: Any) -> None:
         assert read_accounting(connection).trained == 2
         store.apply(records.one_step(2, lease_id=2, group_id=1), now=2.0)
         assert read_accounting(connection).trained == 2
-    assert store.accounting().trained == 4
+    assert store.read(read_accounting).trained == 4
     store.close()
 
 
@@ -97,9 +104,28 @@ def test_a_second_process_that_writes_never_breaks_the_first(tmp_path: Path, mon
     with open_to_write(hub.engine) as connection:
         connection.execute(text("SELECT key FROM run_meta"))
         with pytest.raises(StorageError, match="locked"):
-            operator.set_run_meta("operator", "waits")
+            operator.write(write_meta, "operator", "waits")
         connection.execute(text("INSERT INTO run_meta VALUES ('hub', 'goes on')"))
-    operator.set_run_meta("operator", "has waited")
-    assert hub.run_meta() == {"hub": "goes on", "operator": "has waited"}
+    operator.write(write_meta, "operator", "has waited")
+    assert hub.read(read_meta) == {"hub": "goes on", "operator": "has waited"}
     for store in (hub, operator):
         store.close()
+
+
+def test_a_file_that_is_no_database_can_be_neither_read_nor_written(tmp_path: Path) -> None:
+    (tmp_path / "echo.db").write_bytes(b"this is no database, and never was" * 100)
+    store = Store(connect(f"sqlite:///{tmp_path / 'echo.db'}"), Keeping())
+    with pytest.raises(StorageError, match="cannot be read"):
+        store.read(read_board, BoardQuery(), 1.0)
+    with pytest.raises(StorageError, match="cannot be written"):
+        store.write(remove_team, "x")
+
+
+def test_a_command_that_raises_leaves_nothing_behind(store: Store) -> None:
+    def half(connection: Connection) -> None:
+        write_meta(connection, "half", "done")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        store.write(half)
+    assert "half" not in store.read(read_meta)

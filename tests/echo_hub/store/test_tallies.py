@@ -19,8 +19,10 @@ from echo_hub.core.effects import (
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.core.payload import Span
 from echo_hub.store import tallies
+from echo_hub.store.recent import read_node_kinds
+from echo_hub.store.reports import read_accounting, read_costs, read_leaderboard
 from echo_hub.store.store import Store
-from echo_hub.store.tallies import SOURCES, Source, main_transport
+from echo_hub.store.tallies import SOURCES, Source, main_transport, read_useful_nodes
 from echo_shared.books import CostTotals
 from echo_shared.messages import DropReason
 
@@ -43,9 +45,9 @@ def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
 
 def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
     """The same, as the pages get it."""
-    books = store.accounting()
+    books = store.read(read_accounting)
     nodes: Counter[Any] = Counter()
-    for row in store.leaderboard():
+    for row in store.read(read_leaderboard):
         nodes[row.node_id, "trained"] = row.trained_rollouts
         nodes[row.node_id, "tokens"] = row.trained_tokens
         nodes[row.node_id, "received"] = row.received
@@ -71,9 +73,9 @@ def test_what_was_evaluated_is_credited(store: Store, records: Any) -> None:
         [*records.received(*ids), *records.scored(*ids), *(RolloutsEvaluated(rollout_ids=(name,)) for name in ids)],
         now=2.0,
     )
-    books = store.accounting()
+    books = store.read(read_accounting)
     assert (books.leased, books.trained, books.evaluated, books.num_dropped, books.in_flight) == (5, 2, 3, 0, 0)
-    assert [(row.node_id, row.evaluated_rollouts, row.dropped, row.share) for row in store.leaderboard()] == [
+    assert [(row.node_id, row.evaluated_rollouts, row.dropped, row.share) for row in store.read(read_leaderboard)] == [
         ("measured", 3, 0, 3 / 5),
         ("learned", 0, 0, 2 / 5),
     ]
@@ -90,9 +92,11 @@ def test_every_token_is_credited_to_the_node_that_drew_it(store: Store, records:
     ids = ("1-0", "1-1")
     trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0, drawn_by_several=("1-1",))
     store.apply([*records.scored(*ids), records.planned(1, (0,), ids), trained], now=3.0)
-    rows = {row.node_id: (row.trained_rollouts, row.trained_tokens, row.received) for row in store.leaderboard()}
+    rows = {
+        row.node_id: (row.trained_rollouts, row.trained_tokens, row.received) for row in store.read(read_leaderboard)
+    }
     assert rows == {"a": (0, 1, 0), "b": (2, 2 + 1, 2), "c": (0, 1, 0)}
-    assert store.accounting().balanced
+    assert store.read(read_accounting).balanced
 
 
 def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> None:
@@ -107,16 +111,16 @@ def test_the_totals_are_those_of_the_receipts(store: Store, records: Any) -> Non
             if ids:
                 store.apply([RolloutsDropped(rollout_ids=tuple(ids), reason=reason)], now=1.0)
         assert shown(store) == counted(store)
-    books = store.accounting()
+    books = store.read(read_accounting)
     assert books.leased == 8 * 2 + 8 * 3 == books.trained + books.num_dropped + books.in_flight
 
 
 def test_who_was_of_use_has_drawn_what_was_trained_on(store: Store, records: Any) -> None:
     store.apply([*records.opened(5), records.leased(5, 5, 0, 1, 2, node_id="silent")], now=1.0)
-    assert store.useful_nodes() == frozenset()
+    assert store.read(read_useful_nodes) == frozenset()
     store.apply([RolloutsDropped(rollout_ids=("5-0",), reason=DropReason.EXPIRED)], now=2.0)
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="learned"), now=3.0)
-    assert store.useful_nodes() == {"learned"}
+    assert store.read(read_useful_nodes) == {"learned"}
 
 
 def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +129,15 @@ def test_more_than_one_query_takes(store: Store, records: Any, monkeypatch: pyte
     store.apply([records.leased(lease, lease, *range(4)) for lease in range(1, 6)], now=1.0)
     ids = tuple(f"{lease}-{index}" for lease in range(1, 6) for index in range(3))
     store.apply([RolloutsDropped(rollout_ids=ids, reason=DropReason.REVOKED)], now=1.0)
-    assert store.accounting().dropped == {"revoked": 15}
+    assert store.read(read_accounting).dropped == {"revoked": 15}
     assert shown(store) == counted(store)
 
 
 def test_costs_add_up_by_node(store: Store, records: Any) -> None:
-    assert store.costs() == CostTotals()
+    assert store.read(read_costs) == CostTotals()
     store.apply([CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("b", 2.5, 0.25)))], now=1.0)
     store.apply([CostAccrued(nodes=(NodeCost("a", 5.0, 0.125), NodeCost("a", 1.0, 0.5)))], now=2.0)
-    assert store.costs() == CostTotals(dollars=1.0, active_s=13.5)
+    assert store.read(read_costs) == CostTotals(dollars=1.0, active_s=13.5)
     store.node_seen(
         node_id="a",
         public_key=b"k",
@@ -144,10 +148,10 @@ def test_costs_add_up_by_node(store: Store, records: Any) -> None:
         cost_per_hour=0.4,
         power_watts=220.0,
     )
-    by_node = {row.node_id: row for row in store.leaderboard()}
+    by_node = {row.node_id: row for row in store.read(read_leaderboard)}
     assert (by_node["a"].cost, by_node["a"].active_s) == (0.75, 11.0)
     assert (by_node["a"].cost_per_hour, by_node["a"].power_watts) == (0.4, 220.0)
-    kind = store.node_kinds(["a"])["a"]
+    kind = store.read(read_node_kinds, ["a"])["a"]
     assert (kind.cost_per_hour, kind.power_watts) == (0.4, 220.0)
 
 
@@ -177,5 +181,5 @@ def test_what_nodes_have_checked_of_others_adds_up(store: Store) -> None:
     ]
     store.apply(credits, now=1.0)
     store.apply(credits[:1], now=2.0)
-    shown = {row.node_id: (row.others_checked, row.others_checked_tokens) for row in store.leaderboard()}
+    shown = {row.node_id: (row.others_checked, row.others_checked_tokens) for row in store.read(read_leaderboard)}
     assert shown == {"a": (3, 25), "b": (1, 1)}

@@ -5,6 +5,7 @@ from typing import Any
 
 from echo_hub.core.effects import CheckingCredited, CostAccrued, NodeCost, RolloutsDropped, StandingRecorded
 from echo_hub.core.trust.standing import StandingRow
+from echo_hub.store.reports import read_under_way
 from echo_hub.store.store import Store
 from echo_hub.store.touched import Touched
 from echo_shared.messages import DropReason
@@ -32,9 +33,9 @@ def test_whoevers_totals_are_others_is_touched(tmp_path: Path, records: Any) -> 
     assert touched() == {"a"}
     store.apply([*records.opened(9), records.leased(9, 9, 0, 1, node_id="b"), *records.received("9-0")], now=1.0)
     assert touched() == frozenset(), "it is counted while it is under way"
-    assert store.under_way() == {"b": 1}
+    assert store.read(read_under_way) == {"b": 1}
     store.apply([RolloutsDropped(rollout_ids=("9-0", "9-1"), reason=DropReason.STALE)], now=2.0)
-    assert touched() == {"b"} and store.under_way() == {}
+    assert touched() == {"b"} and store.read(read_under_way) == {}
     store.apply(records.one_step(1, lease_id=1, group_id=0, node_id="c"), now=3.0)
     assert touched() == {"c"}
     store.apply(

@@ -15,8 +15,11 @@ from echo_hub.core.effects import GroupDropped, RolloutReceived, RolloutsDropped
 from echo_hub.core.payload import Span
 from echo_hub.store import training
 from echo_hub.store.database import open_to_read
+from echo_hub.store.reading import read_payloads, read_receipts
+from echo_hub.store.reports import read_accounting, read_leaderboard, read_newest_step
 from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, credit_days, credit_steps, tallies
+from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState
 
@@ -42,18 +45,18 @@ def books(store: Store) -> Mapping[str, list[Any]]:
 @pytest.mark.usefixtures("in_parts")
 def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> None:
     store.apply(records.large_step(1, num_groups=10), now=5.0)
-    assert store.newest_step() is not None and store.is_uncounted
-    trained = [store.accounting().trained]
+    assert store.read(read_newest_step) is not None and store.is_uncounted
+    trained = [store.read(read_accounting).trained]
     before = store.touched.number
     store.count_trained()
-    trained.append(store.accounting().trained)
+    trained.append(store.read(read_accounting).trained)
     assert store.touched.since(before) == {"n0"}, "a node's are together"
     while store.is_uncounted:
         store.count_trained()
-        trained.append(store.accounting().trained)
-        assert store.accounting().balanced
+        trained.append(store.read(read_accounting).trained)
+        assert store.read(read_accounting).balanced
     assert trained == [0, 6, 12, 18, 20]
-    assert {row.node_id: (row.trained_rollouts, row.received) for row in store.leaderboard()} == {
+    assert {row.node_id: (row.trained_rollouts, row.received) for row in store.read(read_leaderboard)} == {
         "n0": (10, 10),
         "n1": (10, 10),
     }
@@ -85,7 +88,7 @@ def test_parts_come_to_what_the_whole_does(store: Store, records: Any, monkeypat
     assert shifted.is_uncounted and books(shifted) != whole
     shifted.count_all()
     assert books(shifted) == whole
-    assert ("far", 1, 0, 2) in whole["credit_steps"] and shifted.accounting().trained == 18
+    assert ("far", 1, 0, 2) in whole["credit_steps"] and shifted.read(read_accounting).trained == 18
     shifted.close()
 
 
@@ -94,14 +97,14 @@ def test_a_start_goes_on_where_the_last_process_ended(store: Store, records: Any
     store.apply(records.large_step(1, num_groups=10), now=5.0)
     store.apply(records.large_step(2, num_groups=10), now=6.0)
     store.count_trained()
-    assert store.accounting().trained == 6
+    assert store.read(read_accounting).trained == 6
     beside = Store.open(store.engine.url.render_as_string(hide_password=False), beside_hub=True)
-    assert beside.accounting().trained == 6, "who looks on writes nothing"
+    assert beside.read(read_accounting).trained == 6, "who looks on writes nothing"
     beside.close()
     again = Store.open(store.engine.url.render_as_string(hide_password=False))
-    assert again.accounting().trained == 40 and again.accounting().balanced
-    assert again.snapshot().rollouts == ()
-    assert {receipt.state for receipt in again.receipts("n1", ["11-0", "29-1"])} == {ReceiptState.TRAINED}
+    assert again.read(read_accounting).trained == 40 and again.read(read_accounting).balanced
+    assert again.read(read_snapshot).rollouts == ()
+    assert {receipt.state for receipt in again.read(read_receipts, "n1", ["11-0", "29-1"])} == {ReceiptState.TRAINED}
     again.close()
 
 
@@ -109,10 +112,10 @@ def test_a_start_goes_on_where_the_last_process_ended(store: Store, records: Any
 def test_tokens_stay_until_their_step_is_counted(store: Store, records: Any) -> None:
     store.apply(records.large_step(1, num_groups=10), now=5.0)
     store.prune(1)
-    assert len(store.load_payloads(["10-0", "19-1"])) == 2 and store.snapshot().replayable == {1}
+    assert len(store.read(read_payloads, ["10-0", "19-1"])) == 2 and store.read(read_snapshot).replayable == {1}
     store.count_all()
     store.prune(1)
-    assert store.load_payloads(["10-0", "19-1"]) == [] and store.snapshot().replayable == frozenset()
+    assert store.read(read_payloads, ["10-0", "19-1"]) == [] and store.read(read_snapshot).replayable == frozenset()
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -122,10 +125,10 @@ def test_a_batch_of_which_something_is_not_scored_is_not_trained(store: Store, r
     store.apply([record for record in before if record is not scored], now=4.0)
     with pytest.raises(LocalProtocolError, match="19 of 20 rollouts could be trained"):
         store.apply([trained], now=5.0)
-    assert store.newest_step() is None and not store.is_uncounted
+    assert store.read(read_newest_step) is None and not store.is_uncounted
     store.apply([scored, trained], now=5.0)
     store.count_all()
-    assert store.accounting().trained == 20 and store.accounting().balanced
+    assert store.read(read_accounting).trained == 20 and store.read(read_accounting).balanced
 
 
 KILLED_BETWEEN_PARTS: Final = """
@@ -146,8 +149,8 @@ def test_a_process_that_is_killed_between_parts_leaves_the_rest_to_the_next(tmp_
     killed = subprocess.run([sys.executable, "-c", KILLED_BETWEEN_PARTS, url], check=False)
     assert killed.returncode == -signal.SIGKILL
     beside = Store.open(url, beside_hub=True)
-    assert beside.accounting().trained == 6 and beside.accounting().balanced
+    assert beside.read(read_accounting).trained == 6 and beside.read(read_accounting).balanced
     beside.close()
     again = Store.open(url)
-    assert again.accounting().trained == 20 and again.accounting().balanced
+    assert again.read(read_accounting).trained == 20 and again.read(read_accounting).balanced
     again.close()

@@ -129,7 +129,8 @@ class Hub:
         """Every name is free."""
 
     async def _remember(self, node: NodeInfo) -> None:
-        await self.driven.async_store.node_seen(
+        await self.driven.async_store.on_writer(
+            self.driven.async_store.store.node_seen,
             node_id=node.node_id,
             public_key=node.public_key,
             name=node.name,

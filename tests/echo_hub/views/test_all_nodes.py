@@ -7,12 +7,16 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from sqlalchemy import Connection
 
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.dashboard.model import Fleet
+from echo_hub.store.known_nodes import ban_nodes
+from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
 from echo_hub.views import all_nodes, beside
+from echo_hub.views import all_nodes as all_nodes_module
 from echo_hub.views.all_nodes import AllNodes
 from echo_shared.books import NodeTotals
 from echo_shared.messages import DropReason, FinishReason
@@ -66,14 +70,14 @@ def test_small_books_are_read_whole_for_every_look(store: Store, monkeypatch: py
 @pytest.fixture
 def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The nodes whose rows are asked for by themselves, look by look."""
-    read, found = store.leaderboard, list[set[str]]()
+    found = list[set[str]]()
 
-    def heard(**wanted: Any) -> list[NodeTotals]:
+    def heard(connection: Connection, **wanted: Any) -> list[NodeTotals]:
         if "only" in wanted:
             found.append(set(wanted["only"]))
-        return read(**wanted)
+        return read_leaderboard(connection, **wanted)
 
-    monkeypatch.setattr(store, "leaderboard", heard)
+    monkeypatch.setattr(all_nodes_module, "read_leaderboard", heard)
     return found
 
 
@@ -125,7 +129,7 @@ def test_who_is_new_and_who_is_banned_is_known_at_once(store: Store) -> None:
     names(known, store)
     rename(store, "new", "new")
     assert names(known, store, "new")["new"] == "new"
-    store.ban(["away"], now=3.0)
+    store.write(ban_nodes, ["away"], now=3.0)
     banned = {view.totals.node_id for view in look(known, store) if view.banned}
     assert banned == {"away"}
 
@@ -137,16 +141,16 @@ def test_the_whole_is_read_beside_and_takes_nothing_back_that_was_read_meanwhile
     known = AllNodes(store)
     names(known, store, "gone")
     monkeypatch.setattr(beside, "REST", 0.0)
-    read, begun, may_end = store.leaderboard, threading.Event(), threading.Event()
+    begun, may_end = threading.Event(), threading.Event()
 
-    def slow(**wanted: Any) -> list[NodeTotals]:
-        found = read(**wanted)
+    def slow(connection: Connection, **wanted: Any) -> list[NodeTotals]:
+        found = read_leaderboard(connection, **wanted)
         if "most" in wanted:
             begun.set()
             assert may_end.wait(PATIENCE_S)
         return found
 
-    monkeypatch.setattr(store, "leaderboard", slow)
+    monkeypatch.setattr(all_nodes_module, "read_leaderboard", slow)
     rename(Store(store.engine, store.keeping), "away", "second")
     assert names(known, store, "gone")["away"] == "first", "nobody waits for it"
     assert begun.wait(PATIENCE_S)
@@ -178,7 +182,7 @@ def test_those_that_are_away_are_the_same_until_one_of_them_is_another(store: St
     neither = look(known, store)
     assert not neither.here and set(neither.away.by_id) == {"away", "gone", "here"}
     assert not neither.away.by_id["here"].connected
-    store.ban(["gone"], now=3.0)
+    store.write(ban_nodes, ["gone"], now=3.0)
     assert look(known, store).away.by_id["gone"].banned
 
 

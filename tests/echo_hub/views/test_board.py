@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.board import read_board
+from echo_hub.store.store import Store
 from echo_hub.views import board as board_module
 from echo_hub.views.board import HubBoard
 from echo_shared.credit_books import Board, BoardQuery
 from echo_shared.errors import StorageError
 
 
-class Books(CreditStore):
+class Books(Store):
     def __init__(self) -> None:
         self.asked: list[BoardQuery] = []
         self.fails = False
 
-    def board(self, wanted: BoardQuery, now: float) -> Board:
+    def read(self, query: Any, wanted: BoardQuery, now: float) -> Any:
+        assert query is read_board
         self.asked.append(wanted)
         if self.fails:
             raise StorageError("The hub's database cannot be read.")
@@ -61,7 +63,7 @@ async def test_it_says_what_the_hub_s_books_say(hub: Any) -> None:
     await hub.join("a")
     await hub.join("b", capacity=0)
     await hub.train_to_the_end()
-    board = HubBoard(CreditStore(hub.driven.store.engine))
+    board = HubBoard(hub.driven.store)
     (row,) = (await board.board(BoardQuery())).rows
     assert (row.rank, row.node, row.share, row.rollouts, row.tokens, row.steps) == (1, "a", 1.0, 8, 24, 2)
     assert (row.work.trained_rollouts, row.work.trained_tokens) == (8, 24)

@@ -10,6 +10,7 @@ from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.dashboard.model import AdvisedNodes, CapacityView
 from echo_hub.views import beside
 from echo_hub.views import capacity as capacity_module
+from echo_hub.views import pace as pace_module
 from echo_hub.views.capacity import CapacityViews, expect, verdict
 from echo_hub.views.pace import Pace, kinds_of
 from tests.echo_hub.written_books import BEGAN, PERIOD_S, write_books
@@ -124,8 +125,10 @@ async def test_what_it_waits_for_now_counts(written: Any) -> None:
 
 async def test_it_is_read_now_and_then(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, asked = written.driven.store, []
-    read = store.recent_rollouts
-    monkeypatch.setattr(store, "recent_rollouts", lambda newest: asked.append(newest) or read(newest))
+    read = pace_module.read_recent_rollouts
+    monkeypatch.setattr(
+        pace_module, "read_recent_rollouts", lambda connection, newest: asked.append(newest) or read(connection, newest)
+    )
     views = CapacityViews(store=store, started_at=BEGAN)
     first = views.read(written.config, {"fast0"}, waits_for=None)
     assert views.read(written.config, {"fast0"}, waits_for=None) is first

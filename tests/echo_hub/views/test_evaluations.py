@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from echo_hub.dashboard.model import EvaluationView
+from echo_hub.store.reports import read_evaluated_versions
+from echo_hub.views import evaluations as evaluations_module
 from echo_hub.views.evaluations import EVALUATIONS_SHOWN, EvaluationViews, thinned
 
 
@@ -28,8 +30,10 @@ def test_what_is_evaluated_later_is_found_and_what_is_known_is_not_read_again(
     hub: Any, make_evaluations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, asked = hub.driven.store, []
-    read = store.evaluations
-    monkeypatch.setattr(store, "evaluations", lambda since: asked.append(since) or read(since))
+    read = evaluations_module.read_evaluations
+    monkeypatch.setattr(
+        evaluations_module, "read_evaluations", lambda connection, since: asked.append(since) or read(connection, since)
+    )
     views = EvaluationViews(store)
     assert views.read()[""] == []
     store.record_evaluations(make_evaluations(2, 0.5, at=7.0))
@@ -67,4 +71,4 @@ def test_every_set_has_a_curve_of_its_own_from_the_first_day(hub: Any, make_eval
         "easy": [0.75],
         "hard": [],
     }
-    assert store.evaluated_versions() == {2}
+    assert store.read(read_evaluated_versions) == {2}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from echo_hub.config.sections import CostConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
 from echo_hub.store.recent import Spread
+from echo_hub.views import pace as pace_module
 from echo_hub.views.pace import (
     TRUSTED,
     behind_versions,
@@ -17,8 +18,8 @@ from echo_hub.views.pace import (
     busy_rate,
     busy_seconds,
     kinds_of,
+    newest_steps,
     read_pace,
-    read_steps,
 )
 from tests.echo_hub.written_books import write_books
 
@@ -77,14 +78,14 @@ def test_a_kind_is_its_median_node() -> None:
 
 async def test_before_the_first_step_nothing_is_measured(hub: Any) -> None:
     store = hub.driven.store
-    assert read_steps(store) == []
+    assert newest_steps(store) == []
     assert read_pace(store, hub.config, [], None) is None
 
 
 async def test_a_run_by_its_books(hub: Any) -> None:
     store = hub.driven.store
     write_books(store)
-    pace = read_pace(store, hub.config, read_steps(store), None)
+    pace = read_pace(store, hub.config, newest_steps(store), None)
     assert pace is not None
     assert pace.workload == Workload(
         mode="async",
@@ -116,7 +117,7 @@ async def test_what_nodes_ask_for_is_their_kinds_cost(hub: Any) -> None:
             power_watts=100.0,
         )
     config = hub.config.model_copy(update={"cost": CostConfig(spend_cap_per_hour=1.0, electricity_per_kwh=0.5)})
-    pace = read_pace(store, config, read_steps(store), None)
+    pace = read_pace(store, config, newest_steps(store), None)
     assert pace is not None
     assert [(kind.count, kind.cost_per_h) for kind in pace.kinds] == [(2, pytest.approx(0.55)), (1, 0.0)]
 
@@ -124,7 +125,7 @@ async def test_what_nodes_ask_for_is_their_kinds_cost(hub: Any) -> None:
 async def test_of_nodes_that_are_away_nothing_is_expected(hub: Any) -> None:
     store = hub.driven.store
     write_books(store)
-    pace = read_pace(store, hub.config, read_steps(store), {"fast1"})
+    pace = read_pace(store, hub.config, newest_steps(store), {"fast1"})
     assert pace is not None
     assert [(kind.name, kind.count) for kind in pace.kinds] == [("torch · RTX 4070", 1)]
 
@@ -134,7 +135,7 @@ async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) 
     write_books(store)
     for node_id, device in (("new", "RTX 4070"), ("strange", "abacus")):
         store.node_seen(node_id=node_id, public_key=b"k", name="x", backend="torch", device=device, now=1.0)
-    pace = read_pace(store, hub.config, read_steps(store), {"fast0", "new", "strange"})
+    pace = read_pace(store, hub.config, newest_steps(store), {"fast0", "new", "strange"})
     assert pace is not None
     assert [(kind.name, kind.count, kind.rollouts_per_s) for kind in pace.kinds] == [("torch · RTX 4070", 2, 2.0)]
 
@@ -142,7 +143,7 @@ async def test_a_node_that_has_just_come_is_taken_for_one_of_its_kind(hub: Any) 
 async def test_what_engines_take_to_get_warm_does_not_count(hub: Any) -> None:
     store = hub.driven.store
     write_books(store, steps=4, slow_start=20.0)
-    pace = read_pace(store, hub.config, read_steps(store), None)
+    pace = read_pace(store, hub.config, newest_steps(store), None)
     assert pace is not None
     assert [(kind.count, kind.latency_s) for kind in pace.kinds] == [(2, 1.5), (1, 3.0)]
 
@@ -151,7 +152,7 @@ async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -
     """In one step the slow node returns two rollouts, which are too few for itself alone."""
     store = hub.driven.store
     write_books(store, steps=1)
-    pace = read_pace(store, hub.config, read_steps(store), None)
+    pace = read_pace(store, hub.config, newest_steps(store), None)
     assert pace is not None
     slow = pace.kinds[1]
     assert (slow.name, slow.count, slow.latency_s) == ("llama_cpp · Old laptop", 1, 3.0)
@@ -161,7 +162,7 @@ async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -
 async def test_rollouts_that_no_step_can_take_are_needed_on_top(hub: Any) -> None:
     store = hub.driven.store
     write_books(store, steps=3)
-    steps = read_steps(store)
+    steps = newest_steps(store)
     steps[-1] = replace(steps[-1], dropped={"no_advantage": 4, "stale": 100})
     pace = read_pace(store, hub.config, steps, None)
     assert pace is not None
@@ -171,7 +172,7 @@ async def test_rollouts_that_no_step_can_take_are_needed_on_top(hub: Any) -> Non
 async def test_sequential_knows_no_staleness(make_hub: Any) -> None:
     hub = await make_hub("sequential", running=False)
     write_books(hub.driven.store)
-    pace = read_pace(hub.driven.store, hub.config, read_steps(hub.driven.store), None)
+    pace = read_pace(hub.driven.store, hub.config, newest_steps(hub.driven.store), None)
     assert pace is not None
     assert (pace.workload.mode, pace.workload.max_staleness) == ("sequential", 0)
 
@@ -199,13 +200,17 @@ def test_throughput_lies_between_one_rollout_and_all_at_once(drawn: list[tuple[f
     assert rate <= sum(1 / seconds for _, seconds in drawn) * (1 + 1e-9)
 
 
-async def test_a_node_that_claims_to_draw_in_no_time_is_not_believed(hub: Any) -> None:
+async def test_a_node_that_claims_to_draw_in_no_time_is_not_believed(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = hub.driven.store
     write_books(store)
-    honest = read_pace(store, hub.config, read_steps(store), None)
-    read = store.recent_rollouts
-    store.recent_rollouts = lambda newest: [replace(rollout, sampling_s=1e-9) for rollout in read(newest)]
-    boasting = read_pace(store, hub.config, read_steps(store), None)
+    honest = read_pace(store, hub.config, newest_steps(store), None)
+    read = pace_module.read_recent_rollouts
+    monkeypatch.setattr(
+        pace_module,
+        "read_recent_rollouts",
+        lambda connection, newest: [replace(rollout, sampling_s=1e-9) for rollout in read(connection, newest)],
+    )
+    boasting = read_pace(store, hub.config, newest_steps(store), None)
     assert honest is not None and boasting is not None
     for one, other in zip(honest.nodes, boasting.nodes, strict=True):
         assert other.rollouts_per_s <= TRUSTED * one.rollouts_per_s * (1 + 1e-9)

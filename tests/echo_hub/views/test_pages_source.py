@@ -16,7 +16,7 @@ from echo_hub.operation.state import NO_NODES
 from echo_hub.operator_access import guard_of
 from echo_hub.sinks.reading import Position, Reading
 from echo_hub.sinks.tensorboard import TensorBoard
-from echo_hub.store.credit_store import CreditStore
+from echo_hub.store.events import read_events
 from echo_hub.store.store import Store
 from echo_hub.views import all_nodes
 from echo_hub.views.board import HubBoard
@@ -70,7 +70,7 @@ async def test_the_log_is_on_the_page_and_still_there_after_a_restart(hub: Any) 
         {"deaths": 1},
     )
     again = Store.open(hub.driven.store.engine.url.render_as_string())
-    assert again.events(EventFilter(), 9) == [event]
+    assert again.read(read_events, EventFilter(), 9) == [event]
     again.close()
     assert await hub.pages.events(EventFilter(kind="node_joined"), 9) == ()
 
@@ -110,7 +110,7 @@ async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
 
     guard = guard_of(hub.config, hub.directory, run_id="r")
     application = web.Application(middlewares=[guard.middleware])
-    application.add_routes(routes(hub.pages, guard, {}, board=HubBoard(CreditStore(hub.driven.store.engine))))
+    application.add_routes(routes(hub.pages, guard, {}, board=HubBoard(hub.driven.store)))
     operator = {"Authorization": f"Bearer {guard.credentials.token}"}
     async with TestClient(TestServer(application), headers=operator) as client:
         page = await (await client.get("/")).text()

@@ -26,6 +26,7 @@ from echo_hub.core.trust.mismatch import NodeMismatch
 from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import Doing, MismatchView, Readiness, RunState
 from echo_hub.operation.problems import Problem, ProblemKind
+from echo_hub.store.reports import read_accounting
 from echo_hub.store.tallies import TRANSPORTS
 from echo_hub.views.run import (
     COMMON_FAULT,
@@ -64,7 +65,7 @@ async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
     assert (view.trained_step, view.published_version) == (2, 2)
-    assert view.accounting == hub.driven.store.accounting()
+    assert view.accounting == hub.driven.store.read(read_accounting)
     assert (view.mean_reward, view.accounting.trained, view.accounting.in_flight) == (0.5, 8, 0)
     assert view.accounting.balanced
     assert view.newest_step == (await hub.pages.steps(1))[0]

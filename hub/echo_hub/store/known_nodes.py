@@ -1,0 +1,46 @@
+"""Nodes that have joined: when each was last seen, which are banned, and the names of those whose work has counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from sqlalchemy import Connection, select, update
+
+from echo_hub.store.bulk import among
+from echo_hub.store.tables import nodes
+from echo_hub.store.tallies import read_useful_nodes
+from echo_shared.books import CountedName
+
+SEEN_A_STATEMENT: Final = 64
+
+
+def note_still_here(connection: Connection, node_ids: Sequence[str], now: float) -> None:
+    """Set the time at which connected nodes were last seen."""
+    for start in range(0, len(node_ids), SEEN_A_STATEMENT):
+        part = among(connection, nodes.c.node_id, node_ids[start : start + SEEN_A_STATEMENT])
+        connection.execute(update(nodes).where(part).values(last_seen=now))
+
+
+def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> None:
+    """Ban nodes from `now` on. A node that is banned already keeps its earlier time."""
+    of_these = nodes.c.node_id.in_(node_ids)
+    connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
+
+
+def unban_nodes(connection: Connection, node_ids: Collection[str]) -> None:
+    """Let banned nodes take part again."""
+    connection.execute(update(nodes).where(nodes.c.node_id.in_(node_ids)).values(banned_at=None))
+
+
+def read_banned_nodes(connection: Connection) -> frozenset[str]:
+    """Return the ids of all banned nodes."""
+    return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
+
+
+def read_counted_names(connection: Connection) -> list[CountedName]:
+    """Return the names of nodes whose work has counted, in the order in which the nodes were first seen."""
+    useful = read_useful_nodes(connection)
+    every = select(nodes.c.node_id, nodes.c.name, nodes.c.invite_id)
+    found = connection.execute(every.order_by(nodes.c.first_seen, nodes.c.node_id))
+    return [CountedName(*row) for row in found if row.node_id in useful]
