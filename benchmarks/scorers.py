@@ -22,8 +22,8 @@ import psutil
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.processes import family, processor_s
 from benchmarks.harness.progress import Planned, Progress
-from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
+from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems

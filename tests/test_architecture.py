@@ -26,8 +26,8 @@ ROOMS = (
     "echo_node.config",
 )
 """Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
-WIRING = ("echo_hub", "echo_node", "echo_node.commands")
-"""The root modules of both sides, and what a command does, import any room of their side; no room imports them."""
+WIRING = ("echo_hub", "echo_hub.commands", "echo_hub.serving", "echo_node", "echo_node.commands")
+"""Root modules, commands and the hub's serving process import any room of their side; no room imports them."""
 ARROWS: dict[str, set[str]] = {
     "echo_hub.actions": set(),
     "echo_hub.config": {"echo_hub.tasks"},
@@ -90,6 +90,56 @@ ARROWS: dict[str, set[str]] = {
     },
     "echo_hub.operation": {"echo_hub.config", "echo_hub.core"},
     "echo_hub.dashboard": {"echo_hub.actions"},
+    "echo_hub.distribution": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.evaluation",
+        "echo_hub.net",
+        "echo_hub.run",
+    },
+    "echo_hub.intake": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.nodes",
+        "echo_hub.dashboard",
+        "echo_hub.evaluation",
+        "echo_hub.gateways",
+        "echo_hub.learner",
+        "echo_hub.net",
+        "echo_hub.scoring",
+        "echo_hub.store",
+        "echo_hub.verify",
+    },
+    "echo_hub.lifecycle": {
+        "echo_hub.cluster",
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.dashboard",
+        "echo_hub.evaluation",
+        "echo_hub.learner",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.store",
+        "echo_hub.views",
+    },
+    "echo_hub.oversight": {
+        "echo_hub.actions",
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.dashboard",
+        "echo_hub.lifecycle",
+        "echo_hub.net",
+        "echo_hub.run",
+        "echo_hub.store",
+    },
+    "echo_hub.training": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.nodes",
+        "echo_hub.dashboard",
+        "echo_hub.evaluation",
+        "echo_hub.learner",
+    },
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
     "echo_node.lending": set(),
@@ -270,7 +320,7 @@ def test_arrays_never_travel_as_pickle() -> None:
     [
         ("echo_node.main", (*HEAVY, "llama_cpp", "gguf", "mlx", "aiohttp", "sqlalchemy", "echo_hub")),
         ("echo_hub.main", ("torch", "peft", "accelerate", "llama_cpp", "ray", "echo_node")),
-        ("echo_hub.opening", ("ray",)),
+        ("echo_hub.serving.opening", ("ray",)),
         ("echo_hub.learner.serve", ("sqlalchemy", "aiohttp", "llama_cpp", "echo_node")),
     ],
 )

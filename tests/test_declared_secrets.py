@@ -14,9 +14,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from echo_hub.comparing import differing
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
+from echo_hub.lifecycle.comparing import differing
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.simulator.scenario import Scenario

@@ -29,10 +29,10 @@ from benchmarks.harness.processes import node_process
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.site import Settings, merged
 from echo_hub.config.file import load_config
-from echo_hub.hub import Hub
-from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.serving.hub import Hub
+from echo_hub.serving.opening import open_hub
 from echo_shared.books import NodeTotals
 from echo_shared.messages import ReceiptState
 

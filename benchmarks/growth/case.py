@@ -18,9 +18,9 @@ from benchmarks.harness.driven_hub import write_adapter
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
-from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.serving.opening import open_hub
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import aiohttp
 
-from echo_hub.connected import LiveNode
 from echo_hub.core.events import NodeConnected, NodeReported
-from echo_hub.hub import Hub
+from echo_hub.intake.connected import LiveNode
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.run.directory import RunDirectory
+from echo_hub.serving.hub import Hub
 
 LOOKS: Final = 7
 SHARE_NEW: Final = 50

@@ -31,15 +31,15 @@ from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.opening import coordinator_settings, trained_tasks
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.preparing import prepare
 from echo_hub.scoring.problems import Problems
+from echo_hub.serving.opening import coordinator_settings, trained_tasks
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
 from echo_hub.simulator.world import World
-from echo_hub.trainer import arrived
+from echo_hub.training.trainer import arrived
 from echo_shared import torch_sampler
 from echo_shared.messages import FinishReason, rollout_id
 from echo_shared.sampling import GroupRequest

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from benchmarks.learning.virtual_run import Learning, Point
 from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
+from echo_hub.lifecycle.sft import finetune, prepare
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.scoring.problems import Problems
-from echo_hub.sft import finetune, prepare
 from scripts.small_base.lessons import Knights
 
 Adapter = Mapping[str, NDArray[np.float32]]

@@ -14,9 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.papers.time_to import ACCURACY, CONTINUOUS_STEPS, EVALUATE_EVERY, MOST_STEPS
 from benchmarks.papers.trl_run import Curve, train
+from echo_hub.commands.demo_settings import DemoTask, demo_settings
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.demo_settings import DemoTask, demo_settings
 
 
 def main(seed: int, report: Path, *, continuous: bool, steps: int = MOST_STEPS) -> None:

@@ -19,28 +19,28 @@ from rich.table import Table
 from rich.text import Text
 
 import echo_shared
-from echo_hub.action_commands import act, audit, noted, tokens, undo
 from echo_hub.actions.requests import Ban, Pardon, Unban
-from echo_hub.archive_command import archive
-from echo_hub.backup_commands import backup, restore
-from echo_hub.beside_hub import RunArgument, check_writable, store_of, when
-from echo_hub.compare_command import compare
+from echo_hub.commands.action_commands import act, audit, noted, tokens, undo
+from echo_hub.commands.archive_command import archive
+from echo_hub.commands.backup_commands import backup, restore
+from echo_hub.commands.compare_command import compare
+from echo_hub.commands.credit_commands import credit, team
+from echo_hub.commands.demo_settings import DemoTask, demo_settings
+from echo_hub.commands.fork_command import fork
+from echo_hub.commands.gateway_command import gateway
+from echo_hub.commands.invite_commands import invite, invites, uninvite
+from echo_hub.commands.log_commands import alert_test, events, log
+from echo_hub.commands.new_task_command import new_task
+from echo_hub.commands.rollouts_command import rollouts
+from echo_hub.commands.sft_command import sft
+from echo_hub.commands.try_task_command import option_of, try_task
+from echo_hub.commands.until_stopped import run_until_stopped
 from echo_hub.config.file import load_config, render_chosen, render_config
-from echo_hub.credit_commands import credit, team
-from echo_hub.demo_settings import DemoTask, demo_settings
-from echo_hub.fork_command import fork
-from echo_hub.gateway_command import gateway
-from echo_hub.invite_commands import invite, invites, uninvite
 from echo_hub.learner.process import begun
-from echo_hub.log_commands import alert_test, events, log
-from echo_hub.new_task_command import new_task
-from echo_hub.rollouts_command import rollouts
+from echo_hub.lifecycle.beside_hub import RunArgument, check_writable, store_of, when
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
-from echo_hub.sft_command import sft
 from echo_hub.tasks.free_rewards import warning_of
-from echo_hub.try_task_command import option_of, try_task
-from echo_hub.until_stopped import run_until_stopped
 from echo_shared import key_file
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.identity import fingerprint
@@ -154,8 +154,8 @@ def serve(
     async def serve_until_stopped() -> None:
         async with begun(config.learner, directory.root) as spawned:
             with uncollected():
-                from echo_hub.opening import open_hub
-                from echo_hub.serve_line import ServeLine
+                from echo_hub.commands.serve_line import ServeLine
+                from echo_hub.serving.opening import open_hub
 
             async with open_hub(config, directory, spawned=spawned) as hub:
                 typer.echo(f"Run          {config.run.name} ({directory.root})")
@@ -198,7 +198,7 @@ def demo(
     async def demo_until_stopped() -> None:
         async with begun(config.learner, run_directory.root) as spawned:
             with uncollected():
-                from echo_hub.demo import DemoReport, default_backends, run_demo
+                from echo_hub.commands.demo import DemoReport, default_backends, run_demo
 
             def write(report: DemoReport) -> None:
                 if report_json is not None:
@@ -220,7 +220,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a policy version, as it was published, for PEFT's `AutoPeftModelForCausalLM.from_pretrained` to load."""
-    from echo_hub.export import export_adapter
+    from echo_hub.lifecycle.export import export_adapter
 
     directory = RunDirectory(run_directory)
     directory.check()
@@ -242,9 +242,9 @@ def evaluate(
 ) -> None:
     """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples.
     Below it stand a few greedy answers of each version, solved and unsolved ones."""
-    from echo_hub.answer_text import print_example
+    from echo_hub.commands.answer_text import print_example
     from echo_hub.evaluation.examples import Example
-    from echo_hub.export import evaluate_versions
+    from echo_hub.lifecycle.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
@@ -369,9 +369,9 @@ def plan(
     picture: Annotated[Path | None, typer.Option(metavar="SVG", help="Draw a few steps there.")] = None,
 ) -> None:
     """Say whether the learner is kept busy, and what it would take: by a run's books, or for a fleet in a file."""
-    from echo_hub.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
-    from echo_hub.plan_picture import write_svg
-    from echo_hub.plan_text import plan_lines
+    from echo_hub.commands.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
+    from echo_hub.commands.plan_picture import write_svg
+    from echo_hub.commands.plan_text import plan_lines
     from echo_hub.store.settling import read_settings
     from echo_hub.views.live import with_stored
 
@@ -489,8 +489,8 @@ def _base_and_task(base: str | None, task: str | None, options: dict[str, Any]) 
 def _suited(flags: dict[str, dict[str, Any]]) -> tuple[HubConfig, str]:
     """Settings that suit the flags' base and task, and what to write of them."""
     with uncollected():
+        from echo_hub.commands.suited_settings import suited_settings
         from echo_hub.learner.device import resolve_device
-        from echo_hub.suited_settings import suited_settings
 
     config, chosen = suited_settings(flags, has_gpu=resolve_device("auto").type == "cuda")
     reasons = {section: {key: reason for key, (_, reason) in keys.items()} for section, keys in chosen.items()}

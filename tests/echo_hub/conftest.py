@@ -28,8 +28,8 @@ from echo_hub.core.events import (
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.source import Changes
-from echo_hub.driver import Driver
 from echo_hub.run.directory import RunDirectory
+from echo_hub.serving.driver import Driver
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store

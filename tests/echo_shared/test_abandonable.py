@@ -28,7 +28,7 @@ def test_it_gives_what_the_function_gives() -> None:
 STUCK = """
 import sys, time
 from echo_shared.abandonable import abandonable
-from echo_hub.until_stopped import run_until_stopped
+from echo_hub.commands.until_stopped import run_until_stopped
 def work():
     print("begun", flush=True)
     {work}

@@ -18,11 +18,11 @@ from echo_hub.config.sections import HubConfig, RunConfig, TrustConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.task_sections import EvaluationConfig, SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_hub.hub import Hub
-from echo_hub.opening import open_hub
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.serving.hub import Hub
+from echo_hub.serving.opening import open_hub
 from echo_hub.store.database import open_to_read
 from echo_hub.store.tables import groups, payloads, rollouts
 from echo_node.backends.base import EngineSettings

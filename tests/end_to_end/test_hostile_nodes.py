@@ -17,11 +17,11 @@ import pytest
 from benchmarks.harness.stranger import Stranger, body, completion, part, parts
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.hub import Hub
-from echo_hub.opening import open_hub
-from echo_hub.partials import PartRefusal
+from echo_hub.intake.partials import PartRefusal
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.serving.hub import Hub
+from echo_hub.serving.opening import open_hub
 from echo_shared.identity import Identity
 from echo_shared.messages import (
     Goodbye,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.episodes import training_rollout
+from echo_hub.intake.episodes import training_rollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import Answered

@@ -12,7 +12,7 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup
-from echo_hub.export import evaluate_versions
+from echo_hub.lifecycle.export import evaluate_versions
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import read_evaluations, read_leaderboard
 from echo_hub.store.store import Store

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo_hub.config.file import load_config
-from echo_hub.export import evaluate_versions
+from echo_hub.lifecycle.export import evaluate_versions
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.reports import read_evaluations
 from echo_hub.store.store import Store

@@ -16,8 +16,8 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.net.host_memory import HostMemory
-from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
+from echo_hub.serving.opening import open_hub
 from echo_shared import shared_memory
 from echo_shared.messages import SharedMemory
 

@@ -18,11 +18,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.hub import Hub
 from echo_hub.net.tracker import Tracker
-from echo_hub.opening import open_hub
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.serving.hub import Hub
+from echo_hub.serving.opening import open_hub
 from echo_shared import key_file
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,7 +1,7 @@
 """The one table of what an operator may do: each action with its fields, their bounds, and what it does.
 
 Three thin doors lead here: the operator's page, the JSON API and `echo-hub act`. Each makes one of these of what it is
-given, by `request_of`, and hands it on; `echo_hub.operator_desk` carries it out.
+given, by `request_of`, and hands it on; `echo_hub.oversight.operator_desk` carries it out.
 
 A class is an action. Its docstring is what the doors say of it, its fields are what it is given, in the order of a
 command line. Names of settings are those of the run's config.toml.

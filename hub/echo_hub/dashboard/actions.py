@@ -32,7 +32,7 @@ class Answered:
 
 
 class OperatorDesk(Protocol):
-    """What the hub supplies: `echo_hub.operator_desk`."""
+    """What the hub supplies: `echo_hub.oversight.operator_desk`."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered: ...
 

@@ -1,6 +1,6 @@
 """RUN/logs/hub.log: what the hub and its libraries log, a JSON object a line, while it serves.
 
-    {"time": "2026-11-25T10:00:00.123Z", "level": "warning", "logger": "echo_hub.trainer",
+    {"time": "2026-11-25T10:00:00.123Z", "level": "warning", "logger": "echo_hub.training.trainer",
      "message": "the learner died", "event": "learner_died", "subject": "", "data": {}, "exception": "Traceback ..."}
 
 The last four are there where the line has them. Everything is ASCII: no line steers a terminal. The settings' secrets

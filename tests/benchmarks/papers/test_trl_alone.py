@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.papers.trl_alone import main, settings
-from echo_hub.demo_settings import DemoTask, demo_settings
+from echo_hub.commands.demo_settings import DemoTask, demo_settings
 
 
 def test_its_settings_are_the_demos() -> None:

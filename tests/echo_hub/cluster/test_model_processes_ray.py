@@ -14,9 +14,9 @@ import pytest
 
 from echo_hub.cluster.link import RayLink
 from echo_hub.cluster.model_processes import process_of
-from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
+from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import Verifier, program
 from tests.echo_hub.verify.conftest import VERSIONS, Versions, _one_thread, base_dir, versions

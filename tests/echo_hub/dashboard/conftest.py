@@ -36,7 +36,7 @@ from echo_hub.dashboard.model import (
 from echo_hub.dashboard.pages import routes
 from echo_hub.dashboard.source import Changes, Picture
 from echo_hub.dashboard.tables import sort_rows
-from echo_hub.operator_desk import Desk
+from echo_hub.oversight.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory
 from echo_shared.books import (
     Accounting,

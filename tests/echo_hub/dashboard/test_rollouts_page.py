@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from echo_hub.config.sections import HubConfig
 from echo_hub.dashboard.headers import SECURITY_HEADERS
 from echo_hub.dashboard.rollouts_page import WrongQueryError, asked, filter_of, place_of
-from echo_hub.rollouts import HubRollouts, RolloutReader
+from echo_hub.lifecycle.rollouts import HubRollouts, RolloutReader
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.retired import Span
 from echo_hub.store.retiring import read_final_keys, read_first_mark, read_ripe, retire

@@ -17,14 +17,14 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from echo_hub import trainer as trainer_module
 from echo_hub.core.events import LearnerLost, LearnerReady, StepComputed, StepDone
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import Launch, run
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.worker import Worker
-from echo_hub.trainer import LearnerEvent, Trainer
+from echo_hub.training import trainer as trainer_module
+from echo_hub.training.trainer import LearnerEvent, Trainer
 from echo_shared.child import Frame
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import GroupRequest

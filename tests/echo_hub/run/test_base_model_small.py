@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from echo_hub.commands.demo_settings import DemoTask, demo_settings
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.demo_settings import DemoTask, demo_settings
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.tasks.base import Problem
 from echo_hub.tasks.environments.base import Ending, Environment

@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_hub.cluster_of_run import open_cluster
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
+from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems

@@ -91,7 +91,7 @@ async def test_whatever_is_killed_each_call_has_its_own_result(numbers_pool: Ope
 HUB = """
 import asyncio, sys
 from pathlib import Path
-from echo_hub.cluster_of_run import open_cluster
+from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool

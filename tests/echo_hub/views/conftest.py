@@ -13,15 +13,15 @@ import pytest
 from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.connected import ConnectedNodes
 from echo_hub.core.effects import FinishRun, PublishVersion, SendLease, TrainStep
 from echo_hub.core.events import LearnerReady
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.source import Changes
+from echo_hub.intake.connected import ConnectedNodes
+from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.operation.event_log import EventLog
-from echo_hub.partials import Partials
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.views.evaluations import EvaluationViews

@@ -17,7 +17,7 @@ def test_every_benchmark_has_a_page_with_its_figures(tmp_path: Path) -> None:
     index = (tmp_path / "index.md").read_text(encoding="utf-8")
     assert all(f"[{name}]({name}.md)" in index for name in names())
     page = (tmp_path / "manners.md").read_text(encoding="utf-8")
-    assert "python -m benchmarks manners\n" in page and "A yield is measured from" in page
+    assert "python -m benchmarks manners\n" in page and "A yield begins with" in page
     assert "| a paused node: share of a core, memory |" in page and "benchmarks dissemination`" not in page
     assert "Newest measurement" not in page
 

@@ -1,0 +1,255 @@
+"""`echo-hub demo`: one hub and its nodes on this machine, from nothing to a better model, and then an end.
+
+The nodes are ordinary `echo-node join` processes with data directories of their own: what they need reaches them over
+the hub's port and the swarm, as on any other machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.dashboard.model import Fleet, LengthsView, RunView
+from echo_hub.run.directory import RunDirectory
+from echo_hub.serving.hub import Hub
+from echo_hub.serving.opening import open_hub
+from echo_shared.errors import ConnectError
+from echo_shared.messages import ReceiptState
+from echo_shared.supervised import SupervisedChild
+
+log = logging.getLogger(__name__)
+
+LOG_LINES: Final = 5
+NODE_STOP_S: Final = 8.0
+REFRESH_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """What the demo showed; `seconds` from its start to the evaluation of the last version."""
+
+    accuracy_before: float
+    accuracy_after: float
+    seconds: float
+    policy_versions: int
+    trained_by_node: dict[str, int]
+    backend_by_node: dict[str, str]
+    versions_by_transport: dict[str, int]
+    leased: int
+    trained: int
+    dropped: dict[str, int]
+    trained_tokens: LengthsView | None
+    """Sampled tokens of the newest trained rollouts; None where none is."""
+    dashboard_url: str
+    adapter: str
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def default_backends() -> tuple[str, ...]:
+    """One node for each engine that is installed, and two nodes in any case."""
+    installed = [
+        name
+        for name, module in (("llama_cpp", "llama_cpp"), ("torch", "torch"))
+        if importlib.util.find_spec(module) is not None
+    ]
+    return tuple((installed * 2)[:2])
+
+
+async def run_demo(
+    config: HubConfig,
+    directory: RunDirectory,
+    *,
+    backends: tuple[str, ...],
+    keep: bool,
+    report_to: Callable[[DemoReport], None],
+    spawned: SupervisedChild | None,
+) -> None:
+    """Runs to the end, or until cancelled; either way every process it started has ended when this returns. `spawned`:
+    as of `open_hub`.
+
+    Raises ConnectError when a node ends before the run does.
+    """
+    started, console = time.monotonic(), Console()
+    async with open_hub(config, directory, spawned=spawned) as hub, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(hub.serve())
+        async with _nodes(hub.url, directory.root / "nodes", backends) as nodes:
+            console.print(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard", soft_wrap=True)
+            console.print(f"Run          {directory.root}\n")
+            with _watched(nodes, tasks):
+                await _show_until_finished(hub, console)
+            report = await _report(hub, seconds=time.monotonic() - started)
+            _print(report, console)
+            report_to(report)
+            if keep:
+                console.print("\nThe hub stays up (--keep). Press Ctrl-C to end it.")
+                await asyncio.Event().wait()
+        serving.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """One `echo-node join` process."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+
+@asynccontextmanager
+async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
+    """One node a backend. Ends them all, however the block is left."""
+    nodes: list[_Node] = []
+    try:
+        for number, backend in enumerate(backends, start=1):
+            nodes.append(await _start_node(url, root / f"node-{number}", f"node-{number}", backend))
+        yield nodes
+    finally:
+        await asyncio.gather(*(_end(node.process) for node in nodes))
+
+
+@contextmanager
+def _watched(nodes: list[_Node], tasks: asyncio.TaskGroup) -> Iterator[None]:
+    """Inside, a node that ends is an error of the whole."""
+    watchers = [tasks.create_task(_watch(node)) for node in nodes]
+    try:
+        yield
+    finally:
+        for watcher in watchers:
+            watcher.cancel()
+
+
+async def _watch(node: _Node) -> None:
+    status = await node.process.wait()
+    said = await asyncio.to_thread(node.log.read_text, errors="replace")
+    raise ConnectError(
+        f"The demo's {node.name} ended before the run did, with status {status}.",
+        got="\n       ".join(said.strip().splitlines()[-LOG_LINES:]),
+        do=f"All that it said is in {node.log}.",
+    )
+
+
+def _open_log(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    return log.open("ab")
+
+
+async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
+    arguments = ["join", url, "--name", name, "--backend", backend, "--data-dir", str(home), "--threads", "1"]
+    log = home / "node.log"
+    with _open_log(log) as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "echo_node.main",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,  # Its end tells the node that this process is gone, however it went.
+            stdout=output,
+            stderr=output,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "ECHO_NODE_EXIT_WITH_STDIN": "true",
+                "ECHO_NODE_BENCH_SECONDS": "0",
+                "ECHO_NODE_MANNERS__PRIORITY": "normal",  # Beside the learner on this machine, nodes would get no turn.
+            },
+            start_new_session=True,  # Ctrl-C in the terminal is this process's to handle.
+        )
+    return _Node(name=name, process=process, log=log)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(NODE_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        log.warning("a node did not end in time and is killed")
+        process.kill()
+        await process.wait()
+
+
+async def _show_until_finished(hub: Hub, console: Console) -> None:
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    steps = progress.add_task("step", total=hub.config.training.steps)
+    with Live(console=console, refresh_per_second=4) as live:
+        finished = False
+        while not finished:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await hub.ending.finished.wait()
+            finished = hub.ending.finished.is_set()  # Then what is shown below is the end.
+            view = await hub.pages.run_view()
+            progress.update(steps, completed=view.trained_step)
+            live.update(_table(progress, view, await hub.pages.nodes()))
+
+
+def _table(progress: Progress, view: RunView, nodes: Fleet) -> Group:
+    numbers = Table.grid(padding=(0, 2))
+    numbers.add_row("mean reward", _number(view.mean_reward, ".3f"), "version", str(view.published_version))
+    numbers.add_row("staleness", _number(view.staleness_mean, ".2f"), "rollouts/s", f"{view.rollouts_per_s:.0f}")
+    fleet = Table("node", "backend", "doing", "version", "received", "trained", "tokens/s", box=SIMPLE)
+    for node in nodes:
+        doing = node.activity if node.connected else "away"
+        version = "-" if node.policy_version is None else str(node.policy_version)
+        counts = (str(node.totals.received), str(node.trained), f"{node.tokens_per_s:.0f}")
+        fleet.add_row(escape(node.totals.name), escape(node.totals.backend), doing, version, *counts)
+    return Group(progress, numbers, fleet)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+async def _report(hub: Hub, *, seconds: float) -> DemoReport:
+    view, nodes = await hub.pages.run_view(), await hub.pages.nodes()
+    accuracy_before, accuracy_after = view.accuracy_before, view.accuracy_after
+    assert accuracy_before is not None and accuracy_after is not None  # Both are there once the run is finished.
+    return DemoReport(
+        accuracy_before=accuracy_before,
+        accuracy_after=accuracy_after,
+        seconds=seconds,
+        policy_versions=view.published_version,
+        trained_by_node={node.totals.name: node.trained for node in nodes},
+        backend_by_node={node.totals.name: node.totals.backend for node in nodes},
+        versions_by_transport={"swarm": 0, "web_seed": 0, **view.fetches_by_transport},
+        leased=view.accounting.leased,
+        trained=view.accounting.trained,
+        dropped=dict(view.accounting.dropped),
+        trained_tokens=next((of for of in view.work.lengths if of.outcome == ReceiptState.TRAINED), None),
+        dashboard_url=f"{hub.url}/",
+        adapter=str(hub.directory.adapter(view.published_version)),
+    )
+
+
+def _print(report: DemoReport, console: Console) -> None:
+    console.print(f"\nHeld-out accuracy  {report.accuracy_before:.1%} before, {report.accuracy_after:.1%} after")
+    console.print(f"Time               {report.seconds:.0f} s, {report.policy_versions} policy versions")
+    if (tokens := report.trained_tokens) is not None:
+        shares = f"a tenth at most {tokens.p10}, a tenth {tokens.p90} or more, the longest {tokens.longest}"
+        console.print(f"Completions        {tokens.mean:.0f} tokens in the mean, {shares}", soft_wrap=True)
+    for name, trained in report.trained_by_node.items():
+        console.print(f"{name:<18} {trained} trained rollouts ({report.backend_by_node[name]})")
+    console.print(f"Adapter            {report.adapter}  (PeftModel.from_pretrained loads it)")

@@ -1,0 +1,89 @@
+"""What `echo-hub serve` shows while it serves: one line that stays up to date on a terminal, else a line now and then.
+
+Nobody has to read it: what cannot be written is left out, and the hub goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from echo_hub.dashboard.model import RunView
+from echo_hub.serving.operating import summary
+from echo_shared.errors import StorageError
+from echo_shared.health import HubState
+
+REFRESH_S: Final = 2.0
+PLAIN_S: Final = 300.0
+"""Without a terminal: this often, if there is anything new, and at every change of the state."""
+DONE: Final = "The pages are served until you end it: Ctrl-C."
+
+
+def line_of(view: RunView) -> str:
+    """How the run is, in a line."""
+    parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
+    if view.mean_reward is not None:
+        parts.append(f"reward {view.mean_reward:.3g}")
+    if view.accuracy_after is not None:
+        parts.append(f"held-out accuracy {view.accuracy_after:.1%}")
+    if view.mode != "colocated":
+        parts.append("1 node" if view.nodes_connected == 1 else f"{view.nodes_connected:,} nodes")
+    if view.rollouts_per_s >= 0.05:
+        parts.append(f"{view.rollouts_per_s:,.1f} rollouts/s")
+    why = view.health.reasons[0] if view.health.reasons else view.state_detail
+    return " · ".join([*parts, *([why] if why and view.health.state is not HubState.FINISHED else [])])
+
+
+class ServeLine:
+    """`read` is how the run is. Of two consoles: `terminal` is where log lines go, too, `out` any file."""
+
+    def __init__(self, read: Callable[[], Awaitable[RunView]], *, terminal: Console, out: TextIO) -> None:
+        self._read = read
+        self._terminal = terminal
+        self._out = out
+
+    async def run(self) -> None:
+        """Shows it until cancelled."""
+        if self._terminal.is_terminal:
+            await self._show_live()
+        else:
+            await self._print_plain()
+
+    async def _show_live(self) -> None:
+        finished = False
+        with Live(console=self._terminal, auto_refresh=False, transient=True) as live:
+            while True:
+                if (view := await self._view()) is not None:
+                    if view.health.state is HubState.FINISHED and not finished:
+                        finished = True
+                        self._terminal.print(Text(f"{summary(view)} {DONE}"), soft_wrap=True)
+                    live.update(Text(line_of(view), no_wrap=True, overflow="ellipsis"), refresh=True)
+                await asyncio.sleep(REFRESH_S)
+
+    async def _print_plain(self) -> None:
+        shown, state, waited_s = "", None, PLAIN_S
+        while True:
+            view = await self._view()
+            line = "" if view is None else line_of(view)
+            if view is not None and line != shown and (view.health.state is not state or waited_s >= PLAIN_S):
+                is_done = view.health.state is HubState.FINISHED and state is not HubState.FINISHED
+                self._say(f"{summary(view)} {DONE}" if is_done else line)
+                shown, state, waited_s = line, view.health.state, 0.0
+            await asyncio.sleep(REFRESH_S)
+            waited_s += REFRESH_S
+
+    async def _view(self) -> RunView | None:
+        """None: the books cannot be read now, of which others complain."""
+        with suppress(StorageError):
+            return await self._read()
+        return None
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError, ValueError):  # Whoever read it may be gone.
+            print(line, file=self._out, flush=True)

@@ -1,0 +1,186 @@
+"""`echo-hub try-task`: what a task asks and what it pays for, before any run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from echo_hub.commands.answer_text import print_base_answers
+from echo_hub.commands.until_stopped import run_until_stopped
+from echo_hub.config.file import load_config
+from echo_shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from echo_hub.config.sections import HubConfig
+    from echo_hub.evaluation.base_answers import BaseAnswers
+    from echo_hub.evaluation.evaluator import Evaluator
+    from echo_hub.scoring.pool import ScoringPool
+    from echo_hub.scoring.problems import Problems
+    from echo_hub.scoring.trial import Trial, TriedAnswer, TriedProblem
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def try_task(
+    task: Annotated[
+        str | None,
+        typer.Argument(metavar="[TASK]", help="As task.name, or a mixture's key; default: what the settings say."),
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
+    ] = None,
+    settings: Annotated[
+        Path | None, typer.Option("--config", metavar="TOML", help="Settings of a run, RUN/config.toml.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The base model whose tokenizer renders prompts.")] = None,
+    count: Annotated[int, typer.Option(min=1, max=1_000, help="So many problems.")] = 4,
+    seed: Annotated[int | None, typer.Option(min=0, help="Other problems by another one.")] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000, help="Let the base answer so many problems, each by a group of the run's size."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+) -> None:
+    """Sample a handful of a task's problems, and show what a few answers to each earn: some should earn nothing.
+
+    With --sample the base itself answers, and it is said whether GRPO has something to work with.
+    """
+    given = {"model": {"base": base}, "run": {"seed": seed}}
+    config = _of_one_task(settings, task, dict(map(option_of, option or ())), given)
+    if sample is not None:
+        answered = run_until_stopped(_answer(config, sample), stopped="sample again")
+        if answered is not None and as_json:
+            _echo_json(answered)
+        elif answered is not None:
+            print_base_answers(answered)
+        return
+    tried = asyncio.run(_try(config, count))
+    if as_json:
+        _echo_json(tried)
+        return
+    for number, problem in enumerate(tried.problems, start=1):
+        _print(problem, f"Problem {number} of {len(tried.problems)}")
+    for warning in tried.warnings:
+        console.print(Text.assemble(("Warning: ", "yellow"), warning))
+    if not tried.warnings:
+        console.print("Nothing looks wrong: what nobody should be paid for earns nothing.")
+
+
+def _echo_json(found: object) -> None:
+    from echo_hub.dashboard.responses import jsonable
+
+    typer.echo(json.dumps(jsonable(found), indent=2, allow_nan=False))
+
+
+def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any], given: dict[str, Any]) -> HubConfig:
+    """The settings with this task alone. Raises ConfigError where the settings have several and none of them is
+    named."""
+    config = load_config(settings, given)
+    mixture = config.task.mixture
+    if not mixture:
+        return load_config(settings, {**given, "task": {"name": task, "options": options}})
+    if task not in mixture:
+        raise ConfigError(
+            "These settings have several tasks.",
+            got=f"{'no task' if task is None else repr(task)}, of {', '.join(mixture)}",
+            do=f"Name one of them: echo-hub try-task {next(iter(mixture))} --config {settings}",
+        )
+    alone = config.task.alone(task)
+    alone = alone.model_copy(update={"options": {**alone.options, **options}})
+    evaluation = config.evaluation.model_copy(update={"sets": {}})
+    return config.model_copy(update={"task": alone, "evaluation": evaluation})
+
+
+def option_of(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is no TOML is text. Raises ConfigError where there is no name."""
+    name, is_there, value = text.partition("=")
+    if not is_there or not name.strip():
+        raise ConfigError("This is no option of a task.", got=f"--option {text}", do="Write --option NAME=VALUE.")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value
+
+
+async def _try(config: HubConfig, count: int) -> Trial:
+    from echo_hub.scoring.trial import try_task as tried
+
+    async with _opened(config) as (problems, pool, _):
+        return await tried(config, problems, problems.codec, pool=pool, count=count)
+
+
+async def _answer(config: HubConfig, count: int) -> BaseAnswers:
+    from echo_hub.evaluation.base_answers import base_answers
+    from echo_hub.evaluation.by_hub import drawn_by
+
+    async with _opened(config) as (problems, pool, evaluator):
+        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+            drawing = bar.add_task("The base answers", total=count * config.training.group_size)
+            evaluator.drawn = lambda: bar.advance(drawing)
+            generate = drawn_by(evaluator, None)
+            return await base_answers(config, problems, pool=pool, generate=generate, count=count)
+
+
+@contextlib.asynccontextmanager
+async def _opened(config: HubConfig) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
+    """A run's only task outside of any run, processes that score it, and one that draws, which starts when asked."""
+    from echo_hub.evaluation.evaluator import evaluator_of
+    from echo_hub.learner.settings import LearnerSettings
+    from echo_hub.lifecycle.cluster_of_run import open_cluster
+    from echo_hub.run.base_model import PromptCodec, resolve_base
+    from echo_hub.scoring.pool import ScoringPool
+    from echo_hub.scoring.problems import Problems
+    from echo_hub.tasks.stream import HeldOutProblems
+
+    base_dir = resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base_dir)
+    problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
+    settings = LearnerSettings.of_run(
+        config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-try-task-")))
+        cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, kinds=("scorer",)))
+        pool = await stack.enter_async_context(
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster, is_patient=False)
+        )
+        evaluator = evaluator_of(settings, logs=logs, cluster=None, is_patient=False)
+        stack.push_async_callback(evaluator.stop)
+        yield problems, pool, evaluator
+
+
+def _print(problem: TriedProblem, title: str) -> None:
+    from echo_hub.dashboard.formats import excerpt, visible
+
+    console.print(Text(f"{title}: {problem.prompt_tokens} tokens", style="bold"))
+    console.print(Text("\n".join(f"  | {line}" for line in visible(problem.rendered).split("\n"))))
+    reference = "none: no `answer` in its metadata" if problem.reference is None else excerpt(problem.reference)
+    reading = f" ({problem.reading})" if problem.reading else ""
+    console.print(Text(f"  reference answer: {reference}{reading}"))
+    table = Table("  Answer", "Reward", "Text", box=None)
+    for answer in problem.answers:
+        table.add_row(Text(f"  {answer.kind}"), Text(_reward(answer)), Text(excerpt(answer.text, 60)))
+    Console(width=200, highlight=False).print(table)
+    console.print()
+
+
+def _reward(answer: TriedAnswer) -> str:
+    if answer.reward is None:
+        return f"none: {answer.error}"
+    turns = f" after {answer.turns} turns" if answer.turns > 1 else ""
+    parts = ", ".join(f"{name} {value:g}" for name, value in (answer.components or {}).items())
+    verdict = f", {answer.verdict}" if answer.verdict else ""
+    return f"{answer.reward:g}{turns}{verdict}" + (f" ({parts})" if parts else "")

@@ -1,0 +1,154 @@
+"""Taking a run's result out: an adapter for other programs, and how good each version is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_hub.config.file import load_config
+from echo_hub.config.sections import HubConfig
+from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_by
+from echo_hub.evaluation.evaluator import evaluator_of
+from echo_hub.evaluation.examples import Example, choosing
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.lifecycle.cluster_of_run import open_cluster
+from echo_hub.lifecycle.model_card import model_card
+from echo_hub.run.base_model import BUILTIN, PromptCodec, resolve_base
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.start import read_start
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_shared.books import Evaluation
+from echo_shared.errors import ConfigError
+
+
+def export_adapter(
+    directory: RunDirectory, destination: Path, *, policy_version: int | None, base: str | None = None
+) -> int:
+    """Copies a version's PEFT directory to a new `destination`; None = the newest. Returns which it was.
+
+    The very weights that were published and evaluated, with a model card; the learner's float32 weights are in its
+    checkpoints. The adapter's configuration names its base so that PEFT finds it: by its id on a model hub, or by the
+    directory where it lies here. `base`: another name for it.
+    """
+    version, source = _adapter(directory, policy_version)
+    if destination.exists():
+        raise ConfigError("The destination exists already.", got=str(destination), do="Name a new directory.")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as temporary:
+            whole = Path(temporary) / "adapter"
+            shutil.copytree(source, whole)
+            if directory.config.is_file():
+                named = _NamedBase.of(base or load_config(directory.config, {}).model.base)
+                _name_base(whole / "adapter_config.json", named)
+                (whole / "README.md").write_text(_card(directory, version, named), encoding="utf-8")
+            whole.replace(destination)
+    except OSError as error:
+        raise ConfigError("The adapter cannot be written.", got=str(error), do="Name another directory.") from error
+    return version
+
+
+async def evaluate_versions(
+    config: HubConfig,
+    directory: RunDirectory,
+    *,
+    policy_versions: Sequence[int] | None,
+    examples: list[Example] | None = None,
+) -> list[Evaluation]:
+    """What the hub measures of each version, 0 = base; None = base, what the run
+    began with, and newest. Works beside a running hub. A few answers of each go to `examples`."""
+    if policy_versions is None:
+        start = read_start(directory)
+        began_with = [start.policy_version] if start else []
+        there = directory.adapter_versions()
+        policy_versions = sorted({0, *(version for version in began_with if version in there), *there[-1:]})
+    for version in policy_versions:
+        if version > 0:
+            _adapter(directory, version)
+    adapters = {version: directory.adapter(version) if version else None for version in policy_versions}
+    return await evaluate_adapters(config, adapters, examples)
+
+
+async def evaluate_adapters(
+    config: HubConfig, adapters: Mapping[int, Path | None], examples: list[Example] | None = None
+) -> list[Evaluation]:
+    """What the hub measures of each adapter, by the version that it is to be called; None = the base. A few greedy
+    answers of each go to `examples`."""
+    base_dir = resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base_dir)
+    problems = Problems.of_run(config, codec)
+    sets = HeldOut.of_run(config, problems, stop_ids=codec.stop_ids)
+    settings = LearnerSettings.of_run(
+        config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+    )
+    results: list[Evaluation] = []
+    async with contextlib.AsyncExitStack() as stack:
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-eval-")))
+        cluster = await stack.enter_async_context(
+            open_cluster(config, base_dir, logs=own, kinds=("scorer", "evaluator"))
+        )
+        scoring = await stack.enter_async_context(
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=own, cluster=cluster)
+        )
+        elsewhere = cluster if config.evaluation.by == "ray" else None
+        evaluator = evaluator_of(settings, logs=own, cluster=elsewhere, is_patient=False)
+        stack.push_async_callback(evaluator.stop)
+        for version, adapter in adapters.items():
+            generate = drawn_by(evaluator, adapter)
+            watch = choosing(version, problems, [] if examples is None else examples)
+            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring), watch=watch)
+    return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NamedBase:
+    """How an exported adapter names its base."""
+
+    name: str
+    revision: str | None
+    is_local: bool
+
+    @classmethod
+    def of(cls, reference: str) -> _NamedBase:
+        """`reference` as `model.base`."""
+        directory = Path(reference).expanduser()
+        if reference in BUILTIN or directory.is_dir():
+            return cls(name=str(resolve_base(reference).resolve()), revision=None, is_local=True)
+        name, _, revision = reference.partition("@")
+        return cls(name=name, revision=revision or None, is_local=directory.is_absolute())
+
+
+def _name_base(path: Path, named: _NamedBase) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content |= {"base_model_name_or_path": named.name, "revision": named.revision}
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _card(directory: RunDirectory, policy_version: int, named: _NamedBase) -> str:
+    start = read_start(directory)
+    lineage = start.lineage if start else ()
+    return model_card(
+        load_config(directory.config, {}),
+        policy_version=policy_version,
+        lineage=lineage,
+        base_id=None if named.is_local else named.name,
+    )
+
+
+def _adapter(directory: RunDirectory, policy_version: int | None) -> tuple[int, Path]:
+    versions = directory.adapter_versions()
+    if not versions or (policy_version is not None and policy_version not in versions):
+        there_are = ", ".join(map(str, versions[-10:])) or "none yet"
+        raise ConfigError(
+            "There is no such policy version." if versions else "This run has no policy version yet.",
+            got=f"asked for {policy_version or 'the newest'}; the newest are: {there_are}",
+            do="Name one of these, or serve the run until it has published one.",
+        )
+    version = versions[-1] if policy_version is None else policy_version
+    return version, directory.adapter(version)

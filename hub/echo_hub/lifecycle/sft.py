@@ -1,0 +1,314 @@
+"""A run's warm start from demonstrations: `echo-hub sft`.
+
+    RUN/sft-work/sft.json       what is trained on what, by which options
+    RUN/sft-work/from/          the adapter that it begins with, in PEFT's layout; not there: the bare base
+    RUN/sft-work/checkpoints/   where it stands: `echo_hub.learner.sft`
+    RUN/sft/                    the adapter, in PEFT's layout, and sft.json with its figures
+
+It trains what the run starts with: the base, the adapter that model.start_from names, or the version that a fork goes
+on from. What comes of it takes that one's place: model.start_from becomes RUN/sft, or a fork's RUN/start is made anew.
+Each of these is written whole before the next, so that a kill at any moment costs updates since the last checkpoint,
+and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_hub.config.file import set_in_file
+from echo_hub.config.sections import HubConfig
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.sft import Finetuning, SftProgress
+from echo_hub.learner.sft_plan import SftPlan, SftSettings, make_plan
+from echo_hub.lifecycle.beside_hub import store_of
+from echo_hub.lifecycle.forking import KEPT
+from echo_hub.lifecycle.starting import adapter_to_start_from
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.demonstrations import Demonstration, Demonstrations, read_demonstrations
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.start import (
+    CHECKPOINT,
+    FINETUNED,
+    Origin,
+    Start,
+    Weights,
+    adapter_files,
+    hash_of,
+    published_files,
+    read_origin,
+    read_start,
+    read_weights,
+    write_files,
+    write_start,
+)
+from echo_hub.scoring.problems import Problems
+from echo_hub.store.beginnings import LINEAGE
+from echo_hub.store.database import read_meta
+from echo_shared.errors import ConfigError, StorageError
+from echo_shared.files import atomic_directory, disk_errors, write_private
+
+_FROM: Final = "from"
+_IDENTITY: Final = (
+    *(name for name in KEPT if name != "model.start_from"),
+    *("run.seed", "training.max_grad_norm", "learner.precision", "learner.base_bits"),
+)
+"""Settings that the adapter follows from, beside the command's own."""
+
+
+class Work(BaseModel):
+    """RUN/sft-work/sft.json."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    identity: Annotated[dict[str, Any], Field(min_length=1)]
+    """All that the adapter follows from, by names for people."""
+    origin: Origin = Origin()
+    placed_sha256: str = ""
+    """Of a fork: its RUN/start has the adapter of these weights, as nodes get them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What can be trained: everything about it is checked."""
+
+    directory: RunDirectory
+    config: HubConfig
+    base_dir: Path
+    codec: PromptCodec
+    """Of the run's first task."""
+    found: Demonstrations
+    plan: SftPlan
+    options: SftSettings
+    start: Weights | None
+    """None: the bare base."""
+    origin: Origin
+    settings: LearnerSettings
+
+    @property
+    def work(self) -> Path:
+        """RUN/sft-work."""
+        return work_of(self.directory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finetuned:
+    """What has come of it."""
+
+    adapter: Path
+    began_with: Path | None
+    """None: the bare base."""
+    progress: SftProgress
+
+
+def work_of(directory: RunDirectory) -> Path:
+    """Where a run's fine-tuning stands."""
+    return directory.root / "sft-work"
+
+
+def result_of(directory: RunDirectory) -> Path:
+    """Where its adapter is, once it has ended."""
+    return directory.root / "sft"
+
+
+def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: SftSettings) -> Prepared:
+    """Reads and checks everything, and trains nothing. The run's directory is the caller's (`RunDirectory.locked`).
+
+    Raises ConfigError, LearnerError, StorageError.
+    """
+    _check_not_begun(directory)
+    base_dir = resolve_base(config.model.base)
+    problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir))
+    codecs = {key: task.codec for key, task in problems.tasks.items()}
+    found = read_demonstrations(file, codecs, max_tokens=config.sampling.max_tokens)
+    plan = make_plan(found.examples, options)
+    start, origin = _begins_with(directory, config, base_dir)
+    settings = LearnerSettings.of_run(config, base_dir=base_dir, stop_ids=problems.codec.stop_ids)
+    alone = {"processes": 1, "hosts": 1}
+    return Prepared(
+        directory=directory,
+        config=config,
+        base_dir=base_dir,
+        codec=problems.codec,
+        found=found,
+        plan=plan,
+        options=options,
+        start=start,
+        origin=origin.model_copy(update={"demonstrations": file.name}),
+        settings=settings.model_copy(
+            update={
+                "temperature": 1.0,
+                "training": plan.training(options, config.training),
+                "learner": config.learner.model_copy(update=alone),
+            }
+        ),
+    )
+
+
+def finetune(
+    prepared: Prepared, *, anew: bool, told: Callable[[SftProgress], object], stopping: Callable[[], bool]
+) -> Finetuned | None:
+    """Trains to the end, from where it stood, and makes what comes of it the run's start; None: `stopping` said so
+    before the end. `anew`: what was trained with other options is thrown away.
+
+    Raises ConfigError where there is such, LearnerError, StorageError.
+    """
+    work = prepared.work
+    _open_work(prepared, anew=anew)
+    began_with = work / _FROM if (work / _FROM).is_dir() else None
+    training = Finetuning.open(prepared.settings, prepared.plan, work / "checkpoints", start_from=began_with)
+    told(training.progress)
+    if not training.run(told=told, stopping=stopping):
+        return None
+    result = result_of(prepared.directory)
+    with disk_errors("The adapter cannot be written.", prepared.directory.root), atomic_directory(result) as folder:
+        training.policy.save_adapter(folder)
+        origin = {"origin": prepared.origin.model_dump(mode="json")}
+        text = json.dumps({**origin, **_identity(prepared), **figures(training.progress)}, indent=2)
+        (folder / FINETUNED).write_text(text + "\n", encoding="utf-8")
+    _make_start(prepared)
+    return Finetuned(adapter=result, began_with=began_with, progress=training.progress)
+
+
+def figures(progress: SftProgress) -> dict[str, Any]:
+    """What it has come to: losses in nats a token, before the first epoch and behind each."""
+    return {
+        "updates": progress.update,
+        "training_losses": progress.training_losses,
+        "heldout_losses": progress.heldout_losses,
+        "heldout_perplexities": [math.exp(loss) for loss in progress.heldout_losses],
+        "outliers": progress.outliers,
+    }
+
+
+def _check_not_begun(directory: RunDirectory) -> None:
+    try:
+        with store_of(directory) as store:
+            has_begun = not {"fixed_settings", LINEAGE}.isdisjoint(store.read(read_meta))
+    except ConfigError:  # No hub has made its books yet.
+        has_begun = False
+    if not has_begun:
+        return
+    versions = directory.adapter_versions()
+    root = directory.root
+    raise ConfigError(
+        "This run has begun already: what it starts with is fixed.",
+        got=f"{root}, which has version {versions[-1]}" if versions else f"{root}, which has trained no step",
+        do=f"Fork it, and train the fork before it is served: echo-hub fork {root} NEWRUN, echo-hub sft NEWRUN FILE"
+        if versions
+        else "Make another run, and train that one before it is served: echo-hub init NEWRUN",
+    )
+
+
+def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, Origin]:
+    """What the run would start with, had it never been fine-tuned here, and where that is from."""
+    work, start, reference = work_of(directory), read_start(directory), config.model.start_from
+    is_own = False
+    if work.is_dir():
+        placed = bool(reference) and Path(reference).expanduser().resolve() == result_of(directory).resolve()
+        is_own = placed if start is None else _read_work(directory).placed_sha256 == start.sha256
+    if is_own:
+        origin = _read_work(directory).origin
+        return (read_weights(work / _FROM, config, base_dir) if (work / _FROM).is_dir() else None), origin
+    if start is not None:
+        weights = read_weights(directory.start / CHECKPOINT, config, base_dir)
+        return weights, Origin(source=start.source, ancestors=start.ancestors)
+    if not reference:
+        return None, Origin()
+    adapter_dir, ancestors = adapter_to_start_from(config)
+    origin = read_origin(adapter_dir) or Origin(source=adapter_dir.resolve().name, ancestors=ancestors)
+    return read_weights(adapter_dir, config, base_dir), origin
+
+
+def _identity(prepared: Prepared) -> dict[str, Any]:
+    settings = {name: _setting(prepared.config, name) for name in _IDENTITY}
+    start = prepared.start
+    return {
+        **prepared.options.model_dump(mode="json"),
+        **settings,
+        "demonstrations": _hash_of_all(prepared.found.examples),
+        "starts from": "the base" if start is None else hash_of(adapter_files(start, prepared.config)),
+    }
+
+
+def _setting(config: HubConfig, name: str) -> Any:
+    section, _, key = name.partition(".")
+    return getattr(getattr(config, section), key)
+
+
+def _hash_of_all(examples: tuple[Demonstration, ...]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        for array in (example.prompt_ids, example.completion_ids, example.loss_mask):
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _read_work(directory: RunDirectory) -> Work:
+    path = work_of(directory) / FINETUNED
+    try:
+        return Work.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise StorageError(
+            "It cannot be read how far fine-tuning has come.",
+            got=f"{path}: {error}",
+            do=f"Delete {path.parent}, and begin anew.",
+        ) from error
+
+
+def _open_work(prepared: Prepared, *, anew: bool) -> None:
+    """RUN/sft-work is there, and of these options."""
+    work, identity, placed = prepared.work, _identity(prepared), ""
+    if work.is_dir():
+        there = _read_work(prepared.directory)
+        before, placed = there.identity, there.placed_sha256
+        changed = [
+            f"{name} = {identity.get(name)!r}, was {before.get(name)!r}"
+            for name in {**before, **identity}
+            if identity.get(name) != before.get(name)
+        ]
+        if not changed and not anew:
+            return
+        if not anew:
+            raise ConfigError(
+                "This run has been fine-tuned with other options, or other demonstrations.",
+                got="; ".join(changed),
+                do="Give the same to go on, or --anew to throw away what was trained.",
+            )
+    with disk_errors("Fine-tuning cannot be begun.", prepared.directory.root), atomic_directory(work) as folder:
+        if prepared.start is not None:
+            write_files(folder / _FROM, adapter_files(prepared.start, prepared.config))
+        _write_work(folder, Work(identity=identity, origin=prepared.origin, placed_sha256=placed))
+
+
+def _make_start(prepared: Prepared) -> None:
+    """The run starts with RUN/sft."""
+    directory = prepared.directory
+    start = read_start(directory)
+    if start is None:
+        set_in_file(directory.config, "model", "start_from", str(result_of(directory).resolve()))
+    elif start.sha256 != _read_work(directory).placed_sha256:
+        _replace_start(prepared, start)
+
+
+def _replace_start(prepared: Prepared, start: Start) -> None:
+    """A fork goes on from RUN/sft, with a fresh optimizer, at the step and on the problems that it would have."""
+    directory, config = prepared.directory, prepared.config
+    weights = read_weights(result_of(directory), config, prepared.base_dir)
+    placed = _read_work(directory).model_copy(update={"placed_sha256": hash_of(published_files(weights, config))})
+    # Before RUN/start: behind it, a kill in between would make the work's own result look like another start.
+    _write_work(work_of(directory), placed)
+    finetuned = start.model_copy(update={"demonstrations": prepared.origin.demonstrations})
+    write_start(directory, config, weights, finetuned)
+
+
+def _write_work(folder: Path, work: Work) -> None:
+    write_private(folder / FINETUNED, (work.model_dump_json(indent=2) + "\n").encode())

@@ -1,0 +1,137 @@
+"""Other runs of this hub: what they are, for its pages, and what nodes did there, for its leaderboard.
+
+Each run is served by a process of its own, from a run directory of its own; what makes them one hub's is the key
+(`echo_hub.run.siblings`). Each process reads the others' books and writes its own alone, so none waits for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
+
+from echo_hub.config.file import load_config
+from echo_hub.dashboard.model import SiblingView
+from echo_hub.lifecycle.beside_hub import store_of
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.siblings import siblings_of
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import holds_run, read_meta, write_meta
+from echo_hub.store.elsewhere import read_run_credit, take_in
+from echo_hub.store.reports import read_newest_step
+from echo_shared.errors import EchoError
+from echo_shared.run_credit import NodeCredit, RunCredit
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 30.0
+REST: Final = 50.0
+"""Times what a look took, until the next one: it costs a fiftieth of a processor at most."""
+ADDRESS: Final = "address"
+"""Of what a store says of its run: where people reach it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    view: SiblingView
+    credit: RunCredit
+
+
+class SiblingRuns:
+    """`run_id` and `hub_key` are this run's own; `changed` hears that there is something new to show."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        store: AsyncStore,
+        *,
+        run_id: str,
+        hub_key: bytes,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.views: tuple[SiblingView, ...] = ()
+        """By name, as of the last look."""
+        self._directory = directory
+        self._store = store
+        self._run_id = run_id
+        self._hub_key = hub_key
+        self._changed = changed
+        self._taken: dict[str, tuple[NodeCredit, ...]] = {}
+        self._troubles: dict[str, str] = {}
+        """Said already, by directory."""
+
+    async def run(self, address: str) -> None:
+        """Tells the others where this run is, and looks at them for ever."""
+        if (await self._store.read(read_meta)).get(ADDRESS) != address:
+            await self._store.write(write_meta, ADDRESS, address)
+        while True:
+            began = time.monotonic()
+            await self.look()
+            await asyncio.sleep(max(LOOK_S, REST * (time.monotonic() - began)))
+
+    async def look(self) -> None:
+        """Reads what the others are and what was done there, and takes in what is new. Whatever is wrong with them,
+        this run goes on."""
+        found = await asyncio.to_thread(lambda: list(self._read()))
+        for each in found:
+            nodes = each.credit.nodes
+            if self._taken.get(each.view.run_id) == nodes:
+                continue
+            if await self._store.write(take_in, each.credit, time.time()) != "known":
+                self._taken[each.view.run_id] = nodes
+        views = tuple(sorted((each.view for each in found), key=lambda view: (view.name, view.run_id)))
+        if views != self.views:
+            self.views = views
+            self._changed()
+
+    def _read(self) -> Iterator[_Found]:
+        """Of two directories with one run, as a backup that lies beside it is, the one that has trained more."""
+        by_run: dict[str, _Found] = {}
+        try:
+            siblings = siblings_of(self._directory)
+        except EchoError as error:
+            self._say(RunDirectory(self._directory.root.resolve().parent), error)
+            return
+        for directory in siblings:
+            try:
+                found = self._read_one(directory)
+            except (EchoError, ValidationError) as error:  # The latter: more nodes than an export may have.
+                self._say(directory, error)
+                continue
+            self._troubles.pop(directory.root.name, None)
+            if found is None or found.view.run_id == self._run_id:
+                continue
+            known = by_run.get(found.view.run_id)
+            if known is None or known.view.trained_step < found.view.trained_step:
+                by_run[found.view.run_id] = found
+        yield from by_run.values()
+
+    def _read_one(self, directory: RunDirectory) -> _Found | None:
+        """None for a run that has not been served yet."""
+        config = load_config(directory.config, {})
+        if not holds_run(config.store.url or directory.database_url):
+            return None
+        with store_of(directory) as store:
+            meta, newest = store.read(read_meta), store.read(read_newest_step)
+            view = SiblingView(
+                run_id=meta["run_id"],
+                name=config.run.name,
+                address=meta.get(ADDRESS, ""),
+                trained_step=newest.step if newest else 0,
+                steps_total=config.training.steps,
+            )
+            credit = store.read(
+                read_run_credit, run_id=view.run_id, run_name=view.name, hub_key=self._hub_key, now=time.time()
+            )
+        return _Found(view=view, credit=credit)
+
+    def _say(self, directory: RunDirectory, error: Exception) -> None:
+        """Once for each trouble: this run goes on without the other."""
+        if self._troubles.get(directory.root.name) != str(error):
+            self._troubles[directory.root.name] = str(error)
+            log.warning("the run in %s cannot be read, and is left out of the pages: %s", directory.root, error)

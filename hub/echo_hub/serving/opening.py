@@ -1,0 +1,408 @@
+"""Opening a hub: every resource in order, the checks that a run's store belongs to it, and closing in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from sqlalchemy import make_url
+
+from echo_hub.config.objective_change import ObjectiveRules, as_text
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.training_sections import TrainingConfig
+from echo_hub.core.activation.settings import ActivationSettings
+from echo_hub.core.coordinator import Coordinator
+from echo_hub.core.curriculum import CurriculumSettings
+from echo_hub.core.mixture import Mixture, TrainedTask
+from echo_hub.core.operating import restored
+from echo_hub.core.settings import CoordinatorSettings
+from echo_hub.core.snapshot import CoordinatorSnapshot
+from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.intake.partials import partials_of
+from echo_hub.judges.judges import secrets_of as keys_of_judges
+from echo_hub.learner.settings import LearnerSettings
+from echo_hub.lifecycle.cluster_of_run import open_cluster
+from echo_hub.lifecycle.starting import begin
+from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.invitations import Invitations
+from echo_hub.net.publisher import Publisher
+from echo_hub.net.tracker import Tracker
+from echo_hub.operation.log_lines import logged_to_file
+from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base, vocabulary_size
+from echo_hub.run.directory import RunDirectory
+from echo_hub.run.start import read_start
+from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.pool import ScoringPool
+from echo_hub.scoring.problems import Problems
+from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.serving.hub import Hub
+from echo_hub.serving.resources import Resources
+from echo_hub.store.actions import begin_settings
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.database import holds_run, read_meta, write_meta
+from echo_hub.store.invites import read_came_by, read_invites
+from echo_hub.store.keeping import Keeping
+from echo_hub.store.known_nodes import read_banned_nodes
+from echo_hub.store.reports import read_evaluated_versions
+from echo_hub.store.store import Store
+from echo_hub.store.unfinished import read_snapshot
+from echo_hub.tasks.free_rewards import warning_of
+from echo_hub.views.live import configured
+from echo_shared import key_file
+from echo_shared.abandonable import abandonable
+from echo_shared.codec import check_codec
+from echo_shared.errors import DATABASE_AWAY, ConfigError, StorageError
+from echo_shared.identity import Identity, fingerprint
+from echo_shared.room import Room
+from echo_shared.settings import secrets_of
+from echo_shared.supervised import SupervisedChild
+from echo_shared.swarm import SwarmSettings, open_swarm
+
+log = logging.getLogger(__name__)
+
+LEASES_APART: Final = 2**32
+"""Fewer than this apart are the leases of one life of a hub from those of the life before it."""
+
+SWITCH_S: Final = 0.0005
+"""A thread that reads for the pages waits so long at most for its turn beside a busy event loop, a tenth of Python's
+own time. It asks for its turn with every row: beside a loop that never rests, a picture of the run took seconds."""
+AWAY_AT_START_S: Final = 60.0
+"""How long a hub that starts waits for its database server. One that serves waits for ever."""
+
+
+@asynccontextmanager
+async def open_hub(
+    config: HubConfig, directory: RunDirectory, *, spawned: SupervisedChild | None = None
+) -> AsyncIterator[Hub]:
+    """A hub whose port is open; `serve` makes it work. Raises ConfigError and StorageError with a way out. `spawned`:
+    its learner's process, where that was begun before (`learner.process.begun`).
+
+    Everything that was opened is closed again, in reverse order, however the block is left.
+    """
+    check_codec()
+    sys.setswitchinterval(SWITCH_S)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(directory.locked())
+        keys = keys_of_judges(config.reward.judges)
+        secrets_of_run = (*secrets_of(config), *keys)
+        stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
+        me = key_file.load(directory.key)
+        base_dir, codec, problems = await abandonable(_opened_task, config)
+        room = Room(full=_say_full, over=_say_room)
+        server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
+        store = AsyncStore(await _opened_store(config, directory), room, server)
+        stack.push_async_callback(store.close)
+        start = await begin(store, directory, config, base_dir)
+        await check_unchanged(store, config, problems.content_hash)
+        settings = SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port)
+        swarm = await open_swarm(settings)
+        stack.push_async_callback(swarm.close)
+        tracker = Tracker(me, public=bool(config.server.public_url))
+        run_id = await _run_id(store, me)
+        memory = HostMemory(enabled=config.server.shared_memory)
+        stack.callback(memory.close)
+        publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
+        snapshot = apart(await store.read(read_snapshot))
+        stored = await _stored_settings(store, config)
+        logs = directory.root / "logs"
+        cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, owner=run_id))
+        scoring = await stack.enter_async_context(
+            ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster)
+        )
+        bounds = _bounds(config, base_dir, codec)
+        resources = Resources(
+            me=me,
+            run_id=run_id,
+            store=store,
+            publisher=publisher,
+            tracker=tracker,
+            problems=problems,
+            codec=codec,
+            scoring=scoring,
+            cluster=cluster,
+            bounds=bounds,
+            learner=LearnerSettings.of_run(
+                config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+            ),
+            coordinator=_coordinator(config, problems, me, stored, snapshot),
+            partials=partials_of(
+                bounds,
+                snapshot.rollouts,
+                interrupts=config.training.on_new_version == "interrupt",
+                published_version=snapshot.published_version,
+            ),
+            invitations=Invitations(await store.read(read_invites), await store.read(read_came_by)),
+            started_at=await _started_at(store),
+            evaluated=frozenset(await store.read(read_evaluated_versions)),
+            spawned=spawned,
+            start=start,
+        )
+        hub = Hub(config, directory, resources)
+        from_model_hub = config.dissemination.base == "model_hub"
+        await hub.publishing.reopen(
+            base_dir,
+            base_source=model_hub_source(config.model.base, base_dir) if from_model_hub else None,
+            published_version=snapshot.published_version,
+            banned=await store.read(read_banned_nodes),
+        )
+        logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
+        stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
+        stack.push_async_callback(hub.doors.fleet.close)
+        await hub.open()
+        stack.push_async_callback(hub.server.close)
+        yield hub
+
+
+def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
+    """The base model's directory, and the task's problems in its tokens, all of them tried. Raises ConfigError."""
+    base_dir = resolve_base(config.model.base)
+    codec = PromptCodec.of_run(config, base_dir)
+    problems = Problems.of_run(config, codec)
+    problems.prepare()
+    for note in (warning_of(config.task.name), *problems.notes()):
+        if note:
+            log.warning("%s", note)
+    return base_dir, codec, problems
+
+
+def _coordinator(
+    config: HubConfig, problems: Problems, me: Identity, stored: Mapping[str, Any], snapshot: CoordinatorSnapshot
+) -> Coordinator:
+    """With the settings that hold now: those of the file, and over them what operators have `stored`."""
+    settings = coordinator_settings(
+        config, multi_turn=problems.multi_turn, secret=_secret(me), tasks=trained_tasks(problems)
+    )
+    return Coordinator(restored(settings, stored), snapshot)
+
+
+def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
+    """With leases that are none of another life's of this run.
+
+    Books may be older than the hub that was served from them last: restored from a backup, they know nothing of the
+    leases that followed, whose rollouts nodes still hold. A node takes a lease by one of those numbers for work that it
+    has done, and what it has done for the lease's own.
+    """
+    if snapshot.next_lease_id == CoordinatorSnapshot().next_lease_id:
+        return snapshot
+    return replace(snapshot, next_lease_id=snapshot.next_lease_id + secrets.randbelow(LEASES_APART))
+
+
+def _say_full(said: str) -> None:
+    extra = {"event": "disk_full"}
+    log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
+
+
+def _say_away(said: str) -> None:
+    said = " ".join(said.split())
+    log.error("the database server is away; the hub waits until it is back: %s", said, extra={"event": "database_away"})
+
+
+def _say_back() -> None:
+    log.warning("the database server is back: the hub goes on", extra={"event": "database_back"})
+
+
+def _say_room() -> None:
+    log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
+
+
+async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
+    """Waits for a server that is away, as after a power cut, for `AWAY_AT_START_S` at most: its URL may be wrong."""
+    server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
+    in_time = asyncio.get_running_loop().call_later(AWAY_AT_START_S, server.give_up)
+    try:
+        return await asyncio.to_thread(server.until, lambda: _open_store(config, directory))
+    finally:
+        server.give_up()
+        in_time.cancel()
+
+
+def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
+    """Raises StorageError when the run has trained and its database is empty or not there: served
+    with it, the directory would become another run, and nodes would delete what they hold of this one."""
+    url = config.store.url or directory.database_url
+    start = read_start(directory)
+    trained = directory.trained(started_with=start.policy_version if start else 0)
+    if trained and not holds_run(url):
+        names = ", ".join(path.relative_to(directory.root).as_posix() for path in trained)
+        where = make_url(url).database if url.startswith("sqlite") else make_url(url).render_as_string()
+        raise StorageError(
+            "This run has trained, but its database is missing or empty.",
+            got=f"{names} in {directory.root}; no run in {where}",
+            do="Restore the run directory, checkpoints and database together, from one backup, or set store.url to the "
+            "run's own database. Without them: its adapters are whole (echo-hub export RUN DIRECTORY), but a new run "
+            "must be made (echo-hub init OTHER_DIRECTORY).",
+        )
+    keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
+    return Store.open(url, keeping=keeping)
+
+
+async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
+    """Raises ConfigError when a setting has changed on which what lies in the run's store depends."""
+    fixed = {
+        "run.seed": config.run.seed,
+        "model.base": config.model.base,
+        "model.start_from": config.model.start_from,
+        "task.name": config.task.name,
+        "task.options": config.task.options,
+        "the content of the task's files": content_hash,
+        "task.system_prompt": config.task.system_prompt,
+        "task.prompt_suffix": config.task.prompt_suffix,
+        "task.template_options": config.task.template_options,
+        "task.mixture": config.task.model_dump(mode="json")["mixture"],
+        "task.draws": config.task.draws,
+        "evaluation.problems": config.evaluation.problems,
+        "the evaluation sets": [[one.name, one.task, one.problems] for one in config.evaluation_sets],
+        "training.groups_per_step": config.training.groups_per_step,
+        "training.group_size": config.training.group_size,
+        "training.lora_rank": config.training.lora_rank,
+        "training.lora_alpha": config.training.lora_alpha,
+        "training.lora_targets": config.training.lora_targets,
+        "training.rslora": config.training.rslora,
+        "sampling.temperature": config.sampling.temperature,
+        "sampling.max_tokens": config.sampling.max_tokens,  # Problems that leave no room for it are passed over.
+    }
+    began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
+    if began_with:
+        # What a run does not say was so before there was a setting for it.
+        began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
+    if began_with and content_hash:
+        # A run that does not say so is from before there was any other way.
+        began_with.setdefault("task.draws", "replacement")
+    changed = [
+        f"{name} = {value!r}, was {began_with[name]!r}"
+        for name, value in fixed.items()
+        if value != began_with.get(name, value)
+    ]
+    if changed:
+        raise ConfigError(
+            "A setting that a run keeps from its first day has changed.",
+            got="; ".join(changed),
+            do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
+        )
+    await store.write(write_meta, "fixed_settings", json.dumps(fixed))
+
+
+async def _run_id(store: AsyncStore, me: Identity) -> str:
+    """The run's own, bound to the hub's key and made with its store: rollout ids never mean two things in one run.
+
+    Raises ConfigError when the store belongs to another hub.
+    """
+    meta = await store.read(read_meta)
+    owner = meta.get("hub_key", me.public_key.hex())
+    if owner != me.public_key.hex():
+        raise ConfigError(
+            "This store belongs to another run: its hub has another key.",
+            got=f"a store of the hub {fingerprint(bytes.fromhex(owner))}",
+            do="Give each run a store of its own (store.url), and keep hub.key together with it.",
+        )
+    if "run_id" not in meta:
+        meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
+        await store.write(write_meta, "hub_key", owner)
+        await store.write(write_meta, "run_id", meta["run_id"])
+    return meta["run_id"]
+
+
+async def _started_at(store: AsyncStore) -> float:
+    """When the run was served for the first time, which is noted down then."""
+    known = (await store.read(read_meta)).get("started_at")
+    if known is None:
+        known = repr(time.time())
+        await store.write(write_meta, "started_at", known)
+    return float(known)
+
+
+async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
+    """What operators have changed while the run went on, as far as nobody has changed config.toml since."""
+    stored, overruled = await store.write(begin_settings, configured(config))
+    for name in sorted(overruled):
+        log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
+    for name in sorted(stored):
+        log.info("%s is what an operator has changed it to, whatever config.toml says", name)
+    return stored
+
+
+def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBounds:
+    return SamplingBounds(
+        vocabulary_size=vocabulary_size(base_dir),
+        max_tokens=config.sampling.max_tokens,
+        stop_ids=frozenset(codec.stop_ids),
+        stop_strings=StopStrings.of_run(config, codec),
+    )
+
+
+def _secret(me: Identity) -> bytes:
+    """What decides which rollouts are checked: the same on every day of the run, and nobody else's to know."""
+    return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
+
+
+def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
+    """A run's tasks as the coordinator knows them, in the order of its settings."""
+    return tuple(
+        TrainedTask(key=key, solved_at=task.rewards.solved_at, lowest=task.rewards.lowest)
+        for key, task in problems.tasks.items()
+    )
+
+
+def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
+    if training.curriculum == "off":
+        return None
+    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by)
+
+
+def coordinator_settings(
+    config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
+) -> CoordinatorSettings:
+    """What the coordinator is told of the run. `tasks`: in their order."""
+    sets, members = config.evaluation_sets, config.task.members
+    weights = [task.weight for task in members.values()]
+    return CoordinatorSettings(
+        mode=config.run.mode,
+        steps=config.training.steps,
+        groups_per_step=config.training.groups_per_step,
+        group_size=config.training.group_size,
+        deadline_s=config.leases.deadline_s,
+        first_window=config.leases.first_window,
+        max_staleness=config.training.max_staleness,
+        publish_every=config.training.publish_every,
+        learning_rate=config.training.learning_rate,
+        objective=as_text(config.objective),
+        change_objective=ObjectiveRules(config),
+        interrupts=config.training.on_new_version == "interrupt",
+        multi_turn=multi_turn,
+        dynamic_sampling=config.training.dynamic_sampling,
+        curriculum=_curriculum(config.training),
+        discount=config.training.discount if config.training.credit == "turn" else None,
+        tokens_per_step=config.training.tokens_per_step,
+        run_seed=config.run.seed,
+        evaluation_problems=sets[-1].numbers.stop if config.evaluation.by == "nodes" else 0,
+        evaluation_samples=sets[0].samples,
+        evaluation_ends=tuple((one.numbers.stop, one.samples) for one in sets) if len(sets) > 1 else (),
+        mixture=Mixture.of(config.run.seed, weights) if len(members) > 1 else None,
+        tasks=tasks,
+        activation=ActivationSettings(
+            spend_cap_per_hour=config.cost.spend_cap_per_hour,
+            margin=config.cost.margin,
+            dwell_s=config.cost.dwell_s,
+        ),
+        trust=TrustSettings(
+            enabled=config.trust.verifier != "off",
+            by_nodes=config.trust.verifier == "nodes",
+            check_deadline_s=config.leases.deadline_s,
+            secret=secret,
+            least_checked=config.trust.least_checked,
+            first_checked=config.trust.first_checked,
+            false_alarm=config.trust.false_alarm,
+            temperature=config.sampling.temperature,
+            miss=config.trust.miss,
+        ),
+    )

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import SamplingConfig
+from echo_hub.core.effects import RevokeLease, SendLease
+from echo_hub.core.evaluation_groups import EvaluationGroup
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
+from echo_hub.intake.connected import LiveNode
+from echo_hub.intake.handing_out import HandingOut
+from echo_hub.net.gateway import NodeInfo
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.scoring.problems import Problems
+from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
+from echo_shared.sampling import GroupRequest
+
+Drive = Callable[..., Awaitable[Any]]
+STOP_IDS = (1, 2)
+
+
+class Around:
+    """Real problems and a real store; what is handed out is kept. `published` are the versions that nodes can fetch."""
+
+    def __init__(self, driven: Any) -> None:
+        config = HubConfig()
+        self.problems = Problems.of_run(config, PromptCodec.of_run(config, resolve_base("builtin:tiny")))
+        self.nodes = {"a": LiveNode(info=node_info("a"))}
+        self.published = {0}
+        self.sent: list[tuple[str, FromHub]] = []
+        self.sampled: list[GroupRequest] = []
+        self._news = asyncio.Event()
+        self.handing_out = HandingOut(
+            SamplingConfig(temperature=0.5, max_tokens=7),
+            stop_ids=STOP_IDS,
+            store=driven.async_store,
+            problems=self.problems,
+            nodes=self.nodes,
+            offers=self,
+            send=self._send,
+            sample=self.sampled.append,
+        )
+
+    def has(self, version: int) -> bool:
+        return version in self.published
+
+    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
+        return ArtefactOffer(
+            manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path=f"/{node.node_id}"
+        )
+
+    def _send(self, node_id: str, message: FromHub) -> None:
+        self.sent.append((node_id, message))
+        self._news.set()
+
+    async def hand_out(self, *actions: SendLease | RevokeLease) -> list[tuple[str, FromHub]]:
+        """What is sent of these: a revocation behind them says that all is handed out."""
+        for action in actions:
+            self.handing_out.submit(action)
+        self.handing_out.submit(RevokeLease(node_id="end", lease_id=0, reason=DropReason.REVOKED))
+        working = asyncio.create_task(self.handing_out.run())
+        async with asyncio.timeout(60):
+            while not self.sent or self.sent[-1][0] != "end":
+                self._news.clear()
+                await self._news.wait()
+        working.cancel()
+        await asyncio.wait([working])
+        return self.sent[:-1]
+
+
+def node_info(node_id: str) -> NodeInfo:
+    return NodeInfo(
+        node_id=node_id,
+        public_key=bytes(32),
+        name=node_id,
+        backend="torch",
+        device="cpu",
+        host="127.0.0.1",
+        hub_host="127.0.0.1",
+        swarm_port=0,
+        mesh_port=0,
+    )
+
+
+def lease(node_id: str = "a", group_id: int = 3, **about: Any) -> SendLease:
+    base: dict[str, Any] = {"lease_id": 9, "indices": (0, 2), "seed": 77, "policy_version": 4, "deadline_s": 30.0}
+    return SendLease(node_id=node_id, group_id=group_id, **{**base, **about})
+
+
+@pytest.fixture
+async def around(drive: Drive) -> Around:
+    return Around(await drive(running=False))
+
+
+async def test_a_lease_carries_the_prompt_and_how_to_sample(around: Around) -> None:
+    ((node_id, said),) = await around.hand_out(lease())
+    assert node_id == "a" and isinstance(said, Lease)
+    assert (said.lease_id, said.group_id, said.indices, said.seed, said.policy_version) == (9, 3, (0, 2), 77, 4)
+    assert (said.temperature, said.max_tokens, said.stop_ids, said.deadline_s) == (0.5, 7, STOP_IDS, 30.0)
+    assert np.array_equal(said.prompt_ids, around.problems.prompt_ids(3)) and said.offer is None
+
+
+async def test_a_lease_carries_what_was_drawn_before(around: Around) -> None:
+    prefix = LeasedPrefix(
+        index=2,
+        ids=np.array([5, 9], np.int32),
+        logprobs=np.array([-0.5, -0.25], np.float32),
+        versions=(VersionSpan(policy_version=3, num_tokens=1), VersionSpan(policy_version=6, num_tokens=1)),
+    )
+    around.handing_out.submit(lease(), (prefix,))
+    ((_, said),) = await around.hand_out()
+    assert isinstance(said, Lease)
+    (carried,) = said.prefixes
+    assert carried == prefix
+    assert said.policy_version == 6, "what follows it is drawn by no older version"
+
+
+async def test_a_lease_says_whether_it_is_interrupted_for_a_newer_version(around: Around) -> None:
+    said = await around.hand_out(lease(may_move_on=True), lease(lease_id=10))
+    assert [one.on_new_version for _, one in said if isinstance(one, Lease)] == ["interrupt", "finish"]
+
+
+async def test_leases_and_revocations_keep_their_order(around: Around) -> None:
+    revoke = RevokeLease(node_id="a", lease_id=9, reason=DropReason.STALE)
+    said = await around.hand_out(lease(), revoke, lease(lease_id=10))
+    assert [type(message) for _, message in said] == [Lease, LeaseRevoked, Lease]
+
+
+async def test_a_node_that_has_left_and_a_turn_without_its_conversation_get_nothing(around: Around) -> None:
+    assert await around.hand_out(lease("gone"), lease(turn=1, indices=(0,))) == []
+
+
+async def test_the_hubs_own_lease_goes_to_its_learner(around: Around) -> None:
+    assert await around.hand_out(lease(HUB_NODE_ID)) == []
+    (request,) = around.sampled
+    assert (request.lease_id, request.temperature, request.policy_version) == (9, 0.5, 4)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+async def test_an_evaluation_says_where_its_version_is_fetched(around: Around, greedy: bool) -> None:
+    about = EvaluationGroup(policy_version=4, greedy=greedy, number=0)
+    wanted = lease(group_id=about.group_id)
+    assert await around.hand_out(wanted) == [], "nodes cannot fetch it any more: the evaluation has ended"
+    around.published.add(4)
+    around.sent.clear()
+    ((_, said),) = await around.hand_out(wanted)
+    assert isinstance(said, Lease) and said.offer is not None and said.offer.manifest == b"4"
+    assert said.temperature == (GREEDY_TEMPERATURE if greedy else 0.5)
+
+
+@pytest.mark.parametrize(("version", "offered"), [(3, True), (4, False), (2, False)])
+async def test_a_lease_of_an_older_version_says_where_it_is_fetched(
+    around: Around, version: int, offered: bool
+) -> None:
+    """The node says that it has version 4; versions 3 and 4 are there for nodes to fetch."""
+    around.published |= {3, 4}
+    around.nodes["a"].policy_version = 4
+    ((_, said),) = await around.hand_out(lease(policy_version=version))
+    assert isinstance(said, Lease) and (said.offer is not None) == offered

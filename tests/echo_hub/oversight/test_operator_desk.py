@@ -1,0 +1,147 @@
+"""The desk over a real coordinator, its driver and its books; what became of an action outlives the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo_hub.actions.records import Actor, Outcome
+from echo_hub.actions.requests import TABLE, Pause, request_of
+from echo_hub.core.effects import TellOperator
+from echo_hub.dashboard.access.credentials import Credentials
+from echo_hub.dashboard.access.guard import Guard, Visits
+from echo_hub.dashboard.actions import ForbiddenError, NoSuchActionError
+from echo_hub.dashboard.source import Changes
+from echo_hub.oversight.operator_desk import Desk, asked_of
+from echo_hub.run.directory import RunDirectory
+from echo_hub.store.actions import find_action, note_action, read_wanted_actions
+from echo_hub.store.settling import read_settings
+
+CLI = Actor(via="cli", who="ada")
+
+
+class Hub:
+    """What the desk is given of a hub."""
+
+    def __init__(self, driven: Any, directory: RunDirectory) -> None:
+        credentials = Credentials(token=directory.operator_token, password=directory.operator_password)
+        credentials.open()
+        visits = Visits(place=lambda _: "here", is_https=lambda _: False)
+        self.guard = Guard(credentials, visits, name="test")
+        self.books = driven.store
+        self.rotated = 0
+        self.changes = Changes()
+        self.desk = Desk(
+            driven.async_store,
+            directory,
+            guard=self.guard,
+            report=driven.driver.report,
+            evaluate=lambda version: (version or 3, "" if version in (None, 3) else "There is none."),
+            rotate_run_key=self._rotate,
+            changed=self.changes.notify,
+        )
+        driven.look = lambda action: self.desk.settled(action.number) if isinstance(action, TellOperator) else None
+
+    def _rotate(self) -> None:
+        self.rotated += 1
+
+    async def has_nothing_to_do(self) -> None:
+        async with asyncio.timeout(60):
+            while self.books.read(read_wanted_actions):
+                await self.changes.wait(self.changes.number)
+
+
+@pytest.fixture
+async def hub(drive: Any, tmp_path: Path) -> Hub:
+    return Hub(await drive(), RunDirectory(tmp_path))
+
+
+async def test_what_a_command_notes_is_done_within_a_second_and_once(hub: Hub) -> None:
+    running = asyncio.create_task(hub.desk.run())
+    number = hub.books.write(note_action, Pause(), CLI, time.time()).number
+    await hub.has_nothing_to_do()
+    running.cancel()
+    record = hub.books.read(find_action, number)
+    assert record is not None and (record.outcome, record.before, record.after) == (Outcome.DONE, "open", "paused")
+    assert hub.books.read(read_settings) == {"leasing": "paused"}
+
+
+async def test_what_was_noted_while_no_hub_was_there_is_done_by_the_next(drive: Any, tmp_path: Path) -> None:
+    first = Hub(await drive(running=False), RunDirectory(tmp_path))
+    first.books.write(note_action, Pause(), CLI, time.time())
+    second = Hub(await drive(), RunDirectory(tmp_path))
+    running = asyncio.create_task(second.desk.run())
+    await second.has_nothing_to_do()
+    running.cancel()
+    assert second.books.read(read_settings) == {"leasing": "paused"}
+
+
+async def test_an_evaluation_is_done_when_its_figures_are_there(hub: Hub) -> None:
+    told = await hub.desk.act("evaluate", {}, CLI)
+    assert told.record.outcome is Outcome.WANTED
+    await hub.desk.evaluated(2)
+    await hub.desk.evaluated(3)
+    found = hub.books.read(find_action, told.record.number)
+    assert found is not None and (found.outcome, found.after) == (Outcome.DONE, 3)
+    refused = await hub.desk.act("evaluate", {"version": 9}, CLI)
+    assert (refused.record.outcome, refused.record.detail) == (Outcome.REFUSED, "There is none.")
+
+
+async def test_a_version_is_exported_into_the_run(hub: Hub, tmp_path: Path) -> None:
+    refused = (await hub.desk.act("export", {}, CLI)).record
+    assert refused.outcome is Outcome.REFUSED and refused.detail
+    adapter = RunDirectory(tmp_path).adapter(4)
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text("{}")
+    told = (await hub.desk.act("export", {}, CLI)).record
+    assert (told.outcome, told.after) == (Outcome.DONE, 4) and str(tmp_path / "exports" / "v000004") in told.detail
+    assert (tmp_path / "exports" / "v000004" / "adapter_config.json").read_text() == "{}"
+    again = (await hub.desk.act("export", {"version": 4}, CLI)).record
+    assert again.outcome is Outcome.REFUSED and "exists already" in again.detail
+
+
+async def test_keys_are_rotated(hub: Hub, tmp_path: Path) -> None:
+    before = hub.guard.credentials.token
+    assert (await hub.desk.act("rotate_run_key", {}, CLI)).record.outcome is Outcome.DONE
+    assert hub.rotated == 1
+    told = (await hub.desk.act("rotate_operator_token", {}, CLI)).record
+    assert told.outcome is Outcome.DONE and not hub.guard.credentials.is_token(before)
+    assert hub.guard.credentials.token == RunDirectory(tmp_path).operator_token.read_text().strip()
+    assert hub.guard.credentials.token not in told.detail
+
+
+async def test_a_scope_is_asked_for_before_anything_is_noted(hub: Hub) -> None:
+    reader, operator = (Actor(via="api", who="ci", scope=scope) for scope in ("read", "operate"))
+    for actor, action, fields in (
+        (reader, "pause", {}),
+        (operator, "token", {"name": "more", "scope": "admin"}),
+        (operator, "rotate_run_key", {}),
+    ):
+        with pytest.raises(ForbiddenError):
+            await hub.desk.act(action, fields, actor)
+    assert await hub.desk.log(limit=9, before=None) == []
+
+
+async def test_what_nothing_takes_back_is_said(hub: Hub) -> None:
+    told = await hub.desk.act("rotate_run_key", {}, CLI)
+    for number in (told.record.number, 99):
+        with pytest.raises(NoSuchActionError):
+            await hub.desk.undo(number, CLI)
+
+
+@pytest.mark.parametrize("action", TABLE)
+def test_every_action_is_done_by_somebody(action: str) -> None:
+    """By the coordinator, by the books, or by a part of the hub that `_do` or `_begin` names."""
+    given = {
+        **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},
+        "objective": {"value": "clip_high=0.3"},
+        **{name: {"node": "a"} for name in ("ban", "unban", "pardon", "trust", "distrust")},
+        **{name: {"name": "a"} for name in ("invite", "uninvite", "token", "revoke_token")},
+    }
+    request = request_of(action, given.get(action, {}))
+    by_hub = {"evaluate", "export", "rotate_run_key", "rotate_operator_token"}
+    assert (asked_of(1, request) is not None) + request.IN_BOOKS + (action in by_hub) == 1

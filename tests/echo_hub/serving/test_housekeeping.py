@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.core.effects import StandingRecorded, TrustDecided
+from echo_hub.core.events import NodePardoned
+from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.run.directory import RunDirectory
+from echo_hub.serving import housekeeping as housekeeping_module
+from echo_hub.serving.housekeeping import Housekeeping
+from echo_hub.store.invites import add_invite, revoke_invite
+from echo_hub.store.known_nodes import ban_nodes, unban_nodes
+from echo_hub.store.reports import read_leaderboard
+from echo_hub.store.standings import read_wanted_pardons, want_pardon
+from echo_shared.books import Invite
+
+Drive = Callable[..., Awaitable[Any]]
+
+
+class Barred:
+    """Every set of banned nodes that was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[frozenset[str]] = asyncio.Queue()
+        self.known: list[frozenset[str]] = []
+        self.invites: list[Invite] = []
+        self.num_renewed = 0
+
+    def bar(self, node_ids: frozenset[str]) -> None:
+        self.told.put_nowait(node_ids)
+
+    def invite(self, invites: Sequence[Invite]) -> None:
+        self.invites = list(invites)
+        self.num_renewed += 1
+
+    async def until(self, node_ids: frozenset[str]) -> None:
+        async with asyncio.timeout(60):
+            while await self.told.get() != node_ids:
+                pass
+
+
+async def house(drive: Drive, directory: RunDirectory, barred: Barred) -> tuple[Any, Housekeeping]:
+    driven = await drive(running=False)
+    keeping = Housekeeping(
+        LearnerConfig(adapters_kept=1),
+        store=driven.async_store,
+        directory=directory,
+        status=lambda: replace(driven.driver.coordinator.status(), published_version=4),
+        nodes={"a": None},
+        evaluating={2},
+        bar=barred.bar,
+        invite=barred.invite,
+        know=barred.known.append,
+    )
+    for node_id in ("a", "b"):
+        await driven.async_store.on_writer(
+            driven.async_store.store.node_seen,
+            node_id=node_id,
+            public_key=bytes(32),
+            name=node_id,
+            backend="torch",
+            device="cpu",
+            now=1.0,
+        )
+    return driven, keeping
+
+
+async def test_who_is_here_is_noted_and_adapters_that_nobody_needs_go(drive: Drive, tmp_path: Any) -> None:
+    directory = RunDirectory(tmp_path)
+    for version in (1, 2, 3, 4):
+        directory.adapter(version).mkdir(parents=True)
+    barred = Barred()
+    driven, keeping = await house(drive, directory, barred)
+    await keeping.keep_house()
+    assert barred.known == [frozenset()], "nobody's work has been of use"
+    seen = {row.node_id: row.last_seen for row in driven.store.read(read_leaderboard)}
+    assert seen["a"] > 1.0 and seen["b"] == 1.0
+    assert set(directory.adapter_versions()) == {2, 4}, "one is evaluated, one is the newest"
+
+
+async def test_bans_and_their_end_and_invites_are_told(
+    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(housekeeping_module, "BANS_S", 0.001)
+    barred = Barred()
+    driven, keeping = await house(drive, RunDirectory(tmp_path), barred)
+    watching = asyncio.create_task(keeping.watch_bans())
+    await barred.until(frozenset())
+    driven.store.write(add_invite, Invite(name="Ada", token_hash="h", max_keys=1, created_at=1.0, expires_at=2.0))
+    driven.store.write(ban_nodes, ["b"], 2.0)
+    await barred.until(frozenset({"b"}))
+    await barred.until(frozenset({"b"}))
+    assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", None)]
+    driven.store.write(revoke_invite, "Ada", 3.0)
+    driven.store.write(unban_nodes, ["b"])
+    await barred.until(frozenset())
+    await barred.until(frozenset())
+    assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", 3.0)]
+    assert barred.num_renewed == 3, "at first, and when they have changed"
+    told = [(record.event, record.subject) for record in caplog.records if hasattr(record, "event")]  # type: ignore[attr-defined]
+    assert told == [("node_banned", "b"), ("node_unbanned", "b")]
+    watching.cancel()
+    await asyncio.wait([watching])
+
+
+async def test_a_pardon_is_reported_until_it_is_recorded(
+    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping_module, "BANS_S", 0.001)
+    driven, keeping = await house(drive, RunDirectory(tmp_path), Barred())
+    driven.store.apply([StandingRecorded(row=StandingRow(node_id="b", state=StandingState.QUARANTINED))], 1.0)
+    reported: asyncio.Queue[NodePardoned] = asyncio.Queue()
+    watching = asyncio.create_task(keeping.watch_pardons(reported.put))
+    driven.store.write(want_pardon, ["b"], 2.0)
+    async with asyncio.timeout(60):
+        assert await reported.get() == NodePardoned(node_id="b")
+    decided = TrustDecided(node_id="b", decision=Decision.PARDONED, reason="", decided_at=3.0)
+    driven.store.apply([decided], 3.0)
+    assert driven.store.read(read_wanted_pardons) == frozenset()
+    watching.cancel()
+    await asyncio.wait([watching])

@@ -1,0 +1,397 @@
+"""The real learner process on the built-in base, killed as a power cut would kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from echo_hub.config.sections import HubConfig
+from echo_hub.config.task_sections import SamplingConfig
+from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_hub.core.effects import BatchGroup
+from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
+from echo_hub.core.nodes.node import HUB_NODE_ID
+from echo_hub.dashboard.source import Changes
+from echo_hub.evaluation.by_hub import Generated
+from echo_hub.learner.process import begun
+from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.training import trainer as trainer_module
+from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
+from echo_shared.errors import LearnerError
+from echo_shared.sampling import GroupRequest
+from echo_shared.supervised import SupervisedChild
+
+BASE = resolve_base("builtin:tiny")
+CODEC = PromptCodec.load(BASE)
+PROMPTS = [CODEC.encode_prompt(text) for text in ("123+456=", "700+100=", "999+111=")]
+
+
+def batch(step: int) -> list[TrainingGroup]:
+    ids = CODEC.encode_prompt(str(570 + step))
+    rollouts = tuple(
+        TrainingRollout(
+            completion_ids=ids,
+            loss_mask=np.ones(len(ids), dtype=bool),
+            behavior_logprobs=np.full(len(ids), -1.0, np.float32),
+            reward=float(index),
+            truncated=False,
+        )
+        for index in range(2)
+    )
+    return [TrainingGroup(prompt_ids=PROMPTS[0], rollouts=rollouts)]
+
+
+def unrewarded(group: TrainingGroup) -> TrainingGroup:
+    return replace(group, rollouts=tuple(replace(rollout, reward=nan) for rollout in group.rollouts))
+
+
+def planned(step: int, rollouts: str = "") -> list[BatchGroup]:
+    """The same batch, as a plan has it."""
+    return [BatchGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
+
+
+def request(lease_id: int, policy_version: int) -> GroupRequest:
+    return GroupRequest(
+        lease_id=lease_id,
+        group_id=lease_id,
+        indices=(0, 1, 2),
+        prompt_ids=PROMPTS[0],
+        seed=lease_id,
+        policy_version=policy_version,
+        temperature=1.0,
+        max_tokens=4,
+        stop_ids=CODEC.stop_ids,
+    )
+
+
+def heldout(policy_version: int) -> list[GroupRequest]:
+    """Three problems by the base, two dozen by a version."""
+    return [
+        replace(request(n, policy_version), indices=(0,), prompt_ids=PROMPTS[n % 3])
+        for n in range(24 if policy_version else 3)
+    ]
+
+
+def completions(generated: Generated) -> dict[int, list[int]]:
+    return {rollout.lease_id: rollout.completion_ids.tolist() for rollout in generated.rollouts}
+
+
+class Hub:
+    """What the trainer asks and tells."""
+
+    def __init__(self, run_dir: Path, spawned: SupervisedChild | None = None, **learner: Any) -> None:
+        config = HubConfig(
+            sampling=SamplingConfig(max_tokens=4),
+            training=TrainingConfig(steps=9, lora_rank=2),
+            learner=LearnerConfig(threads=1, device="cpu", **learner),
+        )
+        self.run_dir = run_dir
+        self.events: list[LearnerEvent] = []
+        self.loaded: list[set[int]] = []
+        """Groups that were read together."""
+        self.at_batch: Callable[[], None] = lambda: None
+        self.at_loss: Callable[[], None] = lambda: None
+        self.at_computed: Callable[[int], None] = lambda step: None
+        self._changes = Changes()
+        self.trainer = Trainer(
+            settings=LearnerSettings.of_run(config, base_dir=BASE, stop_ids=CODEC.stop_ids),
+            run_dir=run_dir,
+            batches=self,
+            export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
+            spawned=spawned,
+        )
+
+    async def batch(self, step: int) -> Sequence[TrainingGroup]:
+        """Of the one group STEP."""
+        self.at_batch()
+        return batch(step)
+
+    async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
+        """Without rewards. Those above 99 were dropped meanwhile."""
+        self.loaded.append(set(wanted))
+        self._changes.notify()
+        found = {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
+        return {group_id: unrewarded(group) for group_id, group in found.items()}
+
+    async def report(self, event: LearnerEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, LearnerLost):
+            self.at_loss()
+        if isinstance(event, StepComputed):
+            self.at_computed(event.step)
+        self._changes.notify()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                await self._changes.wait(self._changes.number)
+
+    def is_ready_again(self, version: int) -> bool:
+        newest = self.events[-1]
+        return isinstance(newest, LearnerReady) and newest.policy_version == version
+
+    def steps(self) -> list[int]:
+        return [event.step for event in self.events if isinstance(event, StepDone)]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(self.trainer.run(self.report))
+            yield
+            running.cancel()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    return Hub(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_its_jobs_and_what_a_death_does_to_them(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    trainer = hub.trainer
+    assert (trainer.pid, trainer.state) == (None, LearnerState.STARTING)
+    base = asyncio.ensure_future(trainer.generate(heldout(0), adapter=None, greedy=True))
+    async with hub.running():
+        async with asyncio.timeout(60):
+            assert len((await base).rollouts) == 3
+        assert hub.events == [LearnerReady(policy_version=0)]
+        assert trainer.state is LearnerState.RUNNING
+        trainer.train(1)
+        trainer.sample(request(5, 1))
+        trainer.sample(request(6, 1))
+        await hub.until(lambda: len(hub.events) == 9)
+        (done,) = [event for event in hub.events if isinstance(event, StepDone)]
+        assert (done.step, done.metrics["updated"]) == (1, 1)
+        assert done.metrics["eval_s"] > 0, "the base's evaluation"
+        assert (hub.run_dir / "v1" / "adapter_model.safetensors").is_file()
+        arrived = [event for event in hub.events if isinstance(event, RolloutArrived)]
+        assert {event.rollout_id for event in arrived} == {f"{lease}-{index}" for lease in (5, 6) for index in range(3)}
+        assert {(event.node_id, event.policy_version_start, event.policy_version_end) for event in arrived} == {
+            (HUB_NODE_ID, 1, 1)
+        }
+        assert all(len(e.payload.completion_ids) == len(e.payload.behavior_logprobs) for e in arrived)
+
+        first_pid = trainer.pid
+        assert first_pid is not None
+
+        def kill() -> None:
+            if trainer.pid == first_pid:
+                os.kill(first_pid, signal.SIGKILL)
+
+        def give_one_too_late() -> None:
+            """The coordinator has not heard of the loss yet."""
+            assert (trainer.pid, trainer.state) == (first_pid, LearnerState.DOWN)
+            trainer.train(2)
+
+        hub.at_batch, hub.at_loss = kill, give_one_too_late
+        trainer.train(2)
+        trainer.sample(request(7, 1))
+        await hub.until(lambda: hub.is_ready_again(1))
+        told = {1: done.metrics}
+        ready = LearnerReady(policy_version=1, metrics=told, screens={1: done.screen})
+        assert hub.events[9:] == [LearnerLost(), ready], "of step 1, as before"
+        assert trainer.pid not in (None, first_pid)
+        trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+        assert len(hub.events) == 13, "what was lost waits until the coordinator asks for it again"
+        assert not (hub.run_dir / "v2").exists()
+        assert trainer.state is LearnerState.RUNNING
+    assert trainer.pid is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_a_process_that_was_begun_and_dies_is_followed_by_one_of_the_trainers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    async with begun(LearnerConfig(threads=1, device="cpu"), tmp_path) as spawned:
+        assert spawned is not None
+        os.kill(spawned.pid, signal.SIGKILL)
+        hub = Hub(tmp_path, spawned)
+        async with hub.running():
+            await hub.until(lambda: len(hub.events) == 2)
+            assert hub.events == [LearnerLost(), LearnerReady(policy_version=0)]
+            assert hub.trainer.pid not in (None, spawned.pid)
+
+
+async def handed_over(hub: Hub, *group_ids: int) -> None:
+    for group_id in group_ids:
+        hub.trainer.hand_over(group_id, (f"{group_id}-0",))
+    await hub.until(lambda: set(group_ids) <= set().union(*hub.loaded))
+
+
+async def test_groups_go_ahead_of_the_step_that_takes_them(tmp_path: Path) -> None:
+    """What is held is named, with its rewards, what is not is read; what came in with other rollouts is read again. The
+    steps are to the byte what they are from the store: there each is handed over before the one before it is told of,
+    and none is begun by a process that lacks the one before, for it came with an older checkpoint."""
+    ahead, along = Hub(tmp_path / "ahead"), Hub(tmp_path / "along")
+    told: list[list[int]] = []
+    along.at_batch = lambda: told.append(along.steps())
+    for hub in (ahead, along):
+        hub.run_dir.mkdir()
+        async with hub.running(), asyncio.timeout(60):
+            await hub.until(lambda hub=hub: hub.events == [LearnerReady(policy_version=0)])
+            if hub is ahead:
+                await handed_over(hub, 0, 1, 3, 100)
+                hub.trainer.hand_over(2, ("2-0",), unrewarded(batch(2)[0]))
+            else:
+                hub.trainer.begin(2, planned(2))
+            for step in (1, 2, 3):
+                if hub is ahead:
+                    hub.trainer.begin(step, planned(step, "again" if step == 3 else ""))
+                hub.trainer.train(step)
+            await hub.until(lambda hub=hub: hub.steps() == [1, 2, 3])
+    assert ahead.loaded == [{0, 1, 3, 100}, {3}] and along.loaded == [], "what is at hand is not read"
+    assert ahead.trainer._held == {}, "what is older than the batch before was dropped"
+    for step in (1, 3):
+        one, other = (hub.run_dir / f"v{step}" / "adapter_model.safetensors" for hub in (ahead, along))
+        assert one.read_bytes() == other.read_bytes()
+    assert told[:2] == [[], []] and len(told) == 3
+    events = [event for event in along.events if isinstance(event, StepComputed | StepDone)]
+    for step in (1, 2, 3):
+        computed, done = (event for event in events if event.step == step)
+        assert isinstance(computed, StepComputed) and isinstance(done, StepDone)
+        assert ("gap_s" in done.metrics) == (step > 1) and done.metrics.get("gap_s", 1.0) > 0
+
+
+async def test_a_group_that_comes_in_anew_while_what_came_before_is_let_go_is_held(hub: Hub) -> None:
+    """A part of it was drawn anew. It is on its way, in a frame that the pipe does not take at once, when a step
+    begins."""
+    large = np.zeros(2**20, np.int32)
+    rollout = replace(batch(50)[0].rollouts[0], completion_ids=large, behavior_logprobs=np.zeros(2**20, np.float32))
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        await handed_over(hub, 2, 5, 6)
+        hub.trainer.begin(1, [BatchGroup(5, ("5-0",), (0.0, 1.0))])
+        hub.trainer.train(1)
+        await hub.until(lambda: hub.steps() == [1])
+        hub.trainer.hand_over(50, ("50-0",), replace(batch(50)[0], rollouts=(rollout,)))
+        hub.trainer.hand_over(2, ("2-0again",), unrewarded(batch(2)[0]))
+        hub.trainer.begin(2, [BatchGroup(6, ("6-0",), (0.0, 1.0))])
+        hub.trainer.train(2)
+        hub.trainer.begin(3, planned(2, "again"))
+        hub.trainer.train(3)
+        await hub.until(lambda: hub.steps() == [1, 2, 3])
+    assert LearnerLost() not in hub.events
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_nothing_of_a_step_is_kept_before_its_plan_is_in_the_store(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is killed once it has computed it, and comes back as if it had never been begun; no other job goes
+    before the plan, and what was handed over to the process before is gone with it. One that is killed once it has said
+    that it has computed a planned step comes back with what was told as done."""
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    async with hub.running(), asyncio.timeout(120):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        await handed_over(hub, 1, 2)
+        hub.trainer.begin(1, planned(1))
+        evaluation = asyncio.ensure_future(hub.trainer.generate(heldout(0), adapter=None, greedy=True))
+        await hub.until(lambda: StepComputed(step=1) in hub.events)
+        assert not (hub.run_dir / "v1").exists() and not list(hub.run_dir.glob("checkpoints/*"))
+        assert not evaluation.done() and hub.trainer.pid is not None
+        os.kill(hub.trainer.pid, signal.SIGKILL)
+        await hub.until(lambda: hub.events[-2:] == [LearnerLost(), LearnerReady(policy_version=0)])
+        assert len((await evaluation).rollouts) == 3
+        hub.trainer.train(1)  # The plan was committed after all.
+        await hub.until(lambda: hub.steps() == [1])
+        hub.trainer.begin(2, planned(2))
+        await hub.until(lambda: StepComputed(step=2) in hub.events)
+        hub.trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+        assert hub.loaded == [{1, 2}, {2}]
+        assert hub.events.count(StepComputed(step=2)) == 1, "a step that was begun is not trained again"
+
+        second_pid = hub.trainer.pid
+        assert second_pid is not None
+        hub.at_computed = lambda step: os.kill(second_pid, signal.SIGKILL) if hub.trainer.pid == second_pid else None
+        hub.trainer.train(3)
+        await hub.until(lambda: hub.is_ready_again(2))
+        assert hub.events[-3:-1] == [StepComputed(step=3), LearnerLost()], "the kill came before the write's end"
+        assert hub.steps() == [1, 2], "what is computed and not written is not told as done"
+        hub.trainer.train(3)
+        await hub.until(lambda: hub.steps() == [1, 2, 3])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+async def test_an_evaluation_is_of_its_version_whatever_happens_to_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is begun, a step goes first, the learner dies in it, learns another version, and the evaluation goes on. One
+    that nobody waits for is given up."""
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    hub = Hub(tmp_path, micro_batch_tokens=64)
+    trainer = hub.trainer
+    async with hub.running(), asyncio.timeout(120):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        trainer.train(1)
+        await hub.until(lambda: hub.steps() == [1])
+        adapter = tmp_path / "v1"
+        undisturbed = await trainer.generate(heldout(1), adapter=adapter, greedy=False)
+        base = await trainer.generate(heldout(1), adapter=None, greedy=False)
+        assert completions(base) != completions(undisturbed)
+
+        at_work_on: list[int] = []
+        first_pid = trainer.pid
+        assert first_pid is not None
+
+        def kill() -> None:
+            at_work_on.append(len(evaluation.requests))
+            if trainer.pid == first_pid:
+                os.kill(first_pid, signal.SIGKILL)
+
+        hub.at_batch = kill
+        trainer._train_s = 0.0  # The last step took no time, so the next waits for one part at most.
+        disturbed = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
+        await asyncio.sleep(0)
+        (evaluation,) = trainer._jobs._queue  # type: ignore[attr-defined]
+        trainer.train(2)
+        await hub.until(lambda: hub.is_ready_again(1))
+        trainer.train(2)
+        await hub.until(lambda: hub.steps() == [1, 2])
+        assert 0 < at_work_on[0] < len(heldout(1)), "the step went in between"
+        found = await disturbed
+        assert completions(found) == completions(undisturbed)
+        assert found.seconds > 0
+        assert (await trainer.generate([], adapter=None, greedy=True)).rollouts == ()
+
+        given_up = asyncio.ensure_future(trainer.generate(heldout(0), adapter=None, greedy=True))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert len((await trainer.generate(heldout(0), adapter=None, greedy=True)).rollouts) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="what a broken Python does there is another thing")
+async def test_a_learner_that_cannot_live_ends_the_run(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
+    monkeypatch.setenv("PYTHONHOME", str(hub.run_dir / "no-python-here"))
+    with pytest.raises(LearnerError, match=r"(?s)dies again and again.*exit status 1.*learner\.log"):
+        await hub.trainer.run(hub.report)
+    assert hub.events == [LearnerLost()] * (DEATHS_IN_A_ROW - 1)
+    assert caplog.text.count("the learner died") == DEATHS_IN_A_ROW
+    assert hub.trainer.state is LearnerState.DOWN
+    assert "no-python-here" in (hub.run_dir / "logs" / "learner.log").read_text()
+    assert hub.trainer.pid is None
+
+
+async def test_a_learner_that_refuses_ends_the_run_at_once(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "learner.lock").mkdir()
+    with pytest.raises(LearnerError, match=r"(?s)The learner failed.*learner\.lock"):
+        await hub.trainer.run(hub.report)
+    assert hub.events == []
