@@ -42,7 +42,8 @@ from echo_hub.core.trust.numerics import Honest
 
 TOLERANCE: Final = 0.075
 """Correlation of V and R that an honest node may have. Real engines of 8 and 4 bits on the built-in model reach .01
-with the task's rewards, and .05 with the length, the likelihood or W as reward; shoppers have .2 to .5."""
+with the task's rewards, and .05 with the length, the likelihood or W as reward. Shoppers that take every chance have
+.15 to .5."""
 LEAST_VARIANCE: Final = 0.05
 """Keeps a rollout of which hardly any token tells something from weighing much."""
 RECENT: Final = 256
