@@ -86,9 +86,8 @@ async def test_a_kill_in_between_costs_nothing(
     def kill(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    owner: Any = store.store if killed_in == "begin_at" else starting
     with monkeypatch.context() as patched:
-        patched.setattr(owner, killed_in, kill)
+        patched.setattr(starting, killed_in, kill)
         with pytest.raises(KeyboardInterrupt):
             await starting.begin(store, directory, config, BASE)
     assert (await store.read(read_snapshot)).trained_steps == 0
