@@ -14,14 +14,14 @@ QUIET = replace(SNAPSHOT, fetching={}, problems={})
     [
         ({}, "sampling", "Drawing 3 rollouts with policy version 12."),
         ({"run_name": "", "connected": False}, "connecting", "http://127.0.0.1:8710"),
-        ({"connected": False}, "not connected", "tries again by itself"),
+        ({"connected": False}, "not connected", "retries by itself"),
         ({"activity": "preparing"}, "preparing", "engine starts"),
         ({"activity": "preparing", "policy_version": None, "fetching": {"The base model": (1, 2)}}, "fetching", "50 %"),
         ({"activity": "fetching", "fetching": {"Policy version 13": (1, 4)}}, "fetching", "Policy version 13"),
         ({"activity": "waiting"}, "waiting", "Ready"),
         ({"activity": "waiting", "standby": "Standing by: it is too slow."}, "standby", "it is too slow"),
         ({"activity": "paused", "holds": {"on_battery": "A.", "cpu_hot": "B."}}, "paused", "A. B."),
-        ({"activity": "draining", "holds": {"on_battery": "A."}}, "finishing", "goes back"),
+        ({"activity": "draining", "holds": {"on_battery": "A."}}, "finishing", "returns its leases"),
     ],
 )
 def test_what_matters_most_is_said(changes: dict[str, Any], state: str, says: str) -> None:

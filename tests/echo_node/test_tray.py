@@ -221,6 +221,6 @@ def test_without_a_desktop_it_says_so(paths: Paths, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tray_module.sys, "platform", "linux")
     for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(ConfigError, match="no desktop") as refused:
+    with pytest.raises(ConfigError, match="No desktop") as refused:
         Tray(paths).run()
     assert "echo-node page" in str(refused.value)

@@ -144,7 +144,7 @@ def test_what_the_same_numbers_mean_elsewhere_is_not_opened(
 def test_a_pipe_in_its_place_is_left_alone(manifest: Manifest, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"not yours")
-    with pytest.raises(OSError, match="is not echo-"):
+    with pytest.raises(OSError, match="is not the memory file echo-"):
         read(SharedMemory(pid=os.getpid(), descriptor=reading, name=f"echo-{'0' * 32}"), manifest, tmp_path / "node")
     assert os.read(reading, 100) == b"not yours"
     os.close(reading)
@@ -165,7 +165,7 @@ def test_a_pipe_that_takes_its_place_while_we_look_is_noticed(
 
     monkeypatch.setattr(shared_memory, "_check_name", only_the_second)
     before = sorted(Path("/proc/self/fd").iterdir())
-    with pytest.raises(OSError, match="is not echo-"):
+    with pytest.raises(OSError, match="is not the memory file echo-"):
         read(SharedMemory(pid=os.getpid(), descriptor=reading, name=f"echo-{'0' * 32}"), manifest, tmp_path / "node")
     assert sorted(Path("/proc/self/fd").iterdir()) == before
     os.close(reading)

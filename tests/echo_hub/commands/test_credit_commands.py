@@ -72,7 +72,7 @@ def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: P
     )
     assert "Nothing was changed" in invoke("credit", "import", tmp_path / "here", export).output
     (row,) = here.read(read_board, BoardQuery(), 9.0).rows
-    assert (row.name, row.all_rollouts, row.all_tokens) == ("ada", 2, 5)
+    assert (row.name, row.all_rollouts, row.elsewhere_tokens) == ("ada", 2, 5)
 
 
 def test_what_is_the_run_s_own_or_was_changed_is_refused(tmp_path: Path, here: Store, export: Path) -> None:

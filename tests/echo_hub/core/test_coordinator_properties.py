@@ -278,7 +278,7 @@ class World(RuleBasedStateMachine):
             deadline_s=DEADLINE_S,
             multi_turn=turns > 1,
             dynamic_sampling=dynamic_sampling,
-            curriculum=curriculum and CurriculumSettings(rule=curriculum, by="problem", floor=0.1),
+            curriculum=curriculum and CurriculumSettings(rule=curriculum, by="problem"),
             tasks=(TrainedTask(key="task"),),
             tokens_per_step=tokens_per_step,
             first_window=first_window,

@@ -189,7 +189,7 @@ def test_a_cancel_without_work_is_harmless(opened: Opened, kit: Any) -> None:
 
 def test_what_it_cannot_load_is_said(base: Path, tmp_path: Path) -> None:
     engine = TorchEngine()
-    with pytest.raises(BackendError, match="could not load"):
+    with pytest.raises(BackendError, match="weights are not here as safetensors"):
         engine.open(tmp_path, tmp_path, EngineSettings())
     with pytest.raises(BackendError, match="does not have this precision"):
         engine.open(base, tmp_path, EngineSettings(precision="q4_k_m"))

@@ -25,7 +25,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("code", "said"),
     [
         ("", "2 modules imported; skipped: none"),
-        ("import no_such_extra", "1 for want of no_such_extra"),
+        ("import no_such_extra", "1 without no_such_extra"),
     ],
     ids=["whole", "optional"],
 )
