@@ -1,13 +1,13 @@
-"""Faults that are not a node's: never condemn what all nodes show.
+"""Faults that many nodes share: no node is condemned for them.
 
-A version, a problem, or the verifier itself can be at fault. So the nodes of each class of numerics are counted that
-were checked on a version, and on a group, and those of them that failed. Once `LEAST_FAILED` have failed and these are
-`SHARE` of those checked, verdicts of that class on it are *suspended*: nobody is condemned for it any more, who already
-was is let go, and the operator is told. What fails is not trained on all the same.
+A version, a problem, or the verifier itself can be at fault. So for each class of numerics, version and group this
+module counts the checked nodes and the failed nodes. Once `LEAST_FAILED` nodes have failed, and they are `SHARE` of the
+checked nodes, verdicts of the class on this version or group are *suspended*: no node is condemned for it, condemned
+nodes are released, and the operator is told. Failed rollouts are still not trained on.
 
-Where established nodes were checked they alone are counted: keys that cost nothing have no vote. Among strangers all
-are, so that the first nodes of a class that the verifier cannot judge are not lost; what a swarm of hostile ones gains
-is that they are asked on, and all that they send is checked before anybody trains on it.
+If established nodes were checked, only they count, because keys cost nothing. If only strangers were checked, all
+count, so that the first nodes of a class that the verifier cannot judge are not lost. A swarm of hostile nodes gains
+that it still gets work, but all of its rollouts are checked before training.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from echo_hub.core.trust.numerics import NumericsClass
 LEAST_FAILED: Final = 3
 SHARE: Final = 0.5
 KEPT: Final = 512
-"""Versions and groups that are remembered, class by class; which were checked on longest ago are forgotten first."""
+"""Number of remembered versions and groups, over all classes. Those whose last check is longest ago go first."""
 MOST_NODES: Final = 1_024
-"""Nodes that are counted of each."""
+"""Most nodes that are counted for each."""
 
 Cause = tuple[NumericsClass, str, int]
 """A class, and `version` or `group` with its number."""
@@ -32,7 +32,7 @@ Cause = tuple[NumericsClass, str, int]
 @dataclass(slots=True, eq=False)
 class _Count:
     checked: dict[str, bool] = field(default_factory=dict)
-    """Nodes, and whether they were established."""
+    """Checked nodes; True for an established one."""
     failed: set[str] = field(default_factory=set)
 
     @property
@@ -43,13 +43,13 @@ class _Count:
 
 
 class CommonFaults:
-    """Told of every verdict."""
+    """Counts of checked and failed nodes, fed with every verdict."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[Cause, _Count] = OrderedDict()
 
     def note(self, cause: Cause, node_id: str, *, is_established: bool, failed: bool) -> None:
-        """A node of the class was checked on this version or group. `is_established`: it was proven until then."""
+        """Count a check of a node of the class on this version or group. `is_established`: the node was proven."""
         count = self._counts.pop(cause, None) or _Count()
         self._counts[cause] = count
         if len(self._counts) > KEPT:
@@ -60,14 +60,14 @@ class CommonFaults:
                 count.failed.add(node_id)
 
     def suspended(self, causes: tuple[Cause, ...]) -> Cause | None:
-        """Of these, one for which nobody may be condemned."""
+        """Return the first suspended cause among these, or None."""
         return next((cause for cause in causes if (c := self._counts.get(cause)) is not None and c.is_common), None)
 
     def failed(self, cause: Cause) -> tuple[str, ...]:
-        """Who failed on it, in order."""
+        """Return the nodes that failed for this cause, sorted."""
         return tuple(sorted(self._counts[cause].failed))
 
     @property
     def all_suspended(self) -> tuple[Cause, ...]:
-        """All that nobody may be condemned for, the latest last."""
+        """Return all suspended causes, the latest last."""
         return tuple(cause for cause, count in self._counts.items() if count.is_common)

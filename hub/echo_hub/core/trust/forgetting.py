@@ -1,8 +1,8 @@
-"""Takes out of the ledger what is not to be trained on: a forged rollout, or all that a node had a hand in. What is
-scored and yet to be judged is held until then.
+"""Remove untrusted work from the ledger: a forged rollout, or all rollouts of a node. Hold scored rollouts until their
+check has ended.
 
-Whoever went on with what another has drawn loses the work, and is not blamed; nor is anybody whose turn answered a
-forged one. What is in a step's batch already stays: it is consumed.
+A node that continued the tokens of a dishonest node loses that work and is not blamed. The same holds for turns that
+answer a forged one. Rollouts in a step's batch are consumed and stay.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _NOT_ITS_OWN = "It goes on with what another node has drawn, which is not truste
 
 
 class Forgetting:
-    """Drops; what wants a lease again for it is leased to others."""
+    """Drops and holds rollouts of the ledger. Dropped work is leased to other nodes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def is_consumed(self, rollout: LeasedRollout) -> bool:
-        """A step has it in its batch."""
+        """Return True if the rollout is in a step's batch."""
         group = self._ledger.groups[rollout.group_id]
         return group.owner.for_learner and rollout.group_id not in self._ledger.waiting
 
     def hold(self, rollout: LeasedRollout) -> None:
-        """No step takes its group before `release`; one that has it in its batch keeps it."""
+        """Keep the rollout's group out of batches until `release`. A batch that has the group keeps it."""
         rollout.is_held = True
         self._ledger.groups[rollout.group_id].num_held += 1
         for ids in (self._ledger.complete, self._ledger.flat):
@@ -34,7 +34,7 @@ class Forgetting:
         self._ledger.num_queue_changes += 1
 
     def release(self, rollout: LeasedRollout) -> None:
-        """Harmless for any that is not held."""
+        """End the hold. Does nothing for a rollout that is not held."""
         if rollout.is_held:
             group = self._ledger.groups[rollout.group_id]
             rollout.is_held = False
@@ -45,8 +45,8 @@ class Forgetting:
                     self._ledger.note_complete(group)
 
     def forget_rollout(self, rollout: LeasedRollout, reason: DropReason, detail: str, *, is_its_own: bool) -> None:
-        """One that has come in and is not consumed, and what its episode has built on it. `is_its_own`: the fault is
-        of the node that it was leased to."""
+        """Drop a received, unconsumed rollout and all later turns of its episode. `is_its_own`: the fault lies with the
+        node that the rollout was leased to."""
         if is_its_own:
             self._ledger.blame(rollout)
         else:
@@ -54,7 +54,7 @@ class Forgetting:
         self._let_go(rollout, reason, detail)
 
     def set_aside(self, rollout: LeasedRollout, detail: str) -> None:
-        """One that has come in and is not consumed, of which nobody can say whether it is forged; nobody is blamed."""
+        """Drop a received, unconsumed rollout whose check stays undecided. No node is blamed."""
         self._let_go(rollout, DropReason.REVOKED, detail)
 
     def _let_go(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
@@ -68,8 +68,8 @@ class Forgetting:
         self._ledger.drop([rollout], reason, detail)
 
     def forget_node(self, node_id: str, detail: str) -> None:
-        """All that the node has drawn any of and that is not consumed, and all that it holds. O(what is not final), as
-        it happens once to a node."""
+        """Drop all unconsumed rollouts with tokens of the node, and revoke its leases. O(rollouts that are not final);
+        happens once to a node."""
         for group in self._ledger.groups.values():
             for slot in group.slots:
                 if slot.begun is not None and node_id in slot.begun.drawers:
@@ -83,7 +83,7 @@ class Forgetting:
         # Other indices of these leases are still wanted.
         self._ledger.drop([one for one in leased if one.node_id != node_id], DropReason.REVOKED, _NOT_ITS_OWN)
         for rollout in touched:
-            is_there = rollout.rollout_id in self._ledger.rollouts  # It may have built on one that has just gone.
+            is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have taken it along.
             if is_there and not self.is_consumed(rollout):
                 is_its_own = rollout.node_id == node_id
                 self.forget_rollout(rollout, DropReason.QUARANTINED, detail, is_its_own=is_its_own)

@@ -1,27 +1,27 @@
-"""Judgement of a node by what its rollouts have shown so far: a sequential test.
+"""Sequential test of a node's checked rollouts.
 
-For every *alternative* to honesty - forged draws or invented claims at a share w of `WEIGHTS`, claims that are all too
-low or all too high, rounding far coarser than the node says, tokens chosen by their reward (`shopping`) - a node has a
-sum
+Each *alternative* to honesty has a sum: forged draws or invented claims at a share w of `WEIGHTS`, claims that are all
+too low or all too high, rounding far coarser than the node says, tokens chosen by their reward (`shopping`). The sum
 
     S = max(0, S + Σ ln(alternative / honest))                       (CUSUM: Page, Biometrika 41, 1954)
 
-over the tokens of each checked rollout, both at the scale of rounding of its class (`numerics`). It is convicted once
-any sum reaches ln(alternatives / false_alarm). Honest nodes reach that no more often than once in 1 / false_alarm
-checked rollouts on average, however long they live (Lorden, Ann. Math. Statist. 42, 1971), because e**(what a rollout
-weighs) has mean 1 at most under honesty. That holds if the class's scale is not too small; it is rounded up, and a node
-that reaches the alarm is spared as long as somewhat coarser rounding explains its last tokens as well as forgery does
-(`is_explained`). A forger cannot pass for such a node: its honest tokens show how finely it rounds.
+runs over the tokens of each checked rollout, at the scale of rounding of the node's class (`numerics`). A node is
+convicted once a sum reaches ln(alternatives / false_alarm). An honest node reaches that once in 1 / false_alarm checked
+rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(weight of a rollout) has mean 1
+at most under honesty. This holds if the class's scale is not too small, so the scale is rounded up. A node that reaches
+the alarm is spared while somewhat coarser rounding explains its last tokens as well as forgery does (`is_explained`). A
+forger cannot pass for such a node, because its honest tokens show how finely it rounds.
 
-All rollouts of a group begin alike, so an engine that rounds one claim by much does so in each of them, and one that
-moves an edge by much may miss it in several. What speaks against a node is therefore divided by `CLAIMS_DISPERSION`
-and `DRAWS_DISPERSION`, which lowers false alarms alone (Jensen).
+The rollouts of a group begin alike. An engine that rounds one claim by much does so in each of them, and an engine that
+moves an edge by much may miss it in several. The weights are therefore divided by `CLAIMS_DISPERSION` and
+`DRAWS_DISPERSION`, which can only lower the rate of false alarms (Jensen).
 
-Three shares w, because nobody knows how much is forged: all of a short answer, every tenth token, or a few tokens
+There are three shares w because the forged share is unknown: all of a short answer, every tenth token, or a few tokens
 behind a long honest prefix.
 
-The other way round, a node counts as *proven* once its draws weigh less than ln(miss) (Wald, Ann. Math. Statist. 16,
-1945, with the same reset): one that forges a fifth of its tokens passes for honest in one of 1 / miss trials at most.
+In the other direction, a node counts as *proven* once its draws weigh less than ln(miss) (Wald, Ann. Math. Statist. 16,
+1945, with the same reset). A node that forges a fifth of its tokens passes for honest in one of 1 / miss trials at
+most.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ DRAWS_DISPERSION: Final = 1.5
 """With both, the highest sum of honest nodes in 5,000 rollouts of each class of engines stays below a third of the
 alarm (`python -m benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
-"""Steps: claims of a node that rounds eight times as coarsely as its class are looked for as such."""
+"""Steps of the scale, eight times: the alternative to a class is an engine that rounds this much more coarsely."""
 TILTS: Final = (0.2, 0.4, 0.8)
-"""Strengths of the dependence between edges and rewards that are looked for (`shopping`)."""
+"""Strengths of the dependence between edges and rewards in the alternatives (`shopping`)."""
 
 
 class Alternative(IntEnum):
-    """What a node may do instead of being honest: the places of its sums. The first three are for the shares of
-    `WEIGHTS`, and so are the next three; the last three are for `TILTS`."""
+    """Alternatives to honesty, by the place of their first sum. `DRAWS_FORGED` and `CLAIMS_INVENTED` have a sum for
+    each of `WEIGHTS`, `SHOPPED` has one for each of `TILTS`."""
 
     DRAWS_FORGED = 0
     CLAIMS_INVENTED = 3
@@ -65,10 +65,10 @@ NOTHING: Final[Sums] = (0.0,) * (len(Alternative) + 2 * (len(WEIGHTS) - 1) + len
 
 
 def weigh(evidence: Evidence, honest: Honest) -> Sums:
-    """Nats that these tokens weigh against their node, by alternative; below zero they speak for it. `SHOPPED` takes
-    the reward as well: see `shopping.weigh`."""
+    """Return the nats of these tokens against their node, by alternative; below zero they speak for the node. `SHOPPED`
+    needs the reward: see `shopping.weigh`."""
     claims_CS, coarser = evidence.claims_CS, honest.claims + COARSER
-    # Beyond the coarsest scale there is nothing to look for.
+    # No alternative is coarser than the coarsest scale.
     coarse = claims_CS[0, coarser] - claims_CS[0, honest.claims] if coarser < NUM_SCALES else 0.0
     of_draws = evidence.draws_CS[1:, honest.draws] / DRAWS_DISPERSION
     of_claims = np.append(claims_CS[1:, honest.claims], coarse) / CLAIMS_DISPERSION
@@ -76,7 +76,7 @@ def weigh(evidence: Evidence, honest: Honest) -> Sums:
 
 
 def added(sums: Sums, weighed: Sums) -> Sums:
-    """The sums after one more rollout."""
+    """Return the sums after one more rollout."""
     return tuple(max(0.0, one + more) for one, more in zip(sums, weighed, strict=True))
 
 
@@ -92,7 +92,7 @@ def judged(sums: Sums, evidence: Evidence, recent: Evidence, honest: Honest, eno
 
 
 def against(sums: Sums) -> tuple[float, Alternative]:
-    """The most that speaks against a node, nats, and for which alternative."""
+    """Return the largest sum against a node, in nats, and its alternative."""
     place = sums.index(max(sums))
     return sums[place], _alternative(place)
 
@@ -128,10 +128,10 @@ def _forged(curves_CS: NDArray[np.float64], scale: int) -> float:
 
 
 def alarm(false_alarm: float) -> float:
-    """What a sum reaches when its node is convicted, nats."""
+    """Return the sum in nats at which a node is convicted."""
     return log(len(NOTHING) / false_alarm)
 
 
 def proof_added(proof: float, evidence: Evidence, honest: Honest) -> float:
-    """What speaks for a node, at most 0 nats: its draws alone, for they cannot be invented."""
+    """Return the sum for a node, at most 0 nats. Only draws count, because they cannot be invented."""
     return min(0.0, proof + float(evidence.draws_CS[1, honest.draws]))

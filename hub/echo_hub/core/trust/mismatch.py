@@ -1,7 +1,7 @@
-"""How far each node's claims are from what the learner finds of the same tokens, over the newest trained steps.
+"""Mismatch between each node's claims and the learner's log-probabilities, over the newest trained steps.
 
-For people to look at: it decides nothing. An engine of few bits is honestly farther off than one of many, and an old
-rollout farther than a new one; a node that is far off beside others of its kind is worth a look.
+It is shown to people and decides nothing. Low-bit engines and stale rollouts deviate more even when honest. A node that
+deviates more than other nodes of its kind is worth a look.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Final
 from echo_hub.core.trust.screening import Seen
 
 STEPS: Final = 16
-"""Older ones are forgotten."""
+"""Number of steps that count."""
 LEAST_TOKENS: Final = 64
-"""Of fewer, one odd token is all there is to see."""
+"""Least tokens of a node: in fewer, a single odd token decides the mean."""
 SHOWN: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMismatch:
-    """One node's."""
+    """Mismatch of one node."""
 
     node_id: str
     kl: float
-    """Mean over the tokens of the estimate of KL(claimed ‖ the learner's), nats."""
+    """Mean estimate of KL(claimed ‖ learner) per token, in nats."""
     num_tokens: int
 
 
 class Mismatch:
-    """Told of every step's rollouts; memory grows with the nodes of `STEPS` steps alone."""
+    """Mismatch by node, fed with every step's rollouts. Memory grows with the nodes of `STEPS` steps alone."""
 
     def __init__(self) -> None:
         self._steps: deque[dict[str, tuple[float, int]]] = deque()
         self._largest: tuple[NodeMismatch, ...] | None = ()
-        """None: to be found again."""
+        """None: not computed yet."""
 
     def add(self, screened: Iterable[Seen]) -> None:
-        """One step's rollouts, each with its node."""
+        """Add the rollouts of one step."""
         of_step: dict[str, tuple[float, int]] = {}
         for node_id, evidence, _ in screened:
             kl, tokens = of_step.get(node_id, (0.0, 0))
@@ -52,7 +52,7 @@ class Mismatch:
 
     @property
     def largest(self) -> tuple[NodeMismatch, ...]:
-        """The nodes that are farthest off, the farthest first."""
+        """Return the `SHOWN` nodes with the largest mismatch, the largest first."""
         if self._largest is None:
             self._largest = tuple(nlargest(SHOWN, self._nodes(), key=lambda node: node.kl))
         return self._largest

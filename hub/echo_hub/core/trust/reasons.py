@@ -1,4 +1,4 @@
-"""What a node and its operator, the hub's operator and the books are told of why it is judged so."""
+"""Reasons of verdicts, for the node, its owner, the hub's operator and the database."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from echo_hub.core.trust.judging import Alternative, against
 from echo_hub.core.trust.standing import Grounds, Standing
 
 BY_OPERATOR: Final = "By the operator."
-CHANGED: Final = "Its engine is another than before."
-OUTVOTED: Final = "As a checker it has contradicted two others, who agree with each other."
-DISPROVED: Final = "Who has found that it draws as leased is contradicted by two others."
+CHANGED: Final = "Its engine has changed."
+OUTVOTED: Final = "As a checker it contradicted two other nodes that agree with each other."
+DISPROVED: Final = "Two nodes contradict the checker that found its rollout honest."
 CLASS_WIDE: Final = "Unlike nodes of {numerics} all round more than expected: numerics of that engine, not forgery."
-DOUBTFUL: Final = "A checker finds that it was not drawn as leased, and no second one could say whether that is so."
+DOUBTFUL: Final = "A checker found that the rollout was not drawn as leased, and no second node could check that."
 
 _WRONG: Final[Mapping[Alternative, str]] = {
     Alternative.DRAWS_FORGED: "Its tokens do not follow from the lease's seed and the named version",
@@ -27,12 +27,12 @@ _WRONG: Final[Mapping[Alternative, str]] = {
 
 
 def convicting(standing: Standing) -> Grounds:
-    """Return what the sum consists of that weighs most against the node."""
+    """Return the grounds of the largest sum against the node."""
     return standing.grounds[standing.sums.index(max(standing.sums))]
 
 
 def what_is_wrong(standing: Standing) -> str:
-    """Return what the test says, and what shows it, of all that was checked since that sum was zero."""
+    """Return the verdict of the largest sum, with the evidence since that sum was last zero."""
     nats, alternative = against(standing.sums)
     grounds = convicting(standing)
     if not grounds.num_rollouts:
@@ -43,7 +43,7 @@ def what_is_wrong(standing: Standing) -> str:
 
 
 def _shown(grounds: Grounds, alternative: Alternative) -> str:
-    """The tokens that speak for the alternative: the largest classes of distance that have any."""
+    """Return the evidence for the alternative: counts of the two largest distances that occur."""
     shown = grounds.shown
     match alternative:
         case Alternative.DRAWS_FORGED | Alternative.SHOPPED:
@@ -60,22 +60,22 @@ def _shown(grounds: Grounds, alternative: Alternative) -> str:
 
 
 def _beyond(counts: Sequence[int], edges: Sequence[float]) -> str:
-    """How many tokens lie beyond each of the farthest edges that any lies beyond, two at most."""
+    """Return the counts of tokens beyond the two largest edges that have any."""
     beyond = [(edge, sum(counts[place + 1 :])) for place, edge in enumerate(edges)]
     told = [f" by more than {edge:g} nats: {count}" for edge, count in beyond if count][-2:]
     return ",".join(told) or f" by more than {edges[0]:g} nats: 0"
 
 
 def why_not(standing: Standing | None, *, is_trusted: bool) -> str:
-    """Why the operator cannot take a node for proven, or have it prove itself anew; empty: it can be done."""
+    """Return why the operator cannot set a node to proven, or to new; empty: the operator can."""
     if standing is None:
-        return "It is not here, and nothing was ever found of it."
+        return "This node is not connected, and was never checked."
     if standing.is_quarantined:
-        return "It is in quarantine; a pardon lets it begin anew."
+        return "This node is in quarantine; pardon it first."
     if is_trusted and standing.is_proven:
-        return "It is proven already."
+        return "This node is proven already."
     if not is_trusted and not standing.is_proven:
-        return "It has yet to prove itself in any case."
+        return "This node is not proven, so it must prove itself in any case."
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What trust is told of the run."""
+"""Settings of trust."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustSettings:
-    """The defaults check nothing: who checks is a process beside the hub, or nodes, which not every coordinator has."""
+    """The defaults check nothing, because not every coordinator has a verifier process or nodes that check."""
 
     enabled: bool = False
     by_nodes: bool = False
-    """Nodes compute each other's rollouts again; else a process beside the hub does."""
+    """True: nodes check each other's rollouts. False: a verifier process does."""
     check_deadline_s: float = 60.0
-    """What one node may take for that."""
+    """Time limit of a check by one node, in seconds."""
     secret: bytes = b""
-    """Which rollouts are checked follows from it: no node may know it."""
+    """Key of the choice of checked rollouts; no node may know it."""
     least_checked: float = 0.03
-    """Of a proven node's rollouts, so many are checked in the long run."""
+    """Share of a proven node's rollouts that is checked in the long run."""
     first_checked: int = 64
-    """A node's first rollouts, so many at least, are all checked, before anybody trains on them."""
+    """Least number of a node's first rollouts that are all checked before training."""
     false_alarm: float = 1e-6
-    """An honest node is convicted no oftener than once in the reciprocal of this, in checked rollouts."""
+    """Highest rate of convictions of an honest node per checked rollout."""
     temperature: float = 1.0
-    """Of all leases."""
+    """Temperature of all leases."""
     miss: float = 1e-3
-    """A node that forges a fifth of its tokens passes for honest no oftener than this."""
+    """Highest probability that a node that forges a fifth of its tokens becomes proven."""

@@ -1,11 +1,11 @@
-"""What the hub thinks of one node, and why.
+"""Standing of one node, and the reasons for it.
 
     new ──(enough verified)──> proven ──(doubt, or a hint)──> suspect ──(enough verified)──> proven
      └────────────┴───────────────(convicted)────────────────────┴──> quarantined ──(pardoned)──> new
 
-An operator may take a node for proven that is not in quarantine, and have one prove itself anew.
+An operator may set a node that is not in quarantine to proven, and a proven node to new.
 
-All of a new or suspect node's rollouts are checked before anybody trains on them.
+All rollouts of new and suspect nodes are checked before the learner trains on them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
 from echo_hub.core.trust.shopping import UsualRank
 
 WINDOW: Final = 2_048
-"""Tokens."""
+"""Tokens of recent evidence."""
 
 
 class StandingState(StrEnum):
-    """How a node stands."""
+    """State of a node's standing."""
 
     NEW = "new"
     PROVEN = "proven"
@@ -33,53 +33,53 @@ class StandingState(StrEnum):
 
 
 class Decision(StrEnum):
-    """What the log of decisions has."""
+    """Kinds of entries in the log of decisions."""
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
-    """By the hub itself: what it was condemned for proved to be no fault of its own."""
+    """By the hub: the cause of the node's quarantine proved to be another one."""
     PARDONED = "pardoned"
     """By the operator."""
     TRUSTED = "trusted"
-    """By the operator: it is taken for proven."""
+    """By the operator: the node counts as proven."""
     DISTRUSTED = "distrusted"
-    """By the operator: it proves itself anew."""
+    """By the operator: the node must prove itself again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingRow:
-    """One node's standing, as it is stored."""
+    """One node's standing as a row of the database."""
 
     node_id: str
     state: StandingState = StandingState.NEW
     numerics: NumericsClass = NOT_SAID
     num_verified: int = 0
-    """In a row, up to now; long ones count for several (`rate.worth`)."""
+    """Rollouts verified in a row; long ones count for several (`rate.worth`)."""
     sums: Sums = NOTHING
-    """What speaks against it, nats: see `judging`."""
+    """Nats against the node: see `judging`."""
     proof: float = 0.0
-    """What speaks for it, at most 0."""
+    """Nats of its draws, at most 0: the lower, the better proven."""
     shown: Evidence = NO_EVIDENCE
-    """What its checks have shown since it stands so, without curves."""
+    """Evidence of its checks in this state, without curves."""
     num_checked: int = 0
     num_failed: int = 0
     checked_at: float | None = None
-    """When a rollout of it was last checked."""
+    """Time of the last check of one of its rollouts."""
     reason: str = ""
-    """Why it is suspect or quarantined, for people."""
+    """Why the node is suspect or quarantined, for people."""
     since: float = 0.0
-    """Since when it stands so."""
+    """Beginning of this state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """What one sum against a node consists of: all that was checked since it was zero."""
+    """Checks behind one sum against a node: all since the sum was last zero."""
 
     num_rollouts: int = 0
     shown: Evidence = NO_EVIDENCE
     """Without curves."""
     is_partial: bool = False
-    """There is more, from before the hub's start."""
+    """True if checks from before the hub's start are missing."""
 
 
 _NO_GROUNDS: Final = Grounds()
@@ -87,7 +87,7 @@ _NO_GROUNDS: Final = Grounds()
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """One node's standing as it changes; `Trust` alone changes it."""
+    """One node's standing in memory. Only `Trust` changes it."""
 
     node_id: str
     state: StandingState = StandingState.NEW
@@ -102,23 +102,23 @@ class Standing:
     reason: str = ""
     since: float = 0.0
     share: float = 1.0
-    """Of its rollouts that are checked."""
+    """Share of its rollouts that are checked."""
     hints_from: int = 0
-    """After so many checks the learner's hints are heeded."""
+    """Number of checks from which on the learner's hints count."""
     taught: Evidence = NO_EVIDENCE
-    """What its class has learned of it since the hub's start."""
+    """Evidence that its class has learned from it since the hub's start."""
     recent: Evidence = NO_EVIDENCE
-    """What it has shown lately, whatever its verdicts were: of twice `WINDOW` tokens half are forgotten. Not stored."""
+    """Evidence of its latest `WINDOW` to 2 `WINDOW` tokens, whatever the verdicts. Not stored."""
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
-    """Of each of `sums`. Not stored."""
+    """Grounds of each of `sums`. Not stored."""
     usual_rank: UsualRank = field(default_factory=UsualRank)
     """Of its rewards. Not stored."""
     kin: frozenset[str] = frozenset()
-    """What nodes of one owner have in common: an address, the invite by which they came."""
+    """Marks that nodes of one owner share: an address, an invite."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
-        """From before a restart; its share is still to be set."""
+        """Return the standing of a row from before a restart, without its share."""
         grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
         return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 
@@ -128,12 +128,12 @@ class Standing:
 
     @property
     def has_shown_anything(self) -> bool:
-        """More is thought of it than of a node that nobody knows."""
+        """True if this standing differs from that of an unknown node."""
         return self.num_checked > 0 or self.hints_from > 0 or self.state is not StandingState.NEW
 
     @property
     def is_proven(self) -> bool:
-        """Its rollouts need not wait for their checks."""
+        """True if its rollouts need not wait for their checks."""
         return self.state is StandingState.PROVEN
 
     @property
@@ -159,17 +159,17 @@ class Standing:
         self.sums, self.grounds = tuple(changed), tuple(grounds)
 
     def acquit(self) -> None:
-        """Nothing speaks against it any more."""
+        """Set all sums to 0."""
         self.sums, self.grounds = NOTHING, (_NO_GROUNDS,) * len(NOTHING)
 
     def show(self, evidence: Evidence) -> None:
-        """A check of it has found this."""
+        """Add the evidence of a check to `recent`."""
         self.recent += evidence
         if self.recent.num_tokens >= 2 * WINDOW:
             self.recent = self.recent.halved
 
     def begin_again(self, state: StandingState, reason: str, now: float) -> None:
-        """All that it has shown so far counts no more."""
+        """Enter a state in which earlier evidence no longer counts."""
         if state is not self.state:
             self.since = now
         self.state, self.reason = state, reason

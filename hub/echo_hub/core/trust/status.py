@@ -1,4 +1,4 @@
-"""What pages may know of trust."""
+"""State of trust for pages and metrics."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from echo_hub.core.trust.mismatch import NodeMismatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustStatus:
-    """Counts are since the hub's start, but for the nodes that are quarantined now."""
+    """Counts since the hub's start, except `quarantined`, the present number."""
 
     checked: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts by class of numerics; one for each node that drew a part."""
+    """Verdicts by class of numerics, one for each node that drew a part."""
     failed: Mapping[str, int] = field(default_factory=dict)
     abandoned: int = 0
     """Checks that the verifier could not make."""
     waiting: int = 0
-    """Rollouts that the verifier has."""
+    """Rollouts under check."""
     quarantined: int = 0
     checkers: int = 0
-    """Connected nodes that say they can check others."""
+    """Connected nodes that offer to check others."""
     opinions: int = 0
-    """What nodes have said of others' rollouts; several of one rollout count each."""
+    """Findings of nodes about others' rollouts; several findings about one rollout count each."""
     disagreements: int = 0
-    """Rollouts of which the first two said what does not go together."""
+    """Rollouts whose first two findings contradict each other."""
     outvoted: int = 0
-    """Opinions that two others contradict."""
+    """Findings that two others contradict."""
     checked_tokens: int = 0
-    """That nodes were fed for it."""
+    """Tokens that nodes computed for checks."""
     mismatch: tuple[NodeMismatch, ...] = ()
-    """The nodes whose claims are farthest from what the learner finds, the farthest first."""
+    """Nodes with the largest mismatch with the learner, the largest first."""
     lagging: tuple[tuple[str, str], ...] = ()
-    """Nodes that likely draw with an older version than they name, each with what shows it."""
+    """Nodes that likely draw with an older version than they name, each with the reason."""
     suspended: tuple[str, ...] = ()
-    """What so many nodes of a class fail on that none is condemned for it."""
+    """Versions and groups that many nodes of a class fail on, so that no node is condemned for them."""
     coarser: tuple[str, ...] = ()
-    """Classes of numerics whose nodes all round more than was measured here, with their scales."""
+    """Classes of numerics whose nodes round more than measured here, with their scales."""

@@ -1,4 +1,4 @@
-"""Rollouts that are being checked: begun, waited for where that blocks, and answered for once each."""
+"""Rollouts under check: begun, waited for if the check blocks, and answered once each."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Held = RolloutScored | RolloutContinued
 
 @dataclass(slots=True, eq=False)
 class Check:
-    """A rollout that somebody computes again."""
+    """A rollout that the verifier or another node computes again."""
 
     node_id: str
-    """That it was leased to."""
+    """Node that the rollout was leased to."""
     group_id: int
     policy_version: int
     is_blocking: bool
     held: Held | None = None
-    """What the scorer has said of it meanwhile."""
+    """The score that came meanwhile."""
 
 
 class UnderCheck:
-    """By nodes where there is a `checking`, else by the verifier."""
+    """Checks by nodes if `checking` is given, else by the verifier."""
 
     def __init__(
         self, checking: Checking | None, *, ledger: Ledger, nodes: Nodes, forgetting: Forgetting, out: Outbox
@@ -46,7 +46,7 @@ class UnderCheck:
         self._out = out
         self._checks: dict[str, Check] = {}
         self._patient: Counter[str] = Counter()
-        """Checks of each node that wait for company."""
+        """Number of each node's checks that wait for a fuller batch."""
 
     def __len__(self) -> int:
         return len(self._checks)
@@ -55,14 +55,14 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Not what the hub draws itself. A node that checks is not asked for the most likely ids."""
+        """Return True unless the hub drew the rollout itself, or nodes would have to check greedy choices."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
 
     def begin(self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0) -> None:
-        """Once for each rollout, but after a restart. What does not block waits for company, as long as no more than
-        `patience` of its node do."""
+        """Begin the check of a rollout: once, and again after a restart. A check that does not block waits for a fuller
+        batch, unless more than `patience` of its node wait."""
         rollout.is_checked = True
         check = Check(rollout.node_id, rollout.group_id, rollout.policy_version, is_blocking)
         self._checks[rollout.rollout_id] = check
@@ -78,8 +78,8 @@ class UnderCheck:
                 self._hasten()
 
     def begin_all(self, node_id: str) -> None:
-        """What the node has drawn any of, has come in and is not consumed is checked, and blocks until it is. O(what is
-        not final), as is seldom done."""
+        """Begin blocking checks of all received, unconsumed rollouts with tokens of this node. O(rollouts that are not
+        final); called seldom."""
         is_any_hastened = False
         for rollout in self._ledger.rollouts.values():
             has_come_in = node_id in rollout.drawers and rollout.state is not ReceiptState.LEASED
@@ -95,7 +95,7 @@ class UnderCheck:
             self._hasten()
 
     def holds(self, scored: Held) -> bool:
-        """Whether what the scorer says has to wait for the answer; `Check.held` keeps it until then."""
+        """Return True if a score has to wait for the check; `Check.held` keeps it until then."""
         check = self._checks.get(scored.rollout_id)
         if check is None or not check.is_blocking:
             return False
@@ -103,10 +103,10 @@ class UnderCheck:
         return True
 
     def answered(self, rollout_id: str) -> Check | None:
-        """It blocks no longer. None: it is not under check."""
+        """Remove and return the check of a rollout, which no longer blocks; None: the rollout is not under check."""
         check = self._checks.pop(rollout_id, None)
         if check is not None:
-            self._patient.pop(check.node_id, None)  # They go together.
+            self._patient.pop(check.node_id, None)  # Waiting checks are sent together.
         if check is not None and check.is_blocking:
             self._nodes.wait_for_check(check.node_id, -1)
             rollout = self._ledger.rollouts.get(rollout_id)
@@ -119,7 +119,7 @@ class UnderCheck:
         self._out.act(HastenChecks())
 
     def _block(self, rollout: LeasedRollout) -> None:
-        """Its score is held until the verdict, and its node waits for that."""
+        """Hold the rollout's score until the verdict, and count the check as awaited by its node."""
         self._nodes.wait_for_check(rollout.node_id, 1)
         if rollout.state is ReceiptState.SCORED:
             self._forgetting.hold(rollout)
