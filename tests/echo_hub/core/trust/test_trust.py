@@ -543,12 +543,12 @@ def test_what_an_operator_cannot_say_of_a_node_is_told_and_changes_nothing(world
         StandingRow(node_id="s", state=StandingState.SUSPECT, numerics=F32),
     )
     for node_id, is_trusted, why in (
-        ("nobody", True, "not here"),
-        ("nobody", False, "not here"),
+        ("nobody", True, "never checked"),
+        ("nobody", False, "never checked"),
         ("q", True, "quarantine"),
         ("q", False, "quarantine"),
         ("p", True, "proven already"),
-        ("s", False, "yet to prove"),
+        ("s", False, "is not proven"),
     ):
         bench.tell(NodeVouchedFor(number=3, node_id=node_id, is_trusted=is_trusted))
         (settled,) = bench.of(ActionSettled)
