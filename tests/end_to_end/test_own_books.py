@@ -49,4 +49,4 @@ async def test_the_books_agree_and_the_hub_certifies_what_is_in_them(
     assert (await node(site, home, "receipts", "list", "--limit", "1"))["problem"]
     stranger = site.root / "stranger"
     status, printed = await site.command("echo_node.main", "receipts", "verify", out, "--data-dir", stranger)
-    assert status == 1 and "not known here" in printed
+    assert status == 1 and "unknown here" in printed

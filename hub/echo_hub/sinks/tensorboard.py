@@ -1,23 +1,31 @@
 """Event files in RUN/tensorboard, by TensorBoard's own writer. Show them with `tensorboard --logdir RUN/tensorboard`.
 
 Each start of the hub replaces the files, so no step is in them twice, out of order or missing after a crash. The
-writer needs neither torch nor TensorFlow.
+writer needs neither torch nor TensorFlow. TensorBoard's `EventFileWriter` is not used: it writes in a thread of its
+own, which dies with a traceback when the disk is full.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from echo_hub.dashboard.formats import visible
 from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
+
+_VERSION: Final = "brain.Event:2"
+"""Format of an event file, named by its first event."""
 
 
 class TensorBoard:
@@ -27,21 +35,29 @@ class TensorBoard:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._writer: EventFileWriter | None = None
+        self._writer: RecordWriter | None = None
 
     def open(self) -> Position:
         """Begin a new file in place of those of earlier starts."""
         for old in self._directory.glob("events.out.tfevents.*"):
             old.unlink()
-        self._writer = EventFileWriter(str(self._directory))
+        self._directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._writer = RecordWriter((self._directory / name).open("wb"))
+        self._add(Event(wall_time=time.time(), file_version=_VERSION))
+        self._writer.flush()
         return Position()
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
         """Return when the entries are in the file."""
         assert self._writer is not None, "it is open"
         for entry in entries:
-            self._writer.add_event(Event(step=entry.policy_version, wall_time=entry.at, summary=_summary(entry)))
+            self._add(Event(step=entry.policy_version, wall_time=entry.at, summary=_summary(entry)))
         self._writer.flush()
+
+    def _add(self, event: Event) -> None:
+        assert self._writer is not None, "it is open"
+        self._writer.write(event.SerializeToString())
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
