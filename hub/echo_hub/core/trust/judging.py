@@ -39,8 +39,8 @@ from echo_hub.core.trust.numerics import COARSEST, Honest
 
 CLAIMS_DISPERSION: Final = 4.0
 DRAWS_DISPERSION: Final = 1.5
-"""With both, the highest sum of honest nodes in 5,000 rollouts of each class of engines stays below a third of the
-alarm (`python -m benchmarks trust --only 'real*'`)."""
+"""With both, the highest sum of honest nodes in 5,000 rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9
+for Q8_0 at .6; the alarm is at 16 (`python -m benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
 """Steps of the scale, eight times: the alternative to a class is an engine that rounds this much more coarsely."""
 TILTS: Final = (0.2, 0.4, 0.8)
