@@ -1,4 +1,4 @@
-"""What a rollout carries besides its names: opaque to the coordinator, kept by the store."""
+"""Content of a rollout. The coordinator passes it to the store and reads only token counts, spans and times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_shared.messages import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Tokens of one completion that one node drew by one version, one after the other."""
+    """Consecutive tokens of one completion, sampled by one node with one version."""
 
     node_id: str
     policy_version: int
@@ -21,12 +21,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPayload:
-    """One completion: ids and behaviour logprobs (nats), both [T]."""
+    """One completion: token ids and behaviour logprobs (nats), both [T]."""
 
     completion_ids: NDArray[np.int32]
     behavior_logprobs: NDArray[np.float32]
     finish_reason: FinishReason
     sampling_s: float
     spans: tuple[Span, ...] = ()
-    """Who drew how much of it by which version, in order. Empty: the node that it was leased to drew it all, by its
-    lease's version."""
+    """Spans of the completion, in order. Empty: the leased node sampled all tokens with the lease's version."""
