@@ -12,7 +12,7 @@ problems in case of forgetting. The rate is that of the prompt's newest group or
 `TASK_GROUPS` groups.
 
 Planning a step counts all rates up to the youngest group of its batch. So in co-located and sequential mode the skipped
-ids depend on the groups alone, not on the order of completion, and a restarted run skips the same ids.
+ids depend on the groups alone, not on the order of completion. A restarted run skips the same ids.
 """
 
 from __future__ import annotations

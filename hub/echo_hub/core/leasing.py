@@ -125,7 +125,7 @@ class Leasing:
         self._next_lease_id = next_lease_id
         self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
-        self._nobody_would = False
+        self._takes_any = False
         """True while the learner is idle, no in-time work is under way, and no node is fast enough."""
         self._may_lease = LEASED_AT_ONCE
         """Number of leases that this turn may still make."""
@@ -229,9 +229,9 @@ class Leasing:
         num_leases = self._next_lease_id
         self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
         if self._next_lease_id == num_leases and tempo.waits and not self._ledger.num_under_way:
-            self._nobody_would = True
+            self._takes_any = True
             self._offer(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
-            self._nobody_would = False
+            self._takes_any = False
         self._asked = (self._nodes.num_changes + self._ledger.wants.num_changes + num_changes, outlook)
         if not self._may_lease:
             self._goes_on_at = now
@@ -261,7 +261,7 @@ class Leasing:
             )
             if terms.early_s:
                 self._release_at = min(self._release_at, now + terms.early_s)
-            elif self._nobody_would and is_late(step, outlook, tempo):
+            elif self._takes_any and is_late(step, outlook, tempo):
                 terms = replace(terms, in_s=inf)
             if terms.not_before_s > SLOWEST_S:
                 break
@@ -269,7 +269,7 @@ class Leasing:
             if not terms.not_before_s:
                 self._notice_from, self._nodes.heeds_relief = -inf, True
                 refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
-            elif self._anyone_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
+            elif self._any_slow(wanting[start : min(stop, start + AT_ONCE)], terms, now):
                 refused = self._lease_groups(wanting[start : min(stop, start + AT_ONCE)], terms, now)
             if refused is not None:
                 start += refused
@@ -278,8 +278,8 @@ class Leasing:
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
 
-    def _anyone_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
-        """True if a ready node may be slow enough for these groups now.
+    def _any_slow(self, group_ids: Iterable[int], terms: Terms, now: float) -> bool:
+        """True if some ready node is slow enough for these groups now.
 
         Otherwise set `_release_at` to the time when the next node will be. Until then only slower nodes need attention.
         """

@@ -45,14 +45,14 @@ class Takers:
         self._ledger = ledger
         self._nodes = nodes
         self._avoided: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
-        self._nobody: dict[tuple[float, ...], set[_Kind]] = {}
+        self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
         """Failed searches: by terms, the kinds of groups without any node."""
         self.most_avoided = 0
         """Largest number of nodes avoided in one search."""
 
     def begin(self) -> None:
         self._avoided.clear()
-        self._nobody.clear()
+        self._unfillable.clear()
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
@@ -72,22 +72,22 @@ class Takers:
 
     def any_left(self, group: RolloutGroup, terms: Terms) -> bool:
         """False if an earlier search with these terms found no node for such a group."""
-        nobody = self._nobody.get(_key(terms))
-        return nobody is None or _kind(group, terms, group.failures) not in nobody
+        unfillable = self._unfillable.get(_key(terms))
+        return unfillable is None or _kind(group, terms, group.failures) not in unfillable
 
     def note_nobody(self, group: RolloutGroup, terms: Terms) -> None:
         """Remember that no node can take any wanted index of the group."""
-        self._nobody.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
+        self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
 
     def find(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
         """Return the best node for a member of the group, and the maximum number of members; None: no node."""
-        nobody, kind = self._nobody.setdefault(_key(terms), set()), _kind(group, terms, avoid)
-        if kind in nobody:
+        unfillable, kind = self._unfillable.setdefault(_key(terms), set()), _kind(group, terms, avoid)
+        if kind in unfillable:
             return None
         self.most_avoided = max(self.most_avoided, len(avoid))
         found = self._search(group, terms, avoid)
         if found is None:
-            nobody.add(kind)
+            unfillable.add(kind)
         return found
 
     def _search(self, group: RolloutGroup, terms: Terms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:

@@ -5,14 +5,14 @@
     planned           written batches of the steps after trained_steps, at most two
     training          step that the learner is computing
 
-While the learner trains step k, it gets step k + 1 as soon as the oldest waiting groups are complete and fill its
-batch, so it never pauses. When the learner is idle, a batch may skip groups that are still open. Step k + 1 consumes at
-version k whenever its batch is written, and the staleness bound is checked against k. In lock-step modes no group is
-complete for step k + 1 before version k is published.
+While the learner trains step k, it gets step k + 1 as soon as complete oldest groups fill the batch. So the learner
+never pauses. When the learner is idle, a batch may skip groups that are still open. Step k + 1 consumes at version k
+whenever its batch is written, and the staleness bound is checked against k. In lock-step modes no group is complete for
+step k + 1 before version k is published.
 
-The database has a step's batch before any result of the step is visible. The learner may begin before the commit, but
-keeps no result until then. Each step counts once. A learner that returns with planned steps in its checkpoint has
-trained them and brings their metrics. Otherwise it gets the same batches again.
+The database has a step's batch before any result of the step is visible. The learner may begin earlier, but keeps no
+result before the commit. Each step counts once. A learner that returns with planned steps in its checkpoint has trained
+them and brings their metrics. Otherwise it gets the same batches again.
 
 Selection of groups for a step:
 - `groups_per_step` complete groups, oldest first;
@@ -21,7 +21,7 @@ Selection of groups for a step:
 - with a `curriculum`, problems known to teach nothing are not sampled at all (`core/curriculum.py`);
 - with `dynamic_sampling`, groups with unequal rewards (DAPO, arXiv 2503.14476, section 3.2). The other groups are
   *flat*: they are dropped and replaced. After `MAX_FLAT_BATCHES` batches of flat groups younger than any step's, flat
-  groups are kept and trained, so that a task with all or no problems solved makes progress.
+  groups are kept and trained. Otherwise a task with all or no problems solved would stop the run.
 
 In co-located and sequential mode the selection depends on the groups alone, not on the order of completion. Groups are
 judged in order. A step is planned once its expected number of groups is complete, including replacements of dropped
@@ -74,7 +74,7 @@ STEPS_AHEAD: Final = 2
 MAX_REDRAWS: Final = 8
 """Number of times a group's stale rollouts are sampled again before the group is dropped.
 
-After so many redraws, no present node is fast enough for the group.
+After that number of redraws, no present node is fast enough for the group.
 """
 
 KEPT_VERSIONS: Final = 8

@@ -27,7 +27,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update all indices of a requested group of which none wanted a lease before."""
+        """Update all indices of a newly requested group, which had no wanted indices before."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:

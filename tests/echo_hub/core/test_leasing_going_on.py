@@ -462,7 +462,7 @@ def test_of_a_group_only_what_is_too_old_is_drawn_anew(bench: BenchOf) -> None:
     old, young = ({"policy_version_start": version, "policy_version_end": 2} for version in (0, 1))
     b.tell(b.arrival(lease, 0, **old))
     assert [(one.reason, one.detail) for one in b.of(RolloutsDropped)] == [
-        (DropReason.STALE, "its first token is by version 0")
+        (DropReason.STALE, "its first token was sampled with version 0")
     ]
     again = [one for one in b.of(SendLease) if one.group_id == 0]
     assert [(one.indices, one.goes_on) for one in again] == [((0,), ())]

@@ -73,7 +73,7 @@ def test_an_objective_holds_from_the_next_step_on_and_builds_on_the_one_before()
     assert same is settings and isinstance(refused, ActionSettled) and refused.detail == "It does not fit."
     _, (recorded, done) = answer(settings, asked(Setting.OBJECTIVE, "d"), next_step=11, published_version=10)
     assert isinstance(recorded, SettingRecorded) and isinstance(done, ActionSettled)
-    assert (done.before, done.after, done.detail) == ("old", "d", "It holds from step 11 on.")
+    assert (done.before, done.after, done.detail) == ("old", "d", "It applies from step 11 on.")
     stored = {"objective": json.loads(json.dumps(recorded.stored))}
     assert restored(replace(settings, objectives=()), stored).objective_of(11) == "a+b+c+d"
 

@@ -1,6 +1,6 @@
 """Faults that many nodes share: no node is condemned for them.
 
-A version, a problem, or the verifier itself can be at fault. So for each class of numerics, version and group this
+Possible causes are a version, a problem, and the verifier itself. So for each class of numerics, version and group this
 module counts the checked nodes and the failed nodes. Once `LEAST_FAILED` nodes have failed, and they are `SHARE` of the
 checked nodes, verdicts of the class on this version or group are *suspended*: no node is condemned for it, condemned
 nodes are released, and the operator is told. Failed rollouts are still not trained on.

@@ -1,7 +1,7 @@
 """Mismatch between each node's claims and the learner's log-probabilities, over the newest trained steps.
 
 It is shown to people and decides nothing. Low-bit engines and stale rollouts deviate more even when honest. A node that
-deviates more than other nodes of its kind is worth a look.
+deviates more than similar nodes deserves an operator's look.
 """
 
 from __future__ import annotations

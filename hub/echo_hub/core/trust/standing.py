@@ -112,13 +112,13 @@ class Standing:
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
     """Grounds of each of `sums`. Not stored."""
     usual_rank: UsualRank = field(default_factory=UsualRank)
-    """Of its rewards. Not stored."""
+    """Usual rank of the node's rewards. Not stored."""
     kin: frozenset[str] = frozenset()
     """Marks that nodes of one owner share: an address, an invite."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
-        """Return the standing of a row from before a restart, without its share."""
+        """Return the standing stored in a row. Its share is not restored."""
         grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
         return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 
@@ -141,12 +141,11 @@ class Standing:
         return self.state is StandingState.QUARANTINED
 
     def weigh(self, sums: Sums, evidence: Evidence) -> None:
-        """A check has led to these sums by this evidence; what is `SHOPPED` stays as it is."""
+        """Set the sums after a check with this evidence. Sums from `SHOPPED` on stay unchanged."""
         self._weigh(slice(0, Alternative.SHOPPED), sums, evidence.counts)
 
     def weigh_rewards(self, sums: Sums, counts: Evidence) -> None:
-        """A checked rollout's reward has led to these sums; only what is `SHOPPED` changes. `counts`: its evidence
-        without curves."""
+        """Set the sums from `SHOPPED` on after a checked rollout's reward. `counts`: its evidence without curves."""
         self._weigh(slice(Alternative.SHOPPED, None), sums, counts)
 
     def _weigh(self, places: slice, sums: Sums, counts: Evidence) -> None:

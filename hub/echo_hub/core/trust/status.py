@@ -13,7 +13,7 @@ class TrustStatus:
     """Counts since the hub's start, except `quarantined`, the present number."""
 
     checked: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts by class of numerics, one for each node that drew a part."""
+    """Verdicts by numerics class, one for each node that sampled a part."""
     failed: Mapping[str, int] = field(default_factory=dict)
     abandoned: int = 0
     """Checks that the verifier could not make."""
@@ -33,8 +33,8 @@ class TrustStatus:
     mismatch: tuple[NodeMismatch, ...] = ()
     """Nodes with the largest mismatch with the learner, the largest first."""
     lagging: tuple[tuple[str, str], ...] = ()
-    """Nodes that likely draw with an older version than they name, each with the reason."""
+    """Nodes that likely sample with an older version than they name, each with the reason."""
     suspended: tuple[str, ...] = ()
-    """Versions and groups that many nodes of a class fail on, so that no node is condemned for them."""
+    """Versions and groups on which many nodes of a class fail. Nodes are not condemned for these failures."""
     coarser: tuple[str, ...] = ()
     """Classes of numerics whose nodes round more than measured here, with their scales."""

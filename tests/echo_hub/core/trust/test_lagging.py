@@ -139,7 +139,7 @@ def test_what_is_remembered_is_bounded() -> None:
 def test_the_words() -> None:
     lag = Lag(node_id="a", mismatch=0.0125, usual=1e-3, since=9, policy_version=7, is_alone=False)
     assert str(lag) == (
-        "Since step 9 its rollouts fit the learner's policy less and less: 0.013 nats a token, where 0.001 would "
-        "be usual. The rollouts of other nodes do not: it likely draws with version 7 or an older one, not with the "
+        "Since step 9 its rollouts fit the learner's policy less and less: 0.013 nats per token, where 0.001 would "
+        "be usual. The rollouts of other nodes do not: it likely samples with version 7 or an older one, not with the "
         "versions that it names."
     )

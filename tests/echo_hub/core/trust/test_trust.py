@@ -617,7 +617,7 @@ def test_a_node_that_lags_is_quarantined_where_nothing_checks_it(world) -> None:
     lag(bench, "a", "b")
     (decision,) = bench.of(TrustDecided)
     assert (decision.node_id, decision.decision) == ("a", Decision.QUARANTINED)
-    assert "it likely draws with version " in decision.reason
+    assert "it likely samples with version " in decision.reason
     dropped = {each for effect in bench.of(RolloutsDropped) for each in effect.rollout_ids}
     assert name(leases[0]) in dropped, "what no step has consumed is not trained on"
     bench.tell(NodePardoned(node_id="a"))
