@@ -71,10 +71,7 @@ from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
 """Returns of one index until its group's owner is told, so that a problem that no node can solve does not stall the
-run.
-
-Nodes that connect and disconnect return an index far less often.
-"""
+run. Nodes that connect and disconnect return an index far less often."""
 
 
 class Coordinator:
@@ -111,10 +108,8 @@ class Coordinator:
         )
         self._finished = False
         self._stood = -1
-        """`_num_changes` after the last turn that served learner and nodes fully.
-
-        -1 forces another pass even if nothing has changed.
-        """
+        """`_num_changes` after the last turn that served learner and nodes fully. -1 forces another pass even if
+        nothing has changed."""
 
     def start(self, now: float) -> list[Effect]:
         """Restore the snapshot's work, and repeat the actions that a crash after a commit may have lost."""
@@ -434,7 +429,7 @@ class Coordinator:
             self._heed_leasing(now)
 
     def _heed_leasing(self, now: float) -> None:
-        """Stop paying standing nodes while leasing is paused, and open the groups prepared in the meantime."""
+        """Stop paying nodes while leasing is paused. Otherwise open the groups prepared in the meantime."""
         if not self._finished:
             self._activation.halt(PAUSED if self._settings.leasing == "paused" else "", now)
         self._admitting.open_prepared()

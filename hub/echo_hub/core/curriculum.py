@@ -29,6 +29,7 @@ from echo_hub.core.mixture import Mixture, TrainedTask
 from echo_shared.draws import derive_seed
 
 TASK_GROUPS: Final = 32
+"""Number of newest groups that determine a task's pass rate."""
 REMEMBERED: Final = 2**17
 """Number of newest counted groups that are remembered, in memory and across restarts."""
 FLOOR: Final = 0.1

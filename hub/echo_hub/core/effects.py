@@ -28,11 +28,8 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _effect(kind: type[T]) -> type[T]:
-    """Make a dataclass that type checkers see as frozen.
-
-    At run time the class is a plain slotted dataclass: constructing one takes half the time of a frozen one, and each
-    event creates several.
-    """
+    """Make a dataclass that type checkers see as frozen. At run time the class is a plain slotted dataclass:
+    constructing one takes half the time of a frozen one, and each event creates several."""
     return dataclass(slots=True, kw_only=True)(kind)
 
 
@@ -87,11 +84,8 @@ class RolloutReceived:
 
 @_effect
 class ScoreRecorded:
-    """Record: received → scored.
-
-    It carries the episode's reward if the rollout ended its episode, else the environment's answer (`observation_ids`).
-    Both are None if the scorer failed in an evaluation.
-    """
+    """Record: received → scored. It carries the episode's reward if the rollout ended its episode, else the
+    environment's answer (`observation_ids`). Both are None if the scorer failed in an evaluation."""
 
     rollout_id: str
     reward: float | None
@@ -264,10 +258,8 @@ class PrepareGroup:
 
 @_effect
 class SendLease:
-    """Action: send the lease to the node. `deadline_s` is relative to now.
-
-    Turn 0 uses the group's prompt. A later turn has one index; its prompt is that episode's whole conversation so far.
-    """
+    """Action: send the lease to the node. `deadline_s` is relative to now. Turn 0 uses the group's prompt. A later turn
+    has one index; its prompt is that episode's whole conversation so far."""
 
     node_id: str
     lease_id: int
@@ -280,11 +272,9 @@ class SendLease:
     may_move_on: bool = False
     """True if the node may continue these completions with newer versions."""
     goes_on: tuple[tuple[int, int], ...] = ()
-    """Pairs of index and earlier lease id, for completions that resume.
-
-    The earlier lease has the same index, turn, seed and version, so its tokens are the beginning of this completion. A
-    lease that is sent again resumes from itself.
-    """
+    """Pairs of index and earlier lease id, for completions that resume. The earlier lease has the same index, turn and
+    seed, so its tokens are the beginning of this completion. Its version is the same, or older where completions may be
+    interrupted. A lease that is sent again resumes from itself."""
 
 
 @_effect
@@ -372,9 +362,7 @@ class CheckRollout:
 @_effect
 class MeasureNumerics:
     """Action: measure how coarsely engines with this rounding sample from this version, then answer NumericsMeasured.
-
-    The measurement precedes all checks that are requested after it.
-    """
+    The measurement precedes all checks that are requested after it."""
 
     rounding: str
     """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
@@ -388,10 +376,8 @@ class HastenChecks:
 
 @_effect
 class SendCheck:
-    """Action: have this node recompute another node's committed rollout, then answer CheckReturned.
-
-    The answer is CheckAbandoned if no node can do the check. `deadline_s` is relative to now.
-    """
+    """Action: have this node recompute another node's committed rollout, then answer CheckReturned. The answer is
+    CheckAbandoned if no node can do the check. `deadline_s` is relative to now."""
 
     node_id: str
     rollout_id: str
@@ -400,11 +386,9 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: give a fully received group to the learner ahead of the step that may train it.
-
-    The group has no known invalid rollout; rewards may be missing. One of the next steps takes the group, or none does.
-    `rollout_ids` are in training order. A second HandOver of the same group replaces its rollouts.
-    """
+    """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
+    invalid rollout; rewards may be missing. One of the next steps takes the group, or none does. `rollout_ids` are in
+    training order. A second HandOver of the same group replaces its rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -424,12 +408,10 @@ class BatchGroup(NamedTuple):
 
 @_effect
 class BeginStep:
-    """Action: let the learner compute this step while the records of its turn are still being committed.
-
-    The learner must keep no result until the TrainStep of the same turn arrives. TrainStep follows once the store has
-    the plan. The learner has most of the batch already, from HandOver. BeginStep may arrive before the TrainStep of an
-    earlier step. A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep.
-    """
+    """Action: let the learner compute this step while the records of its turn are still being committed. The learner
+    must keep no result until the TrainStep of the same turn arrives. TrainStep follows once the store has the plan. The
+    learner has most of the batch already, from HandOver. BeginStep may arrive before the TrainStep of an earlier step.
+    A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
 
     step: int
     batch: tuple[BatchGroup, ...]
@@ -437,11 +419,9 @@ class BeginStep:
 
 @_effect
 class TrainStep:
-    """Action: give the learner the planned batch of this step, unless BeginStep did, and have it keep the result.
-
-    The learner may still be computing the previous step. It answers with StepComputed and then StepDone. Steps come in
-    order, and at most two are outstanding without StepDone.
-    """
+    """Action: give the learner the planned batch of this step, unless BeginStep did, and have it keep the result. The
+    learner may still be computing the previous step. It answers with StepComputed and then StepDone. Steps come in
+    order, and at most two are outstanding without StepDone."""
 
     step: int
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FIRST_EVALUATION_ID: Final = 2**48
+"""Smallest id of an evaluation group."""
 _PROBLEMS: Final = 2**17
 """Number of problem ids per version, above the limit of evaluation.problems."""
 

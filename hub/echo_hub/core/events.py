@@ -27,8 +27,7 @@ class NodeConnected:
     """Network address or address range that the node connects from; many keys there may be one person's. Empty =
     unknown."""
     invite: str = ""
-    """Member whose invite the node used. All keys of one invite count as one person's, at any address. Empty = no
-    invite."""
+    """Invite that the node used. All keys of one invite count as one person's, at any address. Empty = no invite."""
     numerics: NumericsClass = NOT_SAID
     """Numerics that the node claims for its engine. Its precision usually arrives with a later report."""
 
@@ -44,8 +43,8 @@ class NodeDisconnected:
 class NodeReported:
     """A node's report of the work it accepts.
 
-    `capacity`: rollouts it is willing to hold. `policy_version`: newest version it can sample from; None = none.
-    `precision`: that of its engine's weights; empty = not reported. `checks`: maximum number of concurrent
+    `capacity`: rollouts the node is willing to hold. `policy_version`: newest version the node can sample from; None =
+    none. `precision`: precision of the engine's weights; empty = not reported. `checks`: maximum number of concurrent
     recomputations for checks.
     """
 
@@ -82,7 +81,7 @@ class RolloutArrived:
     problem: str = ""
     """Contradiction between the completion and its lease; empty = none found."""
     is_unattributed: bool = False
-    """True if it resumes tokens sent before the hub's restart, so that the node which sampled them is unknown."""
+    """True if the rollout resumes tokens sent before the hub's restart, whose sampling node is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,9 +55,9 @@ class LeasedRollout:
     Before receipt this is a lower bound: the lease's version, or the oldest one of the completion it resumes.
     """
     drawn_by: tuple[str, ...] = ()
-    """Other nodes known to have sampled its beginning."""
+    """Other nodes known to have sampled the rollout's beginning."""
     is_begun: bool = False
-    """True if the hub holds tokens of it while unfinished: its own, or those it resumes from."""
+    """True if the hub holds tokens of the unfinished rollout, including resumed ones."""
     is_checked: bool = False
     """True if the rollout was selected to be recomputed (`trust`)."""
     is_held: bool = False
@@ -71,12 +71,12 @@ class LeasedRollout:
 
     @property
     def drawers(self) -> tuple[str, ...]:
-        """Return all nodes that sampled any of it."""
+        """Return all nodes that sampled tokens of the rollout."""
         return (*self.drawn_by, self.node_id)
 
     @property
     def in_time(self) -> bool:
-        """True if it is leased and its deadline has not passed."""
+        """True if the rollout is leased and within its deadline."""
         return self.state is ReceiptState.LEASED and not self.overdue
 
 

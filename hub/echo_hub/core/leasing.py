@@ -54,6 +54,7 @@ from echo_shared.draws import derive_seed
 from echo_shared.messages import rollout_id
 
 EVALUATION_SHARE: Final = 4
+"""Divisor of the other owners' share of leased rollouts: one in 4."""
 
 LATE: Final = 1.5
 """Lateness threshold, as a multiple of the time the longest completions take on a node behind its current work."""
@@ -300,8 +301,8 @@ class Leasing:
         """Lease these groups (at least one).
 
         First pass: the likely longest groups, each to a node of suitable pace. Second pass: the rest, shortest first,
-        to any node that returns them in time. Return how many groups still want leases only because other nodes failed
-        on them; None: no node is left for any of them.
+        to any node that returns them in time. Return how many groups remain because the free nodes have failed on them;
+        None: no node is left.
         """
         expected_tokens = self._ledger.expected_tokens
         groups = sorted((self._ledger.groups[group_id] for group_id in group_ids), key=expected_tokens, reverse=True)

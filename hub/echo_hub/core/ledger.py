@@ -58,10 +58,8 @@ CLEARED_AT_ONCE: Final = 16
 
 
 class Ledger:
-    """All unfinished groups and rollouts, and the learner's queues.
-
-    A group for the learner is *waiting* (open or complete) until a step plans it. Groups of other owners never wait.
-    """
+    """All unfinished groups and rollouts, and the learner's queues. A group for the learner is *waiting* (open or
+    complete) until a step plans it. Groups of other owners never wait."""
 
     def __init__(self, *, nodes: Nodes, out: Outbox, discount: float | None = None) -> None:
         """`discount`: of the returns by which each turn gets its advantage. None: whole episodes get advantages."""
@@ -149,12 +147,9 @@ class Ledger:
 
     def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
         """Return the indices that resume an earlier lease's tokens, as pairs of index and earlier lease id. Call it
-        before `lease`.
-
-        An index resumes only tokens of a proven node or of the same node. The node that continues answers for the whole
-        completion, and must not answer for tokens planted by a fresh key. Without `oldest`, the earlier lease must have
-        the same version. With `oldest`, older versions down to `oldest` are allowed.
-        """
+        before `lease`. An index resumes only tokens of a proven node or of the same node. The node that continues
+        answers for the whole completion, and must not answer for tokens planted by a fresh key. Without `oldest`, the
+        earlier lease must have the same version. With `oldest`, older versions down to `oldest` are allowed."""
         slots = self.groups[record.group_id].slots
         return tuple(
             (index, before.lease_id)
@@ -193,10 +188,8 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def mark_late(self, rollout: LeasedRollout, now: float, *, is_slow: bool) -> None:
-        """Mark a rollout whose node takes too long (`is_slow`) or has left.
-
-        Another node may sample it too, and the first valid result wins.
-        """
+        """Mark a rollout whose node takes too long (`is_slow`) or has left. Another node may sample it too, and the
+        first valid result wins."""
         self.num_under_way -= 1
         if is_slow:
             self.note_missing(rollout, now)
@@ -207,11 +200,9 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
-        """Lower the node's measured pace for a rollout that did not arrive in time or is no longer wanted.
-
-        Assume at least the length of the longest completions: a missing completion may be long even if its prompt's
-        completions are short on average, so the node may not be slow.
-        """
+        """Lower the node's measured pace for a rollout that did not arrive in time or is no longer wanted. Assume at
+        least the length of the longest completions: a missing completion may be long even if its prompt's completions
+        are short on average, so the node may not be slow."""
         num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
@@ -222,10 +213,8 @@ class Ledger:
         group.slots[rollout.index].blame(rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        """Move any state → dropped, and let other nodes be tried first.
-
-        Tokens of a returned rollout can be resumed. After any other failure the completion is sampled from its start.
-        """
+        """Move any state → dropped, and let other nodes be tried first. Tokens of a returned rollout can be resumed.
+        After any other failure the completion is sampled from its start."""
         if reason is not DropReason.RETURNED:
             self.groups[rollout.group_id].slots[rollout.index].begun = None
         self.blame(rollout)
@@ -234,10 +223,8 @@ class Ledger:
     def receive(
         self, rollout: LeasedRollout, payload: RolloutPayload, now: float, *, oldest_version: int | None = None
     ) -> None:
-        """Move leased → received. The rollout wins its index's turn, which must have no winner yet.
-
-        `oldest_version`: that of its first token. None: the lease's version.
-        """
+        """Move leased → received. The rollout wins its index's turn, which must have no winner yet. `oldest_version`:
+        version of the first token. None: the lease's version."""
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
@@ -269,10 +256,8 @@ class Ledger:
             self._hand_over(group)
 
     def score(self, rollout: LeasedRollout, reward: float) -> None:
-        """Move received → scored for a rollout that ended its episode.
-
-        The last episode completes the group, and all remaining leases of the group are revoked.
-        """
+        """Move received → scored for a rollout that ended its episode. The last episode completes the group, and all
+        remaining leases of the group are revoked."""
         self._record_score(rollout, reward)
         rollout.reward = reward
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
@@ -332,20 +317,16 @@ class Ledger:
         self.wants.note(group, rollout.index)
 
     def draw_again(self, rollout: LeasedRollout, detail: str) -> None:
-        """Move received → dropped after a scorer failure. The turn wants a lease with another seed.
-
-        Other leases of the turn are revoked: their seed would reproduce the failed completion.
-        """
+        """Move received → dropped after a scorer failure. The turn wants a lease with another seed. Other leases of the
+        turn are revoked: their seed would reproduce the failed completion."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         self.revoke(slot.leased, DropReason.EXPIRED)
         slot.failed_draws += (slot.turn,)
         self.fail(rollout, DropReason.SCORER_FAILED, detail)
 
     def draw_newer(self, group: RolloutGroup, oldest_version: int) -> None:
-        """Drop every episode that contains tokens of a version older than `oldest_version`.
-
-        Each wants a lease again from its first turn on. The dropped lengths raise the group's expected length.
-        """
+        """Drop every episode that contains tokens of a version older than `oldest_version`. Each wants a lease again
+        from its first turn on. The dropped lengths raise the group's expected length."""
         group.num_redraws += 1
         for slot in group.slots:
             drawn = slot.received
@@ -383,10 +364,8 @@ class Ledger:
             self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
-        """Drop leased rollouts and tell their nodes to stop.
-
-        A node always stops a whole lease. So it is told only if none of the lease's rollouts is wanted.
-        """
+        """Drop leased rollouts and tell their nodes to stop. A node always stops a whole lease. So the message is sent
+        only if no rollout of the lease is wanted."""
         revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
         self.drop(revoked, reason)
         for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):
@@ -453,10 +432,8 @@ class Ledger:
                 gone.popleft()
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
-        """Return the waiting groups that have something leased or sampled with an older version, ordered by id.
-
-        Each group is returned once per such version.
-        """
+        """Return the waiting groups that have something leased or sampled with an older version, ordered by id. Each
+        group is returned once per such version."""
         found: set[int] = set()
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)

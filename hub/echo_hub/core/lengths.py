@@ -16,12 +16,15 @@ from math import sqrt
 from typing import Final
 
 PROMPTS: Final = 65_536
+"""Number of remembered prompts."""
 RECENT: Final = 512
 """Number of recent completions for the task's figures."""
 LONG_SHARE: Final = 0.98
+"""Quantile of recent lengths that defines `long_tokens`."""
 DEVIATIONS: Final = 1.5
 """Number of standard deviations by which completions rarely exceed their prediction."""
 _SORTED_EVERY: Final = 64
+"""Arrivals between two computations of `long_tokens`."""
 _TASK_WEIGHT: Final = 2.0
 """Weight of the task's mean in a prediction, in completions of the prompt."""
 _MOST: Final = 32.0

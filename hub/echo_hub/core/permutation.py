@@ -12,6 +12,7 @@ from typing import Final
 from echo_shared.draws import derive_seed
 
 ROUNDS: Final = 4
+"""Rounds of the Feistel network."""
 
 
 def permuted(place: int, size: int, *key: int | str) -> int:

@@ -56,7 +56,7 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes to avoid for this index: those it failed on, while another candidate exists."""
+        """Return the nodes to avoid for this index: nodes on which the index failed, while another candidate exists."""
         failed = slot.failed_on
         if not failed:
             return ()

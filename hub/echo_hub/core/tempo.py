@@ -19,9 +19,11 @@ from statistics import median
 from typing import Final
 
 RECENT: Final = 8
+"""Number of recent steps in the medians and averages."""
 READY: Final = 0.05
 """Desired lead of a complete batch before the learner is free, as a fraction of a step."""
 FIRST_MARGIN: Final = 1.2
+"""Margin at the start."""
 MOST_MARGIN: Final = 8.0
 LEAST_MARGIN: Final = 1.0
 _DOWN: Final = 0.4

@@ -45,7 +45,7 @@ class Terms:
     in_s: float = inf
     """Latest return, in seconds from now."""
     not_before_s: float = 0.0
-    """Earliest return: faster nodes are not asked yet."""
+    """Earliest return: nodes that would return sooner are not asked yet."""
     suits_s: float = inf
     """Upper bound for a single completion's time. Slower nodes should take shorter completions instead."""
     most: int = UNBOUNDED

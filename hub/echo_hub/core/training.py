@@ -64,18 +64,14 @@ from echo_shared.messages import DropReason
 
 MAX_SCORER_FAILURES: Final = 3
 """Scorer failures on one turn of an index until its group is dropped, so that a broken problem cannot stall the run.
-
-Each failure is on another sample.
-"""
+Each failure is on another sample."""
 
 STEPS_AHEAD: Final = 2
 """Maximum number of steps given to the learner before the first of them is reported done."""
 
 MAX_REDRAWS: Final = 8
-"""Number of times a group's stale rollouts are sampled again before the group is dropped.
-
-After that number of redraws, no present node is fast enough for the group.
-"""
+"""Number of times a group's stale rollouts are sampled again before the group is dropped. After that number of redraws,
+no present node is fast enough for the group."""
 
 KEPT_VERSIONS: Final = 8
 """Number of newest published versions that nodes can fetch. Older versions are retired."""
@@ -85,10 +81,8 @@ MAX_FLAT_BATCHES: Final = 4
 
 
 class Training:
-    """Owner of the learner's groups.
-
-    Batches take the oldest complete groups first. Planning a batch enforces the staleness bound.
-    """
+    """Owner of the learner's groups. Batches take the oldest complete groups first. Planning a batch enforces the
+    staleness bound."""
 
     for_learner = True
 
@@ -109,18 +103,16 @@ class Training:
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
-        """Versions that nodes can certainly fetch.
-
-        Of versions from before a start, only the newest counts: a run restored from a backup has no other version.
-        """
+        """Versions that nodes can certainly fetch. Of versions from before a start, only the newest counts: a run
+        restored from a backup has no other version."""
         self._publishing = 0
         self.usability = Usability()
         self.tempo = Tempo()
         self.learner_version: int | None = None
         self._given = 0
-        """Newest step given to the learner since it came up; at least its version."""
+        """Newest step given to the learner since it came up; at least the learner's version."""
         self._computed = 0
-        """Newest step computed by the learner since it came up; at least its version."""
+        """Newest step computed by the learner since it came up; at least the learner's version."""
         self._computed_at: dict[int, float] = {}
         """Computation time of each step that is computed but not written."""
         self._advanced: tuple[int, ...] = ()
@@ -180,11 +172,8 @@ class Training:
 
     @property
     def outlook(self) -> Outlook:
-        """Return the expected number of groups in the next and in later batches.
-
-        With variable batches, use the recent average. Before the first step, the next batch counts as full, and later
-        batches as empty.
-        """
+        """Return the expected number of groups in the next and in later batches. With variable batches, use the recent
+        average. Before the first step, the next batch counts as full, and later batches as empty."""
         usual = self._settings.groups_per_step
         if self._settings.tokens_per_step:
             usual = ceil(fmean(self._batch_sizes)) if self._batch_sizes else 0
@@ -249,9 +238,7 @@ class Training:
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
         """Return the version whose tokens the hub holds for the wanted indices, if it is fetchable and fresh enough.
-
-        Take the newest of several; the default is `newest`. With another version those tokens could not be resumed.
-        """
+        Take the newest of several; the default is `newest`. With another version those tokens could not be resumed."""
         begun = {
             before.policy_version
             for index in group.unleased
@@ -285,10 +272,8 @@ class Training:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
     def learner_ready(self, event: LearnerReady, now: float) -> None:
-        """Take the state of a started learner.
-
-        Raises LocalProtocolError if checkpoint and store cannot belong to the same run.
-        """
+        """Take the state of a started learner. Raises LocalProtocolError if checkpoint and store cannot belong to the
+        same run."""
         policy_version = event.policy_version
         missing = [step for step in range(policy_version + 1, self.trained_steps + 1) if step not in self._replayable]
         if missing or policy_version >= self.next_step:
@@ -323,10 +308,7 @@ class Training:
 
     def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
         """Return the learner's findings for rollouts sampled by one node, and all nodes that sampled part of a suspect
-        rollout.
-
-        A repeated report of a step gives empty results.
-        """
+        rollout. A repeated report of a step gives empty results."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
@@ -365,11 +347,8 @@ class Training:
             self._out.act(AnnounceVersion(policy_version=policy_version))
 
     def version_unusable(self, policy_version: int, reason: str) -> None:
-        """Continue with older versions after a version that no engine can use.
-
-        Raises LearnerError if the run cannot continue: lock-step modes need every version, and every run needs the last
-        one.
-        """
+        """Continue with older versions after a version that no engine can use. Raises LearnerError if the run cannot
+        continue: lock-step modes need every version, and every run needs the last one."""
         if self._settings.mode != "async" or policy_version >= self._settings.steps:
             raise LearnerError(
                 "The run cannot continue: no engine can use the adapter of its newest version.",
@@ -381,10 +360,8 @@ class Training:
         self.num_changes += 1
 
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
-        """Note that the node's engine cannot use the version.
-
-        If this withdraws the version, return the nodes to excuse.
-        """
+        """Note that the node's engine cannot use the version. If this withdraws the version, return the nodes to
+        excuse."""
         if policy_version not in self._fetchable or not policy_version:
             return ()
         excused = self.usability.refused(policy_version, node)
@@ -416,11 +393,9 @@ class Training:
             self._train(step, now)
 
     def sweep(self, now: float) -> None:
-        """Drop rollouts that are too stale for the next step, and revoke leases that would be.
-
-        An open group continues with its other rollouts. Dropping the whole group would lose its problem, and problems
-        with long completions would be trained too rarely.
-        """
+        """Drop rollouts that are too stale for the next step, and revoke leases that would be. An open group continues
+        with its other rollouts. Dropping the whole group would lose its problem, and problems with long completions
+        would be trained too rarely."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
             is_stale = group.oldest_version is not None and group.oldest_version < oldest
@@ -478,10 +453,8 @@ class Training:
         self._out.record(GroupsRated(pass_rates=tuple((result.group_id, result.pass_rate) for result in results)))
 
     def _batch(self) -> tuple[int, ...]:
-        """Return the groups of the next step, oldest first; empty if too few are complete.
-
-        While the learner has work, no group overtakes an older open one, which might be too stale for any later step.
-        """
+        """Return the groups of the next step, oldest first; empty if too few are complete. While the learner has work,
+        no group overtakes an older open one, which might be too stale for any later step."""
         complete, most, budget = self._ledger.complete, self._settings.groups_per_step, self._settings.tokens_per_step
         in_order = self._settings.mode != "async" or self.training is not None
         if in_order and not self._first_are_complete(self.outlook.next_batch):

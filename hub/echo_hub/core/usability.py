@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from echo_hub.core.nodes.node import Node
 
 LEAST_REFUSED: Final = 2
+"""Number of origins whose nodes must refuse a version to withdraw it."""
 MOST_VOICES: Final = 1_024
 """Maximum number of nodes whose reports are kept per version."""
 BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"

@@ -57,6 +57,7 @@ ROUND_S: Final = 5.0
 GIFTS_ROUND_S: Final = 30.0
 """Length of a round while all nodes are gifts."""
 SLICE: Final = 256
+"""Maximum number of nodes examined per turn."""
 REACT_S: Final = 1.0
 """Shortest time between two choices."""
 ROUND_A_SECOND: Final = 5_000
@@ -64,8 +65,11 @@ ROUND_A_SECOND: Final = 5_000
 CHOICE_A_SECOND: Final = 20_000
 """Average number of priced nodes in choices per second, which stretches the time between choices."""
 CHANGES: Final = 2_048
+"""Maximum number of activations and deactivations per choice."""
 TRIED_SHARE: Final = 16
+"""Active priced nodes per concurrent trial."""
 TRIAL_S: Final = 180.0
+"""Length of a trial, and base of the wait until the next one."""
 SILENT_S: Final = 5.0
 """Time without expected results after which a node's rate no longer counts."""
 LOST_S: Final = 60.0
@@ -82,12 +86,15 @@ IDLE_STEPS: Final = 3.0
 """Time without work, in steps, after which any other idle node is told the reason: many nodes idle between two
 steps."""
 TURN_S: Final = 600.0
+"""Shortest time between two turns of a gift that is too slow."""
 FIRST_TURN_S: Final = 10.0
 """Wait of an unproven node before its first turn, if steps are too short for an ordinary lease."""
 TURNS_SHARE: Final = 32
 """Divisor of the turns per step: at most 1/32 of a step's rollouts, at least one."""
 TURNS_KEPT: Final = 4_096
+"""Number of remembered turns."""
 VERSIONS_KEPT: Final = 64
+"""Number of versions whose training time is remembered."""
 _NEWS: Final = 0.5
 """Weight of a new measurement in running averages."""
 
@@ -247,7 +254,7 @@ class Activation:
             self._turns.popitem(last=False)
 
     def came_late(self, node_id: str, rollout_id: str, num_tokens: int, sampling_s: float, now: float) -> None:
-        """Note a rollout that arrived too late to count. If it was a turn, measure its node's pace."""
+        """Note a rollout that arrived too late to count. If the rollout was a turn, measure the node's pace."""
         turn = self._turns.get(rollout_id)
         if turn is not None and turn[0] == node_id and self._nodes.get(node_id) is not None:
             del self._turns[rollout_id]
@@ -389,11 +396,8 @@ class Activation:
         self._change(wanted, demand, now)
 
     def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:
-        """Return the measured nodes that should be active.
-
-        Keep the active nodes. Add nodes if they return less than `floor`. Remove nodes as long as the settled ones
-        still return `settled_target`.
-        """
+        """Return the measured nodes that should be active. Keep the active nodes. Add nodes if they return less than
+        `floor`. Remove nodes as long as the settled ones still return `settled_target`."""
         priced, cap, cost = self._priced, self._settings.spend_cap_per_hour, self._priced.cost
         active = priced.active & (useful > 0)
         brought, spent = float(useful[active].sum()), float(cost[active].sum())

@@ -13,7 +13,9 @@ from typing import Final
 from echo_hub.core.effects import CostAccrued, NodeCost
 
 ACCRUE_S: Final = 5.0
+"""Shortest time between two records of a node's cost, in seconds."""
 A_SECOND: Final = 100
+"""Nodes recorded per second in large fleets."""
 AT_ONCE: Final = 256
 """Maximum number of nodes in one record."""
 LONGEST_S: Final = 60.0

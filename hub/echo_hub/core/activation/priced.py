@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FIRST: Final = 64
+"""Initial number of rows; the table doubles when full."""
 _COLUMNS: Final[dict[str, Any]] = {
     "cost": np.float64,
     "rate": np.float64,

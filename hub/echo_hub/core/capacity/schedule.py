@@ -26,6 +26,7 @@ LEAST_ALIKE: Final = 6
 """Number of equal consecutive publications that count as periodic, plus one for each that the bound covers."""
 
 BISECTIONS: Final = 30
+"""Bisection steps per search; each halves the error."""
 SAME: Final = 1e-6
 """Relative tolerance for equal durations."""
 

@@ -15,6 +15,7 @@ SETTLED: Final = 20
 """Publications after which a schedule counts as periodic."""
 
 STEPS_DRAWN: Final = 6
+"""Default number of steps in the drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

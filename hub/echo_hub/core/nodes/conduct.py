@@ -22,12 +22,15 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 FIRST_REST_S: Final = 1.0
+"""First rest after a failure, in seconds; later rests double."""
 MAX_REST_S: Final = 60.0
+"""Longest rest after a failure, in seconds."""
 FORGIVEN_BY_ONE: Final = 1 / 32
+"""Part of a scorer's death that one scored rollout forgives."""
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
 """Length of rests for silence, in deadlines: after the first, the second and every later silence.
 
-An unproven silent node delays a group each time. These rests keep that cost small, yet a node that lost its work once
+An unproven silent node delays a group each time. These rests keep that cost small. A node that lost its work only once
 is asked again at once.
 """
 
@@ -39,8 +42,8 @@ class Conduct:
         self._deadline_s = deadline_s
         self._resting: dict[str, Node] = {}
         self._ends: list[tuple[float, str]] = []
-        """Heap of (end, node id). A shortened or prolonged rest leaves a stale entry, at most two entries per resting
-        node."""
+        """Heap of (end, node id). A shortened or prolonged rest leaves a stale entry. The heap has at most two entries
+        per resting node."""
         self._silent: dict[str, Node] = {}
         """Resting nodes whose only reason is silence."""
 

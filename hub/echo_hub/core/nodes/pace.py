@@ -20,7 +20,9 @@ from math import ceil, inf
 from typing import Final
 
 MEMORY: Final = 32
+"""Decay constant of a node's figures, in completions."""
 UNBOUNDED: Final = 2**30
+"""Number of rollouts that stands for no limit."""
 _KEPT: Final = 1.0 - 1.0 / MEMORY
 _KEPT_FULL: Final = 1.0 - 1.0 / 256
 _KEPT_IDLE: Final = 1.0 - 1.0 / 8192
@@ -29,6 +31,7 @@ _KEPT_IDLE: Final = 1.0 - 1.0 / 8192
 _WAY_GROWS: Final = 1.01
 """Growth per completion of the transit time, which otherwise is the smallest observed value."""
 _AHEAD: Final = 1.25
+"""Factor on the parallelism, so that a node never waits for the next lease."""
 _AHEAD_S: Final = 0.4
 """Seconds of extra work that a node may always hold, because computers stall at times."""
 _NEARLY: Final = 0.1

@@ -52,10 +52,8 @@ def slowest_token_s(speed: int) -> float:
 
 
 class Nodes:
-    """All nodes that are connected, hold leases, rest, or are remembered.
-
-    Versions matter only if `samplers` is "by_version". Otherwise all candidates count as version 0.
-    """
+    """All nodes that are connected, hold leases, rest, or are remembered. Versions matter only if `samplers` is
+    "by_version". Otherwise all candidates count as version 0."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -116,10 +114,8 @@ class Nodes:
         return self._queues.num_unproven > 0 and self.unproven_may
 
     def slowest(self, oldest_version: int, enough: int) -> tuple[bool, int]:
-        """Look at ready nodes of this version or newer.
-
-        Return whether one is of class `enough` or slower, and the slowest class below `enough` (UNPROVEN: none).
-        """
+        """Look at ready nodes of this version or newer. Return whether one is of class `enough` or slower, and the
+        slowest class below `enough` (UNPROVEN: none)."""
         return self._queues.slowest(oldest_version, enough)
 
     @property
@@ -286,7 +282,7 @@ class Nodes:
         self._update(node)
 
     def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
-        """Note that a rollout has passed its deadline. `was_late`: its delay was counted before."""
+        """Note that a rollout has passed its deadline. `was_late`: the rollout's delay was counted before."""
         node = self._nodes[node_id]
         if not node.proven and not was_late:
             self._strangers.lost()
@@ -330,10 +326,8 @@ class Nodes:
             self._count_pace(node, counts=True)
 
     def miss(self, node_id: str, num_tokens: float, waited_s: float) -> None:
-        """Slow down the measured pace for a missing completion of expected length `num_tokens`.
-
-        A wait shorter than the pool's typical time proves nothing and is ignored.
-        """
+        """Slow down the measured pace for a missing completion of expected length `num_tokens`. A wait shorter than the
+        pool's typical time proves nothing and is ignored."""
         node = self._nodes[node_id]
         if not node.is_hub and waited_s > num_tokens * self.typical_token_s + self.typical_way_s:
             node.pace.missed(num_tokens, waited_s)
@@ -356,9 +350,7 @@ class Nodes:
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
         """Return the number of nodes (of `among`, if given) that take work and have version `oldest_version` or newer.
-
-        Full nodes count too.
-        """
+        Full nodes count too."""
         if among is not None:
             versions = [node.candidate for node_id in among if (node := self._nodes.get(node_id)) is not None]
             return sum(version is not None and version >= oldest_version for version in versions)
@@ -380,11 +372,9 @@ class Nodes:
         by_speed: bool = False,
         unproven_last: bool = False,
     ) -> Iterator[Node]:
-        """Yield the nodes for a lease, best first.
-
-        `paces`: range of acceptable token_s, fastest to slowest. `by_speed`: prefer fast nodes. Unproven nodes come
-        first, or last with `unproven_last`, if they may get work at all.
-        """
+        """Yield the nodes for a lease, best first. `paces`: range of acceptable token_s, fastest to slowest.
+        `by_speed`: prefer fast nodes. Unproven nodes come first, or last with `unproven_last`, if they may get work at
+        all."""
         fastest, slowest = (UNPROVEN + 1, -UNPROVEN) if paces is None else map(speed_class, paces)
         if self.unproven_may and not unproven_last:
             yield from self._queues.first(oldest_version, fastest=UNPROVEN, slowest=UNPROVEN, avoid=avoid)
@@ -459,10 +449,8 @@ class Nodes:
                     return
 
     def _change_version(self, node: Node, version: int | None) -> None:
-        """Update the candidate count of a version. Free capacity is handled elsewhere.
-
-        A lost candidate counts as a change: work that avoided other nodes may be leased to them now.
-        """
+        """Update the candidate count of a version. Free capacity is handled elsewhere. A lost candidate counts as a
+        change: work that avoided other nodes may be leased to them now."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1

@@ -79,6 +79,7 @@ FEW: Final = 4
 """One node in every FEW may lag without being awaited."""
 
 STRAGGLER_S: Final = 0.3
+"""Time after which a relay's last few nodes count as lagging."""
 LONE_STRAGGLER_S: Final = 0.6
 """STRAGGLER_S for groups of fewer than FEW nodes, where a single straggler exceeds that share."""
 LATE_S: Final = 2.0

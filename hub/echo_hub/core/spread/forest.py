@@ -21,6 +21,7 @@ LOOK_S: Final = 0.25
 NODES_PER_SHARE: Final = 4_096
 """Fleet size per additional piece served by one tree, because growing a tree of a large fleet takes time."""
 ROOTS_TRIED: Final = 8
+"""Maximum number of candidate owners per piece."""
 
 
 class Forest:

@@ -61,7 +61,8 @@ class Standing:
         return not self._num_lacking
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
-        """Add a node that wants the pieces. `hand_on`: it may hand pieces on. A present member stays unchanged."""
+        """Add a node that wants the pieces. `hand_on`: the node may hand pieces on. A present member stays
+        unchanged."""
         if node_id in self._members or node_id in self._turned_away:
             return
         path = self._paths[node_id]

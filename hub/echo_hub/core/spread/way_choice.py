@@ -9,7 +9,7 @@ slowest node's downlink, is omitted: it limits all ways equally, so it does not 
 
     INLINE      N S / u                                            every byte leaves the hub N times
     BROADCAST   the bound + BROADCAST_START_S. The hub sends one copy, plus one for each unserved node. With up to
-                MOST_IN_A_STAR nodes, this means all nodes without a link to the piece's owner: S / u becomes
+                MOST_IN_A_STAR nodes, unserved means without a link to the piece's owner: S / u becomes
                 S (1 + (1 - c) (N - 1)) / u, where c is the existing share of the N (N - 1) links. In a larger fleet,
                 nodes without any link are unserved. The last piece then needs FAN_OUT copies by a node at each of
                 log N / log FAN_OUT further hops. U counts the linked nodes only

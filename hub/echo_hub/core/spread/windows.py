@@ -22,6 +22,7 @@ SAMPLE_S: Final = 0.1
 """Minimum length of a rate sample."""
 
 SAMPLES_KEPT: Final = 20
+"""Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
 """Span over which the least delay is kept; the previous span counts too. Routes change."""
 
@@ -134,6 +135,7 @@ FIRST_RELAY_BYTES: Final = 128 * 1024
 HANDING_SLACK_S: Final = 0.35
 """Seconds of copies queued at a node's uplink that the hub requests one by one."""
 LONGEST_SAMPLE_S: Final = 0.5
+"""Longest rate sample of a busy node, in seconds."""
 NEWEST_SHARE: Final = 0.3
 """Weight of the newest sample in the rate."""
 

@@ -19,7 +19,9 @@ from typing import Final
 from echo_hub.core.trust.numerics import NumericsClass
 
 LEAST_FAILED: Final = 3
+"""Least number of failed nodes that suspends verdicts."""
 SHARE: Final = 0.5
+"""Least share of failed nodes among the checked ones that suspends verdicts."""
 KEPT: Final = 512
 """Number of remembered versions and groups, over all classes. Those whose last check is longest ago go first."""
 MOST_NODES: Final = 1_024

@@ -50,6 +50,7 @@ _SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
 """Lower bound of ln(true / claimed), so that the divergence stays finite for a true probability of 0."""
 _MOST_LOG_RATIO: Final = 20.0
+"""Upper bound of ln(true / claimed)."""
 _TOGETHER: Final = 4_096
 """Tokens per batch of curves: 7 MB."""
 

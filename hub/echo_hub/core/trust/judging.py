@@ -1,7 +1,8 @@
 """Sequential test of a node's checked rollouts.
 
-Each *alternative* to honesty has a sum: forged draws or invented claims at a share w of `WEIGHTS`, claims that are all
-too low or all too high, rounding far coarser than the node says, tokens chosen by their reward (`shopping`). The sum
+Each *alternative* to honesty has a sum. The alternatives are: forged draws or invented claims at a share w of
+`WEIGHTS`; claims all too low or all too high; rounding far coarser than reported; tokens chosen by reward (`shopping`).
+The sum
 
     S = max(0, S + Σ ln(alternative / honest))                       (CUSUM: Page, Biometrika 41, 1954)
 

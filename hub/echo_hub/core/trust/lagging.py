@@ -37,12 +37,17 @@ from typing import Final
 from echo_hub.core.trust.screening import Seen
 
 USUAL: Final = 8
+"""Number of a node's first ratios, or mismatches, that define its usual value."""
 POINT: Final = 16
 """Rollouts per point. They must come from several groups, because rollouts of one prompt are alike."""
 SMOOTHED: Final = 3
+"""Number of points whose median is a node's mismatch."""
 LASTING: Final = 3
+"""Number of points in a row that make a lag."""
 GROWN: Final = 8.0
+"""Growth over the usual value that indicates a lag."""
 GROWN_ALONE: Final = 16.0
+"""The same for a single node of its kind, without peers for comparison."""
 FLOOR: Final = 1e-3
 """Floor of the mismatch in nats per token. Smaller values are rounding or harmless."""
 PEERS: Final = 64

@@ -16,9 +16,9 @@ One scale describes the noise of an engine. Measured on a model of 135 M paramet
 unlikely tokens. The rounding of a small model that is sure of most tokens varies by prompt. Two degrees of freedom
 allow for that in claims, which show every token's rounding. The scale grows as 1 / temperature.
 
-Both densities are computed for every scale of `SCALES`, and mixed with `OUTLIERS` of the density of forged tokens, so
-that no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts adds up and can
-be read at any scale later. `edge_curves` are a third kind: the frequency of u near an edge (`shopping`).
+Both densities are computed for every scale of `SCALES`, and mixed with `OUTLIERS` of the density of forged tokens. So
+no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts adds up and can be
+read at any scale later. `edge_curves` are a third kind: the frequency of u near an edge (`shopping`).
 
 Dimensions: N tokens, S scales, C curves.
 """

@@ -19,6 +19,7 @@ STEPS: Final = 16
 LEAST_TOKENS: Final = 64
 """Least tokens of a node: in fewer, a single odd token decides the mean."""
 SHOWN: Final = 20
+"""Number of nodes shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,7 @@ BOTH_EDGES: Final = 1
 LEARNED: Final = 2
 """Steps above the measured scale that a class can learn from its nodes: twice the scale."""
 TOLERANCE: Final = 2
+"""Steps above a measured scale that an honest node may reach: twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
 """Tolerance in steps for default scales: four times the scale."""
 LEAST_TOKENS: Final = 200
@@ -81,6 +82,7 @@ class NumericsClass(NamedTuple):
 
 
 FINE: Final = "fine"
+"""Kind of all nearly exact roundings."""
 COARSE_ROUNDING: Final = "q4_0"
 """Four bits rounded to nearest, for the coarsest precisions and for nodes without a reported precision."""
 EXACT_ROUNDING: Final = "f32"

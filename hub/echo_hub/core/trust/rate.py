@@ -26,6 +26,7 @@ SHORT: Final = 64
 MOST_WORTH: Final = 8
 """Most verified rollouts that one rollout counts for: a node that forges a few rollouts is found by their number."""
 PATIENCE: Final = 32
+"""Verified rollouts per check that may wait for a fuller batch."""
 _ALL: Final = 2**64
 
 

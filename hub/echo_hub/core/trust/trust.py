@@ -84,15 +84,12 @@ WATCHED: Final = 0.1
 WATCHED_FOR_REWARDS: Final = 0.25
 """Same threshold for sums from `SHOPPED` on. Rewards tell less, so honest nodes often reach a tenth of the alarm."""
 CLASS_CAUSE: Final = ("versions from", 0)
-"""Possible cause of a reward conviction other than the node: its whole class, on any version."""
+"""Possible cause of a reward conviction other than the node: the node's whole class, on any version."""
 MEASURED_AGAIN: Final = 4
 """A class is measured again after a quarter more versions: 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
 """Multiple of `first_checked`: with that number of rollouts verified in a row, a node counts as proven without telling
-draws.
-
-Draws tell little if the policy is sure of every token. Then a forger could change little, too.
-"""
+draws. Draws tell little if the policy is sure of every token. Then a forger could change little, too."""
 
 
 class Trust:
@@ -180,10 +177,8 @@ class Trust:
         return self._checking.due_at
 
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
-        """Note that a node connected, after `Nodes` did.
-
-        `kin`: marks shared by all nodes of one owner. A missing precision keeps the last reported one.
-        """
+        """Note that a node connected, after `Nodes` did. `kin`: marks shared by all nodes of one owner. A missing
+        precision keeps the last reported one."""
         standing = self._standings.connected(node_id, kin)
         self._lagging.forget(node_id)
         if self._settings.by_nodes:
@@ -202,8 +197,8 @@ class Trust:
     def reported(
         self, node_id: str, precision: str, now: float, *, checks: int = 0, policy_version: int | None = None
     ) -> None:
-        """Store a node's report about its engine. Empty `precision`: not reported. `policy_version`: newest version it
-        has."""
+        """Store a node's report about its engine. Empty `precision`: not reported. `policy_version`: newest version the
+        node has."""
         if self._settings.by_nodes:
             self._checking.reported(node_id, checks, policy_version)
         if precision:
@@ -234,10 +229,8 @@ class Trust:
         return self._under_check.holds(scored)
 
     def _measure(self, numerics: NumericsClass, policy_version: int) -> None:
-        """Have the verifier measure the class's rounding before it gets rollouts of this version.
-
-        Repeat that whenever the policy is a quarter older. With `by_nodes` the default scales apply.
-        """
+        """Have the verifier measure the class's rounding before it gets rollouts of this version. Repeat that whenever
+        the policy is a quarter older. With `by_nodes` the default scales apply."""
         is_verified = self._settings.enabled and not self._settings.by_nodes
         if not is_verified or policy_version < self._measured_from.get(numerics.rounding, 0):
             return
@@ -245,10 +238,8 @@ class Trust:
         self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
     def measured(self, event: NumericsMeasured) -> None:
-        """Store a measured rounding.
-
-        Without a measurement the earlier one stays, and the next version triggers another attempt.
-        """
+        """Store a measured rounding. Without a measurement the earlier one stays, and the next version triggers another
+        attempt."""
         if event.evidence is not None:
             self._numerics.measured(event.rounding, event.evidence)
         else:
@@ -304,10 +295,8 @@ class Trust:
     def _conclude(
         self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
     ) -> Held | None:
-        """Judge a checked rollout.
-
-        `spans`: sampling node, evidence and, for a finding by a node, the honest scales of that comparison.
-        """
+        """Judge a checked rollout. `spans`: sampling node, evidence and, for a finding by a node, the honest scales of
+        that comparison."""
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
@@ -358,10 +347,8 @@ class Trust:
                 standing.share = self._share(standing)
 
     def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
-        """Process the learner's view of one step's rollouts, under the trained policy.
-
-        Comparisons within a step are limited to nodes of equal rounding. Each node is also compared with its own past.
-        """
+        """Process the learner's view of one step's rollouts, under the trained policy. Comparisons within a step are
+        limited to nodes of equal rounding. Each node is also compared with its own past."""
         screened = tuple(screened)
         self._mismatch.add(screened)
         of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
@@ -378,11 +365,9 @@ class Trust:
                 self._suspect(self._standings.of(node_id), reason, now)
 
     def _lags(self, lag: Lag, now: float) -> None:
-        """Process the start of a lag.
-
-        With a verifier, the node becomes suspect: its rollouts are checked before training. Without one, checks cannot
-        stop bad rollouts, so the node is quarantined if other nodes show that the run itself is not the cause.
-        """
+        """Process the start of a lag. With a verifier, the node becomes suspect: its rollouts are checked before
+        training. Without one, checks cannot stop bad rollouts, so the node is quarantined if other nodes show that the
+        run itself is not the cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
             self._suspect(standing, str(lag), now)
@@ -447,10 +432,8 @@ class Trust:
     def _judge(
         self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest, *, learns: bool
     ) -> bool:
-        """Judge a node by this evidence, and return True if it is convicted.
-
-        Otherwise the evidence counts for the node, or makes it suspect. `learns`: its class learns from the evidence.
-        """
+        """Judge a node by this evidence, and return True if it is convicted. Otherwise the evidence counts for the
+        node, or makes it suspect. `learns`: its class learns from the evidence."""
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
@@ -543,10 +526,7 @@ class Trust:
 
     def _as_coarse(self, standing: Standing) -> list[str]:
         """Return all nodes of its class that round as coarsely as this node, if enough dissimilar ones do; otherwise
-        none.
-
-        If so, the class counts as coarser from now on, which clears these nodes.
-        """
+        none. If so, the class counts as coarser from now on, which clears these nodes."""
         if self._settings.by_nodes:
             return []  # Findings of nodes are coarser than either node.
         unlike, kin = [standing], set(standing.kin)
@@ -575,11 +555,8 @@ class Trust:
         self._out.record(StandingRecorded(row=standing.row))
 
     def _suspect(self, standing: Standing, reason: str, now: float) -> None:
-        """Suspect a node after a hint.
-
-        After an acquittal, the next suspicion needs twice as many checks, because the learner's numerics may always
-        differ from the node's.
-        """
+        """Suspect a node after a hint. After an acquittal, the next suspicion needs twice as many checks, because the
+        learner's numerics may always differ from the node's."""
         if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
             standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
             self._begin_again(standing, StandingState.SUSPECT, reason, now)
