@@ -1,8 +1,8 @@
-"""What travels between gateways and hub, as short lists of plain values that are read in one go.
+"""Items exchanged between gateways and hub: short lists of plain values that are cheap to decode.
 
-Sealed lists need no second look: the gateway has validated what comes from nodes, and only hub and gateways can seal.
+Sealed items are not validated again: the gateway has validated node messages, and only hub and gateways can seal.
 
-    stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order in which nodes sent
+    stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order of the nodes' messages
     asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE
     told:    [epoch, number, [item, …]]      HERE, MET, JOINED, REFUSED, SEND, PUSH, PART, CLOSE
 """
@@ -21,26 +21,26 @@ from echo_shared.errors import RefusedError
 from echo_shared.messages import FinishReason, Rollout, VersionSpan
 
 Item = list[Any]
-"""Its Kind, then what that says."""
+"""A Kind, then the fields listed with that kind."""
 
 
 class Kind(IntEnum):
     ROLLOUT = 0
-    """node, session, a rollout's fields."""
+    """node, session, fields of the rollout."""
     SAID = 1
-    """node, session, any other frame of the node's."""
+    """node, session, any other frame from the node."""
     LEFT = 2
     """node, session."""
     HERE = 3
-    """The gateway, or the hub, goes on."""
+    """Heartbeat of a gateway or the hub."""
     MEET = 4
-    """request, node, invite token, nonce: what does the hub say of this node, which has proven who it is?"""
+    """request, node, invite token, nonce: asks for the hub's facts about this authenticated node."""
     MET = 5
-    """request, invite or None, whether it is known."""
+    """request, invite id or None, True if the node is known."""
     JOIN = 6
-    """request, NodeInfo: the node wants its Welcome."""
+    """request, NodeInfo: the node asks to join."""
     JOINED = 7
-    """request, session, Welcome's frame."""
+    """request, session, encoded Welcome."""
     REFUSED = 8
     """request, code, what, got, do."""
     SEND = 9
@@ -48,18 +48,18 @@ class Kind(IntEnum):
     PUSH = 10
     """session, frame, rank."""
     PART = 11
-    """session, code, what: the connection is to end."""
+    """session, code, what: close this connection."""
     CLOSE = 12
-    """code, what: all connections are."""
+    """code, what: close all connections."""
     GONE = 13
-    """The gateway has ended, and so have its connections."""
+    """The gateway and all its connections have ended."""
 
 
 _REASONS: Final[Mapping[str, FinishReason]] = {reason.value: reason for reason in FinishReason}
 
 
 def rollout_item(node_id: str, session: int, rollout: Rollout) -> Item:
-    """A validated rollout."""
+    """Encode a validated rollout."""
     return [
         Kind.ROLLOUT,
         node_id,
@@ -80,7 +80,7 @@ def rollout_item(node_id: str, session: int, rollout: Rollout) -> Item:
 
 
 def rollout_of(item: Item) -> Rollout:
-    """The rollout again, not validated a second time."""
+    """Decode a rollout without validating it again."""
     return Rollout.model_construct(
         type="rollout",
         rollout_id=item[3],
@@ -99,21 +99,21 @@ def rollout_of(item: Item) -> Rollout:
 
 
 def node_fields(node: NodeInfo) -> dict[str, Any]:
-    """For JOIN."""
+    """Encode the node of a JOIN."""
     return asdict(node)
 
 
 def node_of(fields: dict[str, Any]) -> NodeInfo:
-    """Whom JOIN is about."""
+    """Decode the node of a JOIN."""
     return NodeInfo(**fields)
 
 
 def refusal_item(request: int, error: RefusedError) -> Item:
-    """The hub's no."""
+    """Encode the hub's refusal."""
     return [Kind.REFUSED, request, error.code, error.what, error.got, error.do]
 
 
 def refusal_of(item: Item) -> RefusedError:
-    """The hub's no again."""
+    """Decode the hub's refusal."""
     _, _, code, what, got, do = item
     return RefusedError(what, got=got, do=do, code=code)

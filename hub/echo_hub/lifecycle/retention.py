@@ -1,4 +1,4 @@
-"""Rollouts of steps beyond `keeping.steps` leave the books, a few at a time, beside the hub's own writing."""
+"""Delete rollouts of steps older than `keeping.steps` from the database, in small transactions while the hub runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_ma
 
 LOOKED_S: Final = 15.0
 REST: Final = 4.0
-"""After each transaction the writer is left alone for so many times what it took."""
+"""Pause after each transaction, as a multiple of its duration, so that the hub's own writes are not delayed."""
 
 
 class Retention:
-    """`steps` of the newest stay; 0 = all."""
+    """`steps`: number of newest steps to keep; 0 keeps all."""
 
     def __init__(self, steps: int, *, store: AsyncStore, status: Callable[[], CoordinatorStatus]) -> None:
         self._steps = steps
@@ -26,18 +26,18 @@ class Retention:
         self._status = status
 
     async def run(self) -> None:
-        """Lets go for ever."""
+        """Delete old rollouts, forever."""
         if not self._steps:
             return
         last = await self._store.read(read_last)
         if last is not None:
-            await self._let_go_of(last)  # The hub may have been stopped in the middle.
+            await self._let_go_of(last)  # A restart may have interrupted this deletion.
         while True:
             await self.let_go()
             await asyncio.sleep(LOOKED_S)
 
     async def let_go(self) -> None:
-        """Deletes from the books what is beyond the newest steps, one step after the other."""
+        """Delete everything older than the newest steps, one step at a time."""
         last = await self._store.read(read_last)
         after = await self._store.read(read_first_mark) if last is None else last.through
         end = self._status().trained_steps - self._steps + 1

@@ -1,7 +1,7 @@
-"""Rollouts as people read them: the store's rows with texts, log-probabilities of each token, and advantages.
+"""Read rollouts for people: database rows with texts, log-probabilities per token, and advantages.
 
-Texts are made of tokens when they are asked for and never stored; a text is looked for in `TOKENS_READ` tokens at most
-an answer, which then says where to go on.
+Texts are decoded on request and never stored. A text search decodes at most `TOKENS_READ` tokens per answer; the answer
+says where to continue.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from echo_shared.rollout_books import (
 )
 
 TOKENS_READ: Final = 400_000
-"""Made into text for one answer, about."""
+"""Approximate number of tokens decoded for one answer."""
 ROW_TOKENS: Final = 20
-"""What a rollout costs beside its tokens, in tokens."""
+"""Cost of a rollout in addition to its tokens, in tokens."""
 ROWS_READ: Final = 200
-"""Rollouts that a text is looked for in at once."""
+"""Rollouts read at a time while searching for a text."""
 
 
 GROUPS_READ: Final = 32
 STEPS_REMEMBERED: Final = 8
 _PARTS: Final = ("scored", "trained")
-"""States of what is in its step's batch."""
+"""States of rollouts in a step's batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRollout:
-    """A rollout as files have it."""
+    """An exported rollout."""
 
     summary: RolloutSummary
     advantage: float | None
-    """As `RolloutView` has it."""
+    """As in `RolloutView`."""
     prompt: str
     drawn: RolloutText | None
-    """None: its tokens are not there. It has no `pieces`: they take most of the time."""
+    """None if its tokens are not kept. Has no `pieces`, which would take most of the time."""
 
 
 class _Gains:
-    """Advantages of one step after the other, each computed once for all of its batch."""
+    """Advantages by step; each step's batch is computed once and cached."""
 
     def __init__(self, of_step: Callable[[int], dict[int, dict[tuple[int, int], float]]]) -> None:
         self._of_step = lru_cache(STEPS_REMEMBERED)(of_step)
@@ -89,7 +89,7 @@ class _Gains:
 
 
 class RolloutReader:
-    """Safe to use from several threads. Every method raises StorageError, and what making problems again raises."""
+    """Thread-safe. Every method raises StorageError, and any error of recreating problems."""
 
     def __init__(
         self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Callable[[], Problems]
@@ -105,8 +105,7 @@ class RolloutReader:
         self._problems = problems
 
     def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
-        """At most `limit` rollouts, those that were leased last first, that were leased before the rollout `before`; ""
-        = the newest."""
+        """Return at most `limit` rollouts, the newest lease first, leased before the rollout `before`; "" means now."""
         rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
         totals = self._store.read(read_kept_totals)
         return RolloutsPage(
@@ -121,7 +120,7 @@ class RolloutReader:
         )
 
     def group(self, group_id: int) -> GroupView | None:
-        """A group with all that is there of it; None: nothing was ever leased of it."""
+        """Return a group with everything known about it; None if it was never leased."""
         group = self._store.read(read_group, group_id)
         if group is None:
             return None
@@ -145,7 +144,7 @@ class RolloutReader:
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
-        """All that fit, those that were leased last first."""
+        """Yield all matching rollouts, the newest lease first."""
         before: Key | None = NEWEST
         gains = _Gains(self._advantages)
         while before is not None:
@@ -153,7 +152,7 @@ class RolloutReader:
             yield from self._whole([row.summary for row in rows], gains)
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
-        """Those of `keys` that are of these groups, group by group, as the books have them."""
+        """Yield the rollouts of these groups whose keys are in `keys`, group by group, in database order."""
         gains = _Gains(self._advantages)
         for start in range(0, len(group_ids), GROUPS_READ):
             found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
@@ -175,7 +174,7 @@ class RolloutReader:
             )
 
     def _matching(self, wanted: RolloutFilter, before: Key, limit: int) -> tuple[list[RolloutRow], Key | None]:
-        """At most `limit`, and the last that was looked at; None: there are no more."""
+        """Return at most `limit` rows, and the key to continue from; None if there are no more."""
         looked_for, rows, read = wanted.text.casefold(), list[RolloutRow](), 0
         last: Key | None = before
         while last is not None:
@@ -197,7 +196,7 @@ class RolloutReader:
         return rows, last
 
     def _told(self, summary: RolloutSummary) -> RolloutSummary:
-        """With what the store does not say: its task, and its evaluation set."""
+        """Add the task and the evaluation set, which the store does not have."""
         if len(self._keys) == len(self._sets) == 1:
             return summary
         evaluation = evaluation_text(summary.group_id, self._sets)
@@ -247,7 +246,7 @@ class RolloutReader:
         return tuple(pieces)
 
     def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
-        """Of the turns of the episodes of a step's batch, by group, index and turn."""
+        """Return the advantages of a step's batch by group, then by (index, turn)."""
         ends: dict[int, list[BatchReward]] = {}
         for end in self._store.read(read_batch_rewards, step):
             ends.setdefault(end.group_id, []).append(end)
@@ -269,14 +268,14 @@ class RolloutReader:
 
 
 def _spans(summary: RolloutSummary, stored: StoredTokens) -> tuple[Span, ...]:
-    """Who drew it: where nothing is stored of that, the node that it is leased to, by its lease's version."""
+    """Return the spans of who sampled which tokens; without a record, one span of the leasing node and version."""
     count = len(stored.completion_ids)
     own = Span(node_id=summary.node_id, policy_version=summary.policy_version, num_tokens=count)
     return stored.spans or (own,)
 
 
 class HubRollouts:
-    """The hub's `RolloutsSource`: one answer at a time, on a thread."""
+    """The hub's `RolloutsSource`: answers one request at a time, in a thread."""
 
     def __init__(self, reader: RolloutReader) -> None:
         self._reader = reader

@@ -1,4 +1,4 @@
-"""Rollouts as rows of Parquet files: all that the books have of each, with its prompt, advantage, texts and tokens."""
+"""Export rollouts to Parquet: all database fields, and prompt, advantage, texts and tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from echo_hub.lifecycle.rollouts import WholeRollout
 
 AT_ONCE: Final = 1_000
-"""Rollouts of one row group."""
+"""Rollouts in one row group."""
 
 
 def pyarrow_parquet() -> tuple[Any, Any]:
-    """`pyarrow` and `pyarrow.parquet`. Raises ConfigError where they are not installed."""
+    """Return `pyarrow` and `pyarrow.parquet`. Raises ConfigError if they are not installed."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -30,9 +30,9 @@ def pyarrow_parquet() -> tuple[Any, Any]:
 
 
 def write_parquet(rollouts: Iterable[WholeRollout], path: Path) -> int:
-    """Writes them, one a row; how many. The file is there as a whole or not at all.
+    """Write one row per rollout and return the number of rows. The file appears complete or not at all.
 
-    Raises ConfigError where pyarrow is not installed, or the file cannot be written.
+    Raises ConfigError if pyarrow is not installed or the file cannot be written.
     """
     pyarrow, parquet = pyarrow_parquet()
     count = 0
@@ -50,14 +50,14 @@ def write_parquet(rollouts: Iterable[WholeRollout], path: Path) -> int:
 
 
 def tables(pyarrow: Any, rollouts: Iterable[WholeRollout]) -> Iterator[Any]:
-    """Of `AT_ONCE` rows each."""
+    """Yield tables of `AT_ONCE` rows each."""
     columns, rows = schema(pyarrow), map(_row, rollouts)
     while part := list(islice(rows, AT_ONCE)):
         yield pyarrow.Table.from_pylist(part, schema=columns)
 
 
 def schema(pyarrow: Any) -> Any:
-    """Times are seconds since the epoch, log-probabilities nats; what there is nothing of is null."""
+    """Return the columns. Times are seconds since the epoch, log-probabilities are in nats, missing values are null."""
     text, number, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     span = pyarrow.struct([("node_id", text), ("policy_version", number), ("num_tokens", number)])
     return pyarrow.schema(

@@ -1,7 +1,7 @@
-"""The web seed: published carriers over plain HTTP with range requests, for nodes that no peer can serve.
+"""The web seed: serves published artefacts over plain HTTP with range requests, to nodes that no peer can serve.
 
-The address is BitTorrent's for a web seed of several files (https://www.bittorrent.org/beps/bep_0019.html), below the
-node's own passkey: the torrent's name, then the file's path in it. Only files that a published torrent names are
+The URL layout is BitTorrent's for web seeds with several files (https://www.bittorrent.org/beps/bep_0019.html), below
+the node's passkey: the torrent's name, then the file's path in the torrent. Only files of published torrents are
 served, and only to nodes that have joined and are not barred.
 """
 
@@ -18,13 +18,16 @@ from echo_hub.net.tracker import Tracker
 from echo_shared.errors import RefusedError, RemoteProtocolError
 
 Vouch = Callable[[web.Request, str], None]
-"""Hears that a request is this node's; raises RefusedError when it has too many connections already."""
+"""Attribute a request to a node; raises RefusedError when the node has too many connections already."""
 
 
 def routes(
     publisher: Publisher, tracker: Tracker, vouch: Vouch | None = None, *, trusted_proxies: Collection[str] = ()
 ) -> list[web.RouteDef]:
-    """`GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`; `client_ip` tells what `trusted_proxies` are."""
+    """Return the routes for `GET` and `HEAD` of `/artefacts/{passkey}/{carrier}/{path}`.
+
+    `client_ip` explains `trusted_proxies`.
+    """
 
     async def answer(request: web.Request) -> web.FileResponse:
         try:
