@@ -1,12 +1,11 @@
-"""Evaluation by nodes: the coordinator leases the held-out problems, and the figures are made of what the store has.
+"""Evaluation on nodes: the coordinator leases the held-out problems, and the figures are computed from the store.
 
-It goes on through restarts of hub and nodes. It waits for nodes as training does; but once the run's last version is
-out, a hub that no node works for any more is not kept waiting: it is told so, and evaluates by itself.
+It survives restarts of hub and nodes, and waits for nodes as training does. After the run's last version, a hub that
+gets no more rollouts stops waiting and evaluates the version itself.
 
-A greedy completion is the limit of sampling as the temperature goes to 0, so engines draw it as they draw all else. At
-`GREEDY_TEMPERATURE` two logits of size 1 or more that float32 can tell apart have weights of at most e^-59 to 1, and
-the draws, which every engine makes in float64, do not overflow. Only exactly equal logits share the draw, and then each
-of them is a greedy choice.
+A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
+`GREEDY_TEMPERATURE`, two logits of size 1 or more that differ in float32 have weights of at most e^-59 to 1. The draws,
+in float64 on every engine, do not overflow. Only exactly equal logits share the draw, and each is a greedy choice.
 """
 
 from __future__ import annotations
@@ -30,15 +29,18 @@ log = logging.getLogger(__name__)
 
 GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
-"""How often it is looked whether nodes are still there for the last version."""
+"""Interval, in seconds, between checks for working nodes after the last version."""
 PATIENCE_DEADLINES: Final = 2
-"""After so many deadlines of leases without a single rollout, the nodes that are there are of no use either."""
+"""Lease deadlines without a single rollout after which connected nodes count as useless."""
 
 
 class NodeEvaluations:
-    """One version at a time. `publish` lets nodes fetch a version, `load` reads what they have drawn; `num_received`
-    counts rollouts that came in; `sets` are those of the run, each with the bounds of its rewards; `is_alone` says that
-    no node is connected, `run_is_over` that the last version is out."""
+    """Evaluates one version at a time.
+
+    `publish` lets nodes fetch a version, `load` reads what they sampled, `num_received` counts received rollouts.
+    `sets` are the run's sets with their reward bounds. `is_alone` returns True if no node is connected, `run_is_over`
+    after the last version is published.
+    """
 
     def __init__(
         self,
@@ -61,20 +63,22 @@ class NodeEvaluations:
         self._done: dict[int, asyncio.Event] = {}
 
     def done(self, policy_version: int) -> None:
-        """Takes the coordinator's word that the nodes have finished with this version."""
+        """Note that the coordinator has received all rollouts of this version."""
         if policy_version in self._done:
             self._done[policy_version].set()
 
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
-        """The figures of every kind that is asked for, greedy first; None when nodes have not finished it, and will
-        not, or when not one of their completions could be scored: by a scorer that was mended since, the hub's own can
-        be."""
+        """Return the figures of every configured kind, greedy first; None if the hub must evaluate the version itself.
+
+        That is the case if nodes will not finish it, or if no completion could be scored: a scorer that was fixed since
+        may be able to score the hub's completions.
+        """
         done = self._done[policy_version] = asyncio.Event()
         try:
             await self._publish(policy_version)
             await self._report(EvaluationWanted(policy_version=policy_version))
             if not await self._finished(done, patience_s):
-                log.warning("no node evaluates version %d any more: the hub does it", policy_version)
+                log.warning("no node evaluates version %d any more: the hub evaluates it", policy_version)
                 await self._report(EvaluationAbandoned(policy_version=policy_version))
                 return None
             return of_sets(policy_version, await self._load(policy_version), self._sets)
@@ -102,8 +106,10 @@ class NodeEvaluations:
 def of_sets(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], sets: Mapping[ChosenSet, RewardBounds]
 ) -> list[Evaluation]:
-    """The figures of every set, each with the bounds of its rewards, as an evaluation by the hub has them. Raises
-    ScorerError when not one completion of a set could be scored."""
+    """Return the figures of every set, as an evaluation by the hub would have them.
+
+    Raises ScorerError if no completion of a set could be scored.
+    """
     measured: list[Evaluation] = []
     for chosen, rewards in sets.items():
         of_set = [one for one in episodes if one.about.number in chosen.numbers]
@@ -114,9 +120,10 @@ def of_sets(
 def figures(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds, name: str = ""
 ) -> list[Evaluation]:
-    """Figures as an evaluation by the hub has them. Raises ScorerError when not one completion could be scored.
+    """Return the figures of one set, as an evaluation by the hub would have them.
 
-    An episode's stored reward may be none of the task's: the task's code can change between two starts of a run.
+    Raises ScorerError if no completion could be scored. A stored reward outside the bounds counts as unscored: the
+    task's code may have changed between two starts of a run.
     """
     results = []
     for kind in EvaluationKind:

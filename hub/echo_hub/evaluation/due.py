@@ -1,4 +1,4 @@
-"""Which versions are evaluated, and when."""
+"""Decide which versions to evaluate, and when."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ log = logging.getLogger(__name__)
 
 
 def is_due(config: HubConfig, policy_version: int) -> bool:
-    """True for the base, the last version of the run, and those between at the interval that is set."""
+    """Return True for the base, the run's last version, and versions at the configured interval."""
     every = config.evaluation.every
     return policy_version in (0, config.training.steps) or (every > 0 and policy_version % every == 0)
 
 
 class Evaluations:
-    """Which versions are due, and their evaluations, one after the other, lowest version first. `first_version`, which
-    the run began with, is due, too.
+    """Evaluates due versions one at a time, lowest first. `first_version`, with which the run began, is due, too.
 
-    What was due and is not in the store is due again after a restart; what is in it never is.
+    A due version that is not in the store is evaluated after a restart; one that is in the store never again.
     """
 
     def __init__(
@@ -47,7 +46,7 @@ class Evaluations:
         """Versions whose adapters are still needed."""
 
     def reached(self, policy_version: int) -> None:
-        """The learner holds this version, so that it and those before it can be evaluated."""
+        """Queue due versions up to this one, which the learner holds now."""
         for version in sorted({0, *self._directory.adapter_versions()}):
             known = version in self._done or version in self.waiting
             is_wanted = version == self._first_version or is_due(self._config, version)
@@ -56,20 +55,21 @@ class Evaluations:
                 self._queue.put_nowait(version)
 
     def want(self, version: int | None) -> tuple[int, str]:
-        """Has a version evaluated, due or not, None = the newest that is there. Which it is; and why not, if not."""
+        """Queue a version, due or not; None means the newest. Return the version, and the reason if it is not
+        evaluated."""
         there = [0, *self._directory.adapter_versions()]
         version = there[-1] if version is None else version
         if version in self._done:
-            return version, f"Version {version} is evaluated already: another time would give the same."
+            return version, f"Version {version} is already evaluated: repeating it would give the same result."
         if version not in there:
-            return version, f"There is no adapter of version {version} (any more)."
+            return version, f"Version {version} has no adapter, or no longer has one."
         if version not in self.waiting:
             self.waiting.add(version)
             self._queue.put_nowait(version)
         return version, ""
 
     async def run(self) -> None:
-        """Evaluates for ever. Raises what makes it impossible."""
+        """Evaluate queued versions forever. Raises errors that make evaluation impossible."""
         while True:
             version = await self._queue.get()
             measured = await self._measure(version)

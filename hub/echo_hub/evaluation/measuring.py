@@ -1,4 +1,4 @@
-"""Who evaluates a version: the run's nodes where the settings say so and there are any, else the hub's own device."""
+"""Evaluate a version on the run's nodes, if configured and available; else on the hub's own device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_shared.books import Evaluation
 
 
 class Measuring:
-    """`sample` is the hub's own device."""
+    """`sample` draws on the hub's own device."""
 
     def __init__(
         self,
@@ -37,8 +37,7 @@ class Measuring:
         self._by_nodes = by_nodes
 
     async def __call__(self, policy_version: int) -> Sequence[Evaluation]:
-        """Measures every kind that is asked for, greedy first. Raises ScorerError when not one completion could be
-        scored."""
+        """Evaluate every configured kind, greedy first. Raises ScorerError if no completion could be scored."""
         if self._config.evaluation.by == "nodes":
             patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)

@@ -1,4 +1,4 @@
-"""The hub's log lines on their way into its store, as events."""
+"""A logging handler that stores the hub's log lines as events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from echo_shared.books import RunEvent
 
 
 class EventLog(logging.Handler):
-    """Makes an event of each line of the loggers that it is added to, from INFO on; `note` takes it, called by the
-    thread that logs it."""
+    """Makes an event of each line from level INFO on, and passes it to `note` in the logging thread."""
 
     def __init__(self, note: Callable[[RunEvent], object]) -> None:
         super().__init__(logging.INFO)

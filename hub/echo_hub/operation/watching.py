@@ -1,6 +1,6 @@
-"""Looks at the run every few seconds, and logs and tells each problem that begins or ends.
+"""Check the run every few seconds; log and report each problem that begins or ends.
 
-The observation comes from the source of the pages, so page, event and alert say the same.
+The observation comes from the same source as the pages, so page, event and alert agree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def limits_of(settings: AlertsConfig) -> Limits:
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Return the free bytes on the directory's disk, or None if the system does not say. Blocks."""
+    """Return the free bytes on the directory's disk; None if the system does not tell. Blocks."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:
@@ -43,8 +43,8 @@ def free_bytes(directory: Path) -> int | None:
 class Watching:
     """Watches the run.
 
-    `observe` returns the state of the run, also when the database cannot be read. `steps` returns the trained steps
-    after a step, in order; none = no more yet. `notify` is called when the set of problems has changed.
+    `observe` returns the state of the run, even if the database cannot be read. `steps` returns the trained steps after
+    a given step, in order, or nothing if there are no more yet. `notify` is called when the set of problems changes.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Watching:
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """The problems that last."""
+        """The current problems."""
         return self._problems.active
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check the run until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once. When the database cannot be read, read the newest steps the next time."""
+        """Check the run once. If the database cannot be read, the steps are read next time."""
         try:
             await self._read_steps()
         except StorageError as error:
-            log.debug("the newest steps could not be looked at: %s", error.brief)
+            log.debug("the newest steps could not be read: %s", error.brief)
         before = self.active
         for change in self._problems.observe(await self._observe(), self._clock()):
             _say(change)
