@@ -43,7 +43,7 @@ class Request(BaseModel):
     IN_BOOKS: ClassVar[bool] = False
     """True if storing the request completes it. The hub notices the change within a second.
 
-    Other actions are carried out by the hub that serves the run, or by the next one that does.
+    Other actions wait for the hub that serves the run, now or later.
     """
     ASKS: ClassVar[bool] = False
     """True if the page asks for confirmation: the action stops work, locks someone out or cannot be undone."""
@@ -70,8 +70,8 @@ class Resume(Request):
 
 
 class SetMaxStaleness(Request):
-    """Set how many steps old a rollout may be when it is trained. Older ones are dropped at once as stale; batches that
-    are already written keep their rollouts."""
+    """Set the maximum age in steps of a rollout at training. Older ones are dropped at once as stale; batches that are
+    already written keep their rollouts."""
 
     action: Literal["max_staleness"] = "max_staleness"
     value: Annotated[int, Field(ge=0, le=1000)]
@@ -114,8 +114,7 @@ class SetSpendCap(Request):
 
 
 class PublishNow(Request):
-    """Publish the next version that the learner has not begun, even if it is not due. The interval continues from
-    there."""
+    """Publish the next version that the learner has not begun, regardless of the interval, which restarts there."""
 
     action: Literal["publish"] = "publish"
 
@@ -312,7 +311,7 @@ def summary(kind: type[Request]) -> str:
 def _set_again(action: str, before: Any) -> AnyRequest | None:
     """Return a request that restores `before`; None if that value is outside a request's bounds.
 
-    That happens if the value came from a file or another version of this software.
+    Values from a file or another software version may be out of bounds.
     """
     try:
         return None if before is None else request_of(action, {"value": before})

@@ -1,7 +1,7 @@
-"""`echo-hub demo`: one hub and its nodes on this machine, from the base model to a trained one, then exit.
+"""`echo-hub demo`: train the base model with one hub and its nodes on this machine, then exit.
 
-The nodes are ordinary `echo-node join` processes with their own data directories. They receive everything through the
-hub's port and the swarm, as on any other machine.
+The nodes are ordinary `echo-node join` processes with their own data directories. All data reaches them through the
+hub's port and the swarm, as on remote machines.
 """
 
 from __future__ import annotations

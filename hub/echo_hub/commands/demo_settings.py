@@ -1,4 +1,4 @@
-"""Settings of `echo-hub demo` for each of its tasks, where they differ from the defaults.
+"""Non-default settings of `echo-hub demo` for each demo task.
 
 The first task is sums of three-digit numbers with the smallest base model, one number per completion. The others use a
 base model that writes its working before the answer. Their completion lengths differ by a factor of ten or more, so

@@ -56,7 +56,7 @@ def try_task(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """Sample a few problems of a task, and show the rewards of various answers, some of which should earn nothing.
+    """Sample a few problems of a task, and show the rewards of various answers, including wrong ones.
 
     With --sample the base model answers, and the verdict says whether its rewards give GRPO a training signal.
     """

@@ -1,4 +1,4 @@
-"""What volunteers are told of a run, in its operator's own words."""
+"""Information for volunteers, written by the run's operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPACES: Final = re.compile(r"[\x00-\x20\x7f\"'<>\\]")
 
 
 def _is_web_address(address: str) -> str:
-    """Raises ValueError for what a page must not link to: anything but http and https."""
+    """Return the address if a page may link to it; raise ValueError unless it is http or https."""
     try:
         _WEB.validate_python(address)
     except ValidationError as error:

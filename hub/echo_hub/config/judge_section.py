@@ -1,4 +1,4 @@
-"""Components of a reward that a model gives: [reward.judges.NAME]."""
+"""Settings of reward components computed by a model: [reward.judges.NAME]."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LlmJudgeConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the component."""
+        """Bounds of the component."""
         return 0.0, 1.0
 
 
@@ -91,7 +91,7 @@ class RewardModelConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the component."""
+        """Bounds of the component."""
         return (0.0, 1.0) if self.sigmoid else (self.lowest, self.highest)
 
 

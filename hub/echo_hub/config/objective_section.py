@@ -1,4 +1,4 @@
-"""What a step minimises."""
+"""Settings of the training objective."""
 
 from __future__ import annotations
 
@@ -91,21 +91,21 @@ class ObjectiveConfig(Section):
 
     @property
     def trains_entropy(self) -> bool:
-        """Whether the entropy is in the loss, of some steps at least."""
+        """True if the loss of any step includes the entropy."""
         return self.entropy_coefficient > 0 or self.entropy_target > 0
 
     @property
     def chosen_aggregation(self) -> Aggregation:
-        """The paper's own where the setting is "published"."""
+        """Aggregation in use; the paper's own if the setting is "published"."""
         return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
 
     @property
     def chosen_advantage(self) -> Advantage:
-        """The paper's own where the setting is "published"."""
+        """Advantage in use; the paper's own if the setting is "published"."""
         return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
 
     def resolved(self) -> ObjectiveConfig:
-        """These settings with the paper's own choices and numbers in place of "published" and 0."""
+        """Return these settings with the paper's choices and numbers in place of "published" and 0."""
         paper = PUBLISHED[self.name]
         return self.model_copy(
             update={
@@ -122,9 +122,9 @@ class ObjectiveConfig(Section):
         if unused:
             raise ValueError(f"{self.name} does not use {', '.join(unused)}: remove the line, or set it to 0")
         if self.old_policy == "proximal" and not paper.takes_old_policy:
-            raise ValueError(f"{self.name} says itself what its ratios are taken against: remove old_policy")
+            raise ValueError(f"the formula of {self.name} fixes the denominator of its ratios: remove old_policy")
         resolved = self.resolved()
-        # The ratio of a token that nothing has moved is 1, but for rounding.
+        # The ratio of a token whose probability did not change is 1, except for rounding.
         if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
             least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
             raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")

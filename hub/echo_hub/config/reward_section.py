@@ -1,4 +1,4 @@
-"""What a rollout's reward is made of: components, each with a weight."""
+"""Settings of a rollout's reward: a weighted sum of components."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"it is no regular expression: {error}") from error
+        raise ValueError(f"it is not a valid regular expression: {error}") from error
     return pattern
 
 
@@ -55,7 +55,7 @@ class RewardConfig(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The components of a completion's text that stand beside any task's."""
+        """Configured components of a completion's text, independent of the task."""
         chosen = {FORMAT: self.format, TAGGED: self.tagged, LENGTH: self.length_least or self.length_most}
         return tuple(name for name, is_there in chosen.items() if is_there)
 

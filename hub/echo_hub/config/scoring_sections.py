@@ -1,4 +1,4 @@
-"""Where scorers run, and the Ray cluster for them and other processes of the hub's."""
+"""Settings of scorers, and of the Ray cluster for scorers, verifiers and evaluators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_hub.config.section import Section
 
 Amount = Annotated[float, Field(ge=0, le=1e6)]
 WorkerKind = Literal["scorer", "verifier", "evaluator"]
-"""What may run in the cluster."""
+"""Kinds of processes that may run in the cluster."""
 
 
 class ScoringConfig(Section):
@@ -63,7 +63,7 @@ class RayConfig(Section):
         return resources
 
     def options(self, kind: WorkerKind) -> dict[str, Any]:
-        """What Ray sets aside for each actor of a kind, by its own names."""
+        """Return Ray's resource options for an actor of this kind."""
         return {
             "num_cpus": getattr(self, f"{kind}_cpus"),
             "num_gpus": getattr(self, f"{kind}_gpus"),
@@ -71,7 +71,7 @@ class RayConfig(Section):
         }
 
     def set_aside(self, kind: WorkerKind) -> str:
-        """For people: the same."""
+        """Describe these resources for people."""
         wanted = {"CPU": getattr(self, f"{kind}_cpus"), "GPU": getattr(self, f"{kind}_gpus")}
         wanted |= getattr(self, f"{kind}_resources")
         return ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing"

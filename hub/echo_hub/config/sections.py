@@ -1,6 +1,6 @@
-"""A run's settings, one frozen class a component; each component is given only its own section.
+"""A run's settings, one frozen class per component; each component receives only its own section.
 
-The docstrings are also the comments of the config.toml that `echo_hub.config.file` writes, so every field has one.
+Docstrings are also the comments of the config.toml that `echo_hub.config.file` writes, so every field has one.
 """
 
 from __future__ import annotations
@@ -188,5 +188,5 @@ class HubConfig(BaseSettings):
 
     @property
     def evaluation_sets(self) -> tuple[ChosenSet, ...]:
-        """The held-out problems of a run, set by set."""
+        """Held-out problems of the run, by set."""
         return self.evaluation.chosen(self.task)

@@ -1,4 +1,4 @@
-"""What the hub listens on, how new versions leave it, and what it keeps."""
+"""Settings of the hub's ports, the dissemination of versions, and the data it keeps."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def base_answers(
 async def _paid_as(
     episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
 ) -> dict[tuple[int, int], str]:
-    """For unsolved answers, return a form that would be solved, by (episode number, index)."""
+    """Map (episode number, index) of unsolved answers to a form that would be solved."""
     forms = [
         (episode, form)
         for episode in episodes
@@ -200,7 +200,7 @@ def _figures(config: HubConfig, answered: tuple[AnsweredProblem, ...], seconds: 
 
 
 def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
-    """Say whether GRPO has a training signal, and what to change if it has not."""
+    """Judge the training signal for GRPO, and suggest changes if it is weak."""
     if solved_rate >= 1 - 1e-9:
         return "Nothing to learn: the base solves all of it. Make the problems harder."
     if mixed_share == 0 and solved_rate == 0:
@@ -219,8 +219,8 @@ def verdict(solved_rate: float, mixed_share: float, *, num_scored: int) -> str:
         why = "few are solved" if rare else "most are solved" if solved_rate > GOOD[1] else "groups agree"
         do = "Easier" if rare else "Harder" if solved_rate > GOOD[1] else "Other"
         return (
-            f"Little training signal: {why}, and {1 - mixed_share:.0%} of the groups have equal rewards. {do} problems, or a "
-            "larger training.group_size, would waste less."
+            f"Little training signal: {why}, and {1 - mixed_share:.0%} of the groups have equal rewards. {do} "
+            "problems, or a larger training.group_size, would waste less."
         )
     if solved_rate > GOOD[1]:
         return (
@@ -240,9 +240,9 @@ def _warnings(config: HubConfig, answered: Sequence[AnsweredProblem], every: Seq
     misformed = [answer for answer in every if answer.paid_as]
     if len(misformed) > MANY_MISFORMED * len(every):
         found.append(
-            f"{len(misformed)} of {len(every)} completions contain the right answer in a form that is not rewarded: one of "
-            f'them would be solved as "{misformed[0].paid_as}". Describe in task.system_prompt or task.prompt_suffix the '
-            "form of the answer, or extract the answer from the text in the scorer."
+            f"{len(misformed)} of {len(every)} completions contain the right answer in a form that is not rewarded: "
+            f'one would be solved as "{misformed[0].paid_as}". Describe in task.system_prompt or task.prompt_suffix '
+            "the form of the answer, or extract the answer from the text in the scorer."
         )
     cut = sum(answer.is_cut for answer in every)
     if cut > MANY_CUT * len(every):

@@ -4,8 +4,8 @@ Every completion of an evaluation comes from exactly the named version. The draw
 seed and n, never by the version, so that versions are compared on the same random numbers.
 
 Two small interfaces: a `Generator` samples completions; a `Judge` answers each completion with a reward or with an
-environment's reply. In an evaluation on nodes the coordinator does both, as in training
-(`echo_hub.evaluation.by_nodes`). Both kinds of evaluation produce attempts (`echo_hub.evaluation.figures`).
+environment's reply. For evaluations on nodes the coordinator does both (`echo_hub.evaluation.by_nodes`). Both kinds of
+evaluation produce attempts (`echo_hub.evaluation.figures`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Played = tuple[int, Sequence[Ids], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """All rollouts of some requests, in any order, and the engine's time for them."""
+    """Rollouts of some requests in any order, and the engine's time."""
 
     rollouts: Sequence[FinishedRollout]
     seconds: float
@@ -60,7 +60,7 @@ class Judge(Protocol):
 
 
 class VersionSampler(Protocol):
-    """Samples on the hub with the adapter in a directory, or with the base if None; for example `Trainer.generate`."""
+    """Samples on the hub with the adapter in a directory (None: the base), for example `Trainer.generate`."""
 
     async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated: ...
 

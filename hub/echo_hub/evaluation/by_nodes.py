@@ -70,8 +70,8 @@ class NodeEvaluations:
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
         """Return the figures of every configured kind, greedy first; None if the hub must evaluate the version itself.
 
-        That is the case if nodes will not finish it, or if no completion could be scored: a scorer that was fixed since
-        may be able to score the hub's completions.
+        Reasons: the nodes will not finish, or no completion could be scored: a scorer that was fixed since may be able
+        to score the hub's completions.
         """
         done = self._done[policy_version] = asyncio.Event()
         try:
@@ -106,7 +106,7 @@ class NodeEvaluations:
 def of_sets(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], sets: Mapping[ChosenSet, RewardBounds]
 ) -> list[Evaluation]:
-    """Return the figures of every set, as an evaluation by the hub would have them.
+    """Return the figures of every set, computed like those of the hub's own evaluations.
 
     Raises ScorerError if no completion of a set could be scored.
     """
@@ -120,7 +120,7 @@ def of_sets(
 def figures(
     policy_version: int, episodes: Sequence[EvaluatedEpisode], *, rewards: RewardBounds, name: str = ""
 ) -> list[Evaluation]:
-    """Return the figures of one set, as an evaluation by the hub would have them.
+    """Return the figures of one set, computed like those of the hub's own evaluations.
 
     Raises ScorerError if no completion could be scored. A stored reward outside the bounds counts as unscored: the
     task's code may have changed between two starts of a run.

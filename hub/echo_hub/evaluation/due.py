@@ -22,7 +22,7 @@ def is_due(config: HubConfig, policy_version: int) -> bool:
 class Evaluations:
     """Evaluates due versions one at a time, lowest first. `first_version`, with which the run began, is due, too.
 
-    A due version that is not in the store is evaluated after a restart; one that is in the store never again.
+    After a restart, due versions without a stored evaluation are evaluated; stored ones never again.
     """
 
     def __init__(

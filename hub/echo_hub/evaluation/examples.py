@@ -36,8 +36,8 @@ class Example:
 def choosing(policy_version: int, problems: Problems, into: list[Example]) -> Watch:
     """Return a watcher that appends examples to the list `into`.
 
-    It takes the first solved and the first unsolved answer, then the next ones in problem order. Versions that solve
-    the same problems are therefore shown on the same ones.
+    It takes the first solved and the first unsolved answer, then the next ones in problem order. Versions with the same
+    solved problems therefore show the same problems.
     """
 
     def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:

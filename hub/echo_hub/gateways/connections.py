@@ -36,8 +36,8 @@ class Connections:
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
         """Queue a low-priority message that is built when its turn comes.
 
-        For a node behind a gateway, the message is built when the hub sends it to the gateway, where it has low
-        priority again.
+        For nodes behind gateways, the message is built when the hub sends it to the gateway, which again gives it low
+        priority.
         """
         if node_id not in self.sessions:
             return self._gateway.push(node_id, make, rank)
@@ -51,7 +51,7 @@ class Connections:
         return is_queued
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Close this node's connection, if it has one, and tell the node why; the inbox is notified."""
+        """Close this node's connection, if open, report the reason to the node, and notify the inbox."""
         if node_id not in self.sessions:
             self._gateway.dismiss(node_id, code, what)
         else:  # Its gateway reports the disconnect.

@@ -1,6 +1,6 @@
 """The hub's end of its gateways: keeps a line to each, admits their nodes, and takes in their stored messages.
 
-Without gateways.url there is no broker, and this component does nothing.
+This component is inactive unless gateways.url is set.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> we
             await response.write(part)
         await response.write_eof()
     except (TimeoutError, aiohttp.ClientError):
-        # Abort, so that the client does not take a truncated response for a complete one.
+        # Abort: the client could mistake a truncated response for a complete one.
         if request.transport is not None:
             request.transport.abort()
     return response

@@ -1,4 +1,4 @@
-"""The hub's table of gateways: which node is connected through which gateway, and what waits to be sent to each.
+"""The hub's table of gateways: the gateway of each node, and the messages queued for each gateway.
 
 Belongs to one event loop; nothing here waits. `fleet` sends the queued items and reports the received ones.
 """
@@ -25,7 +25,7 @@ class Session:
 
     node_id: str
     number: int
-    """Unique; another process of this hub repeats a number with a probability of about 2**-60."""
+    """Unique. Another process of this hub repeats a number with probability 2**-60."""
     line: Line
 
 
@@ -49,7 +49,7 @@ class Line:
     is_over: bool = False
 
     def make_push(self) -> None:
-        """Build the next push and append it to the outbox, if it is still useful."""
+        """Build the next push; append it to the outbox unless it became useless."""
         rank, _, number, make = heappop(self.pushes)
         if number in self.sessions and (frame := make()) is not None:
             self.put([Kind.PUSH, number, frame, rank], len(frame))

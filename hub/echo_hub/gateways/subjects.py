@@ -18,12 +18,12 @@ class Subjects:
 
     @property
     def stream(self) -> str:
-        """The JetStream stream of node messages that the hub has not committed yet."""
+        """JetStream stream of node messages that the hub has not committed yet."""
         return f"echo-{self.run_id}"
 
     @property
     def sent(self) -> str:
-        """The only subject of that stream."""
+        """Subject of the messages in that stream."""
         return f"echo.run.{self.run_id}.sent"
 
     @property

@@ -113,7 +113,7 @@ class Archive:
         return found
 
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
-        """Return ranges of steps that are neither in the database nor in a file: dropped, or archived elsewhere."""
+        """Return ranges of steps found neither in the database nor in a file: dropped or archived elsewhere."""
         found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:
             if after > there:
@@ -144,7 +144,7 @@ class Archive:
         return ArchiveFile(path=path, span=span, rollouts=said["rollouts"])
 
     def write(self, *, before_step: int) -> Iterator[ArchiveFile]:
-        """Write the archivable steps before this one that are in no file yet."""
+        """Write archivable steps before `before_step` that no file contains yet."""
         there, last, beginning = self.files(), self._store.read(read_last), self._store.read(read_first_mark)
         after = max(
             [

@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """The best value; None if neither higher nor lower values are better."""
+        """Best value; None for figures without a better direction."""
         return None if not self.better else self._best[1]
 
     @property

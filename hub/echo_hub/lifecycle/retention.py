@@ -14,7 +14,7 @@ from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_ma
 
 LOOKED_S: Final = 15.0
 REST: Final = 4.0
-"""Pause after each transaction, as a multiple of its duration, so that the hub's own writes are not delayed."""
+"""Pause after each transaction, as a multiple of its duration, to leave the writer to the hub."""
 
 
 class Retention:

@@ -196,7 +196,7 @@ class RolloutReader:
         return rows, last
 
     def _told(self, summary: RolloutSummary) -> RolloutSummary:
-        """Add the task and the evaluation set, which the store does not have."""
+        """Add task and evaluation set, which are not stored."""
         if len(self._keys) == len(self._sets) == 1:
             return summary
         evaluation = evaluation_text(summary.group_id, self._sets)

@@ -206,7 +206,7 @@ def _check_not_begun(directory: RunDirectory) -> None:
 
 
 def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, Origin]:
-    """Return the weights and origin that the run would start with if it had never been fine-tuned here."""
+    """Return weights and origin of the run's start before any fine-tuning here."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
     if work.is_dir():

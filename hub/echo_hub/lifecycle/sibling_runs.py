@@ -1,7 +1,7 @@
 """The hub's other runs: their state for its pages, and their nodes' credit for its leaderboard.
 
-Each run has its own process and directory; the common key makes them runs of one hub (`echo_hub.run.siblings`). Each
-process reads the other databases and writes only its own, so they never wait for each other.
+Each run has its own process and directory; the common key makes them runs of one hub (`echo_hub.run.siblings`).
+Processes never wait for each other: each reads the other databases and writes only its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Limit how often something may happen, with one token bucket for all addresses together and one per address.
 
-At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. A client with more
-addresses than that is stopped by the common bucket.
+At most `MOST_PLACES` addresses are remembered; a forgotten address starts with a full bucket. The common bucket limits
+clients with even more addresses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The web seed: serves published artefacts over plain HTTP with range requests, to nodes that no peer can serve.
 
 The URL layout is BitTorrent's for web seeds with several files (https://www.bittorrent.org/beps/bep_0019.html), below
-the node's passkey: the torrent's name, then the file's path in the torrent. Only files of published torrents are
-served, and only to nodes that have joined and are not barred.
+the node's passkey: the torrent's name, then the file's path in the torrent. Serves only files of published torrents,
+only to joined nodes, never to barred nodes.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ class ArtefactStore:
 
     @contextmanager
     def _making(self, name: str) -> Iterator[None]:
-        """Delete leftovers of an earlier attempt, and those of this one if it fails."""
+        """Delete leftovers of an earlier attempt; clean up again if the block fails."""
         with self._disk_errors(name):
             for path in self._all_of(name):
                 _delete(path)

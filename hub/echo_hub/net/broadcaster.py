@@ -69,11 +69,11 @@ class Broadcaster:
 
     @property
     def uplink_bytes_s(self) -> float | None:
-        """The hub's measured uplink rate when it is saturated, in bytes per second; None until that was observed."""
+        """Measured uplink rate of the hub under saturation, in bytes per second; None before the first saturation."""
         return self._paths.uplink.steady_rate
 
     def start(self, carrier: Carrier, node_ids: Iterable[str], *, hand_on: bool) -> None:
-        """Push `carrier` to these nodes, or add them if it is already being pushed. The artefact started last goes
+        """Start pushing `carrier` to these nodes, or add the nodes to a running push. The artefact started last goes
         first.
 
         `hand_on`: the nodes forward pieces to each other. Ends the pushes of versions older than the newest

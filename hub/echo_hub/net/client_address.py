@@ -63,7 +63,7 @@ def is_https(request: web.Request, trusted_proxies: Collection[str]) -> bool:
 def hub_host(request: web.Request) -> str:
     """Return the host name or address under which the client reached the hub; "" if the request has no Host header.
 
-    Raises RemoteProtocolError if it is malformed, because it is passed on to other nodes.
+    Raises RemoteProtocolError for a malformed host, because other nodes receive it.
     """
     try:
         host = request.url.raw_host or ""

@@ -1,8 +1,8 @@
 """Distribution: delivers every policy version to every node, and tracks which node holds which version.
 
-It decides (using `echo_hub.core`) the parent of a delta, the way a version is sent, which nodes link with each other,
-and what is no longer needed. The publisher makes and seeds artefacts, the broadcaster pushes pieces, the connections
-send messages. Releases and arrivals go to `record`.
+Using `echo_hub.core`, it decides the parent of a delta, the way of a version, the links between nodes, and the versions
+to retire. The publisher makes and seeds artefacts, the broadcaster pushes pieces, the connections send messages.
+Releases and arrivals go to `record`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KEYFRAME_AGAIN_S: Final = 10.0
 """A node that repeats a keyframe request within this many seconds gets no answer."""
 
 KEYFRAME_COLLECT_S: Final = 0.1
-"""Requests for the same keyframe within this many seconds are answered by one push."""
+"""Seconds for which requests for the same keyframe are collected into one push."""
 
 RECORDS_WAITING: Final = 4_096
 """Queue limit of records; a node whose report exceeds it waits until they are written."""
@@ -79,7 +79,7 @@ class Connections(Protocol):
         """Queue a message; return False if the node is not connected. Never waits."""
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Close this node's connection, if it has one, and tell the node why."""
+        """Close this node's connection, if open, and report the reason to the node."""
 
 
 class Distributor:
@@ -227,7 +227,7 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """Return the offer of this version (0: the base) for a node that fetches it by itself, after joining or for a
+        """Return the offer of a version (0: the base) for a node that fetches independently, after joining or for a
         lease."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
@@ -263,7 +263,7 @@ class Distributor:
 
     @property
     def uplink_bytes_s(self) -> float | None:
-        """The hub's uplink in bytes per second: the setting, else the measured rate, else None."""
+        """Uplink of the hub in bytes per second: the setting, else the measured rate, else None."""
         if self._settings.uplink_mbit_s:
             return self._settings.uplink_mbit_s * 1e6 / 8
         return self._broadcaster.uplink_bytes_s
@@ -329,8 +329,8 @@ class Distributor:
     def _estimate_node_uplink(self) -> None:
         """Estimate a lower bound of each node's uplink: the bytes forwarded per node and second of a whole broadcast.
 
-        If the nodes' uplinks were not the bottleneck, they can send more. The same broadcast would take as long all the
-        same, so the estimate of its duration is right in either case.
+        Nodes whose uplink was not the bottleneck can send more. An identical broadcast would take equally long, so the
+        estimate of its duration stays right.
         """
         progress = self._spread.progress(time.monotonic())
         if progress is None or progress.under_way or progress.release.way is not Way.BROADCAST or not progress.since_s:
@@ -492,5 +492,5 @@ def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
 
 
 def pinned(way: Way, at: Circumstances) -> Way:
-    """Return the configured way; the swarm if the payload or the nodes do not allow a push."""
+    """Return the configured way; fall back to the swarm for payloads or fleets that rule out a push."""
     return way if way not in PUSHED or (at.num_nodes and at.piece_bytes <= MAX_PIECE_BYTES) else Way.SWARM

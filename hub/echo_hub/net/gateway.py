@@ -160,7 +160,7 @@ class Gateway:
         return [web.get("/node", answer)]
 
     async def identify(self, request: web.Request, inbox: Inbox) -> str:
-        """Return the id of the node that authenticates with this request, if it may join. Raises TurnedAway."""
+        """Authenticate a request and return its node's id, if the node may join. Raises TurnedAway."""
         return (await self._door.enter(request, inbox)).session.node_id
 
     def refuse(self, error: EchoError) -> web.Response:
@@ -207,7 +207,7 @@ class Gateway:
         return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        """Close this node's connection, if it has one, and tell the node why; the inbox is notified. Never waits."""
+        """Close this node's connection, if open, report the reason to the node, and notify the inbox. Never waits."""
         connection = self._open.get(node_id)
         if connection is not None:
             self._part_with(connection, node_id, code, what)
@@ -301,7 +301,7 @@ class Gateway:
             extra = {"event": "node_left", "subject": node.node_id}
             self._log.info("node %s is gone: its connection was closed", node.node_id, extra=extra)
         finally:
-            # Before the next await, so that nothing more is sent to this node.
+            # Remove the connection before the next await: later sends must fail.
             was_open = self._forget(node.node_id, connection)
             connection.queue.end()
             if was_open:

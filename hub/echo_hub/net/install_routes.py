@@ -83,7 +83,7 @@ class _Offered:
         if self._directory is None or name not in await asyncio.to_thread(_names, self._directory):
             return None
         path = self._directory / name
-        async with self._hashing:  # Hash the file once, even if many requests arrive at the same time.
+        async with self._hashing:  # Concurrent requests share one hash computation.
             state = path.stat()
             key = (name, state.st_size, state.st_mtime_ns)
             if key not in self._hashes:

@@ -2,7 +2,7 @@
 
 An invite is for one person and a limited number of keys. Its token is 256 random bits; the hub keeps only its SHA-256.
 Looking up by hash leaks nothing about the token through timing. A key that joined with an invite stays invited until
-the invite is revoked. It no longer needs the token, and the invite may expire or be used up.
+the invite is revoked. The key then needs no token, even after the invite expires or reaches its limit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Invitations:
     def find(self, node_id: str, token: str | None) -> int | None:
         """Return the id of the invite that admits this key.
 
-        Returns None if the key has no invite and the token is unknown. Raises InviteEndedError if the token's invite
+        Returns None for a key without invite and with an unknown token. Raises InviteEndedError if the token's invite
         accepts no further key.
         """
         given = None if token is None else self._by_hash.get(hash_of(token))

@@ -1,10 +1,10 @@
 """Limit what connections cost the hub: their number, by owner, and their inactivity.
 
-A connection is a *stranger's* until a request on it authenticates as a node (`vouch`), by a websocket or a passkey.
-Strangers are limited in total and per address; nodes' connections per address and per node.
+A connection belongs to a *stranger* until a request authenticates a node (`vouch`), by websocket or passkey. Strangers
+are limited in total and per address; nodes' connections per address and per node.
 
 A stranger over a limit replaces the oldest connection that waits for its client's request: honest clients send theirs
-within moments. If none waits, it replaces the one that has been reading its response longest. If none reads, the new
+within moments. Without such a connection, the slowest reader of a response is replaced. If none reads, the new
 connection is closed. The last quarter of all connections is reserved for strangers and for known nodes, which have done
 useful work or come with an invite. New keys share the other three quarters.
 
@@ -112,7 +112,7 @@ class Limits:
         return Connection(self, inner, context)
 
     def admits(self, host: str) -> bool:
-        """Return True if one more connection from this address is within the rates."""
+        """Take a token for a new connection; return False above the rates."""
         if host in self._proxies or self._connections.take(place_of(host), now=self.now()):
             return True
         self.cuts[Cut.TOO_FAST] += 1
@@ -256,8 +256,8 @@ class Limits:
     def vouch(self, request: web.Request, node_id: str, *, is_known: bool = False) -> None:
         """Count the request's connection for this node.
 
-        Raises RefusedError if the node or its address has too many connections, or if the node is unknown and nodes
-        hold too many in total.
+        Raises RefusedError if node or address has too many connections, or if an unknown node finds the share of all
+        nodes exhausted.
         """
         connection = _connection_of(request)
         if connection is None or connection not in self._all or connection.account is None:

@@ -1,8 +1,8 @@
 """Stateless challenge nonces: the hub stores nothing for clients that only request a challenge.
 
 A nonce consists of its expiry time, random bytes and a MAC. The MAC covers both and the node's key and nonce. Its
-secret belongs to this process, or is shared by all processes behind one address. A nonce is stored only after a node
-has answered it correctly, until it expires: a recorded upgrade request cannot be replayed.
+secret is private to this process or shared by all processes behind one address. Only correctly answered nonces are
+stored, until they expire: a recorded upgrade request cannot be replayed.
 """
 
 from __future__ import annotations

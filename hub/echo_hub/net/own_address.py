@@ -24,7 +24,7 @@ _NOWHERE: Final = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 
 
 def outward_ip() -> str | None:
-    """Return this machine's address on its network, or None if it has none. Sends nothing."""
+    """Return this machine's network address; None without a network. Sends nothing."""
     for family, nowhere in _NOWHERE.items():
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

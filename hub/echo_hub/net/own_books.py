@@ -5,7 +5,7 @@
     POST /node/team          body TeamWanted      ──►  Team; also creates, joins and leaves teams
 
 A node authenticates as for the websocket (`door`): its first request is answered with a challenge, the second carries
-the proof. A node therefore sees only its own records. It may be connected at the same time, but need not be.
+the proof. A node therefore sees only its own records. An open websocket is not required.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BODY_S: Final = 10.0
 BODY_BYTES: Final = 64 * MOST_RECEIPTS
 
 LookUp = Callable[[str, Sequence[str]], Awaitable[Sequence[Receipt]]]
-"""Return the receipts that the store has for these rollouts of a node."""
+"""Return the stored receipts of these rollouts of a node."""
 ChangeTeam = Callable[[str, TeamWanted], Awaitable[Team]]
 """Carry out a node's team request and return the resulting team. Raises RefusedError."""
 Certify = Callable[[str], Awaitable[bytes | None]]

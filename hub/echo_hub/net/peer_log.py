@@ -14,13 +14,13 @@ from echo_shared.messages.fields import printable_line
 
 BURST: Final = 20
 EVERY_S: Final = 5.0
-"""Seconds until one more line of a kind is allowed, once the burst is used up."""
+"""Seconds per additional line of a kind, after the burst is used up."""
 MOST_CHARACTERS: Final = 300
 """Length limit of one peer-supplied value."""
 
 
 class PeerLog(logging.LoggerAdapter[logging.Logger]):
-    """Wraps a logger. A message's kind is its format string, so there are only as many kinds as the code has messages.
+    """Wraps a logger. The kind of a message is its format string, so the number of kinds is bounded by the code.
 
     `theirs`: exception types caused by a peer's mistake. They are logged as one line without a traceback.
     """
@@ -57,8 +57,7 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def _left_out(self, kind: str) -> int | None:
-        """Return how many lines of this kind were suppressed before this one; None if this one must be suppressed,
-        too."""
+        """Return the number of suppressed lines since the last one of this kind; None to suppress this line as well."""
         now = self._clock()
         room, at, left_out = self._kinds.get(kind, (float(BURST), now, 0))
         room = min(room + (now - at) / EVERY_S, float(BURST))

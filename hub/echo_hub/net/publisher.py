@@ -84,9 +84,8 @@ class Publisher:
         """Seal, sign and seed the PEFT adapter in `adapter_dir`; returns at once if this version is already published.
 
         Call it after `reopen` for the version that the store lists as published: this restores the version if its
-        artefact was damaged. The version is sent as a delta against `delta_parent`, if the parent is still published
-        and the delta is smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact
-        cannot be written.
+        artefact was damaged. A delta against `delta_parent` is used if the parent is still published and the delta is
+        smaller. Versions `in_use` are retired later than others. Raises StorageError if the artefact cannot be written.
         """
         if version < 1:
             raise ValueError("policy versions count from 1; 0 is the base")
@@ -216,7 +215,8 @@ class Publisher:
         return _Published(carrier=carrier, offer=offer)
 
     async def _retire(self, in_use: Collection[int] = ()) -> None:
-        """Withdraw old versions: keep the newest, the one from `keep`, and those `in_use` among twice as many."""
+        """Withdraw old versions: keep the newest KEPT_VERSIONS, the version from `keep`, and versions `in_use` among
+        the newest 2 * KEPT_VERSIONS."""
         policies = [version for version in self.published() if version != self._kept]
         old, recent = policies[:-KEPT_VERSIONS], policies[-2 * KEPT_VERSIONS :]
         for version in [version for version in old if version not in in_use or version not in recent]:

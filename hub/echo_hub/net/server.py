@@ -112,12 +112,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The URL that nodes on this machine use; the public URL if one is set."""
+        """Base URL for nodes on this machine; the public URL if one is set."""
         return address(self._settings, self.port)
 
     @property
     def shared_url(self) -> str:
-        """The URL to give to others. If the hub listens on all addresses, it contains this machine's network
+        """Base URL to give to others. If the hub listens on all addresses, it contains this machine's network
         address."""
         return shared_address(self._settings, self.url)
 

@@ -2,7 +2,7 @@
 
 A node announces itself with its own passkey, which the hub issues when it joins and which also opens the web seed
 (`echo_hub.net.artefact_routes`). Unknown and barred passkeys are refused, and so is a passkey used from too many
-addresses (`echo_hub.net.passkey_use`). A node's address is the source of its request, never one that it claims. State
+addresses (`echo_hub.net.passkey_use`). The tracker uses a request's source address and ignores claimed addresses. State
 is in memory: after a restart passkeys stay valid, and the nodes' next announces fill the list again.
 
 Protocol: https://www.bittorrent.org/beps/bep_0003.html, compact answers bep_0023, IPv6 bep_0007.

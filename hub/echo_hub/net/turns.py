@@ -1,8 +1,8 @@
 """Give the hub's own events priority over node connections in the event loop.
 
-With a thousand nodes that all send at once, asyncio would read every connection before anything else, in every round. A
-verdict, a finished commit or the learner's answer would each wait for all of them. This selector reports at most
-`AT_ONCE` node connections per round, in rotation. The rest stay readable and are reported in later rounds.
+If a thousand nodes send simultaneously, asyncio would read all their connections in every round before anything else.
+Verdicts, finished commits and learner answers would wait behind these reads. This selector reports at most `AT_ONCE`
+node connections per round, in rotation. The rest stay readable and are reported in later rounds.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 class AlertGate:
     """Decides which alerts to send: wanted kinds only, no duplicates, at most `PER_HOUR` per hour.
 
-    The end of a problem is sent only if its beginning was. A recurring problem is sent again after an hour.
+    The end of a problem is sent only after its beginning. A recurring problem is sent again after an hour.
     """
 
     def __init__(self, *, kinds: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Track the run's problems: when each begins and ends. Pure: observations in, changes out.
 
-A problem ends when it has been absent for `END_S`. A measured value must also be better than its limit by a margin, so
-that a value hovering at the limit is one problem, not many.
+A problem ends when it has been absent for `END_S`. Measured values must also pass their limit by a margin: a value
+hovering at the limit then causes one problem, not many.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Problems:
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """The current problems, in order of beginning."""
+        """Current problems, in order of beginning."""
         return tuple(self._active.values())
 
     def observe(self, seen: Observation, now: float) -> list[Change]:
@@ -150,7 +150,7 @@ class Problems:
         return changes
 
     def _note(self, seen: Observation, now: float) -> None:
-        """Record how long each condition has lasted that becomes a problem only after a while."""
+        """Record the duration of conditions that become problems only after a while."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)

@@ -1,6 +1,6 @@
 """Detect a fall of the reward below its best level. Pure.
 
-Rewards have no scale of their own, so a fall is measured relative to the gain. Means over `WINDOW` consecutive steps
+A fall is measured relative to the gain, because rewards have no absolute scale. Means over `WINDOW` consecutive steps
 are compared: the gain is the best mean minus the lowest mean before it. A fall must also exceed `SIGNIFICANT` standard
 errors of the difference of two means. The threshold is high because the best of many means is high by chance; three
 standard errors would cause too many false alarms. The variance of a step's reward is estimated from differences of
@@ -18,7 +18,7 @@ from typing import Final
 WINDOW: Final = 16
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
-"""A fall ends when less than this share of it remains, or when the rest may be chance."""
+"""Share of a fall below which, or below chance level, the fall has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, share: float, *, has_fallen: bool) -> Fall | None:
-        """Return the fall if it is at least `share` of the gain. If `has_fallen`, half as much counts as still
+        """Return a fall of at least `share` of the gain, else None. If `has_fallen`, half as much counts as still
         fallen."""
         best, now = self._best, self._now
         if best is None or now is None:

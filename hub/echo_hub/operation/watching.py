@@ -44,7 +44,7 @@ class Watching:
     """Watches the run.
 
     `observe` returns the state of the run, even if the database cannot be read. `steps` returns the trained steps after
-    a given step, in order, or nothing if there are no more yet. `notify` is called when the set of problems changes.
+    a given step, in order; empty at the newest step. `notify` is called when the set of problems changes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Watching:
 
     @property
     def active(self) -> tuple[Problem, ...]:
-        """The current problems."""
+        """Current problems."""
         return self._problems.active
 
     async def run(self) -> None:

@@ -76,7 +76,7 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """The part of the URL that logs may contain."""
+        """Host of the URL; logs may contain nothing else of it."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

@@ -6,8 +6,8 @@ the content of metric sinks from the database.
 
 Checkpoints and adapters get their names when complete and never change, and a hard link survives the deletion of the
 original. They are therefore linked twice: before and after SQLite's online backup copies the database. Links to steps
-that the copy does not list as trained are dropped. So the copy is never older than a checkpoint, and it contains the
-batches of all steps after the newest checkpoint; the learner repeats these steps bit for bit.
+that the copy does not list as trained are dropped. Every checkpoint is therefore covered by the database copy. The copy
+also has the batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _link_folder(folder: Path, linked: Path) -> None:
 
 
 def _copy_database(database: Path, copy: Path) -> None:
-    """Copy the database as of one moment, even while others write to it."""
+    """Copy a consistent snapshot of the database, even during writes."""
     if not database.is_file():
         raise ConfigError(
             "This run has not been served yet.",

@@ -351,7 +351,7 @@ class PromptCodec:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        """The tokens that `decode` omits."""
+        """Special tokens, which `decode` omits."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
@@ -362,7 +362,7 @@ class PromptCodec:
 
     @cached_property
     def _end_of_reply(self) -> int:
-        """The stop token that the chat template puts after a reply; else the tokenizer's end of sequence."""
+        """Stop token that the chat template puts after a reply; else the tokenizer's end of sequence."""
         if self._chat is not None:
             behind = self._tokenizer.encode(self._chat.behind_reply(self._messages(""), ()), add_special_tokens=False)
             if behind.ids and behind.ids[0] in self.stop_ids:
@@ -450,7 +450,7 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that the tokenizer puts before a text, such as a begin token.
 
-    Ids that it appends are left out: a model would take the end of its prompt for the end of its reply.
+    Ids that it appends are left out: otherwise the prompt would end with a token that marks the end of a reply.
     """
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids

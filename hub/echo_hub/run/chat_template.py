@@ -39,7 +39,7 @@ class ChatTemplate:
         return replace(self, source=self.tool_source or self.source, tools=tuple(tools))
 
     def check(self) -> None:
-        """Raise ConfigError for options that the template does not use, and for tools that it does not show."""
+        """Raise ConfigError for unused template options, and for tools that the template does not show."""
         unknown = [name for name in self.options if not self._has(name)]
         if unknown:
             raise ConfigError(

@@ -95,7 +95,7 @@ class ControlTokens:
 
     @cached_property
     def _copy(self) -> Tokenizer:
-        """A copy of the tokenizer whose control tokens have the secret spellings."""
+        """Copy of the tokenizer whose control tokens have the secret spellings."""
         state = json.loads(self._tokenizer.to_str())
         state["post_processor"] = None
         for token in state["added_tokens"]:

@@ -65,7 +65,7 @@ class RunDirectory:
 
     @property
     def start(self) -> Path:
-        """What the run starts with, unless it starts with the bare base model: `echo_hub.run.start`."""
+        """Directory of the initial adapter; missing if the run starts with the bare base (`echo_hub.run.start`)."""
         return self.root / "start"
 
     def checkpoint(self, step: int) -> Path:
@@ -73,7 +73,7 @@ class RunDirectory:
         return self.root / "checkpoints" / f"step-{step:06d}"
 
     def adapter(self, policy_version: int) -> Path:
-        """A published version in PEFT layout, as the learner wrote it."""
+        """Directory of a published version in PEFT layout, as the learner wrote it."""
         return self.root / "adapters" / f"v{policy_version:06d}"
 
     def adapter_versions(self) -> list[int]:

@@ -60,7 +60,7 @@ class RunKeys:
 
     @property
     def current(self) -> RunKey:
-        """The key for new publications."""
+        """Newest key, used for new publications."""
         return self.named((max(self._state.keys),))[0]
 
     @property
@@ -72,7 +72,7 @@ class RunKeys:
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Bar exactly these nodes. Return True if a new key was created, because one of them was not barred before.
+        """Bar exactly these nodes. A node that was not barred before causes a new key, and the result True.
 
         Raises StorageError if the file cannot be written.
         """

@@ -82,8 +82,7 @@ class Start(BaseModel):
     policy_version: Annotated[int, Field(ge=1)]
     """Its version number in this run."""
     source: str
-    """Name of the adapter at its origin, or of what was trained on demonstrations; not a path. "" means the base
-    model."""
+    """Original name (not a path) of the adapter, or of the model trained on demonstrations. "" means the base model."""
     sha256: str
     """SHA-256 of the weights that nodes get."""
     has_optimizer: bool = False
@@ -97,7 +96,7 @@ class Start(BaseModel):
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """Its origin in words, nearest first."""
+        """Origins of the run in words, nearest first."""
         alone = f"the adapter {self.source}" if self.source else "the base"
         nearest, *others = map(str, self.ancestors or (alone,))
         return (f"{nearest}, fine-tuned on {self.demonstrations}" if self.demonstrations else nearest, *others)

@@ -6,7 +6,7 @@
     chat_template.json                      `chat_template`, as older processors saved it
     processor_config.json                   `chat_template`
 
-The template named `default` is used; for tasks with tools, the one named `tool_use` if there is one.
+The template named `default` is used; tasks with tools prefer the template named `tool_use`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who drew how much of a completion, by which version, in the order of its tokens."""
+"""Spans of a completion: which node sampled how many tokens with which version, in token order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Spans = tuple[Span, ...]
 
 
 def grown(spans: Spans, more: Span) -> Spans:
-    """`spans` and behind them `more`, which may be empty."""
+    """Append `more`, which may be empty, to `spans`."""
     if not more.num_tokens:
         return spans
     if spans and (spans[-1].node_id, spans[-1].policy_version) == (more.node_id, more.policy_version):
@@ -20,7 +20,7 @@ def grown(spans: Spans, more: Span) -> Spans:
 
 
 def first(spans: Sequence[Span], num_tokens: int) -> Spans:
-    """Those of the first `num_tokens` tokens."""
+    """Return the spans of the first `num_tokens` tokens."""
     found: list[Span] = []
     for span in spans:
         count = min(span.num_tokens, num_tokens)
@@ -31,5 +31,5 @@ def first(spans: Sequence[Span], num_tokens: int) -> Spans:
 
 
 def num_tokens(spans: Sequence[Span]) -> int:
-    """Of all spans together."""
+    """Return the total tokens of all spans."""
     return sum(span.num_tokens for span in spans)

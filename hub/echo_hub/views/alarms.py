@@ -1,6 +1,6 @@
 """Warn operators about the newest step's figures: signs of forged rollouts, or of a run that diverges.
 
-The hub continues after each of them, so none makes it unready: otherwise a hostile node could.
+Alarms never make the hub unready: otherwise a hostile node could.
 """
 
 from __future__ import annotations

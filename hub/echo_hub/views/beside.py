@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, ParamSpec, TypeVar
 
 QUICK_S: Final = 0.02
-"""Processor seconds. A reading that takes no longer is done by the caller, so that its result is current."""
+"""Processor seconds. Callers do quick readings themselves and get a current result."""
 REST: Final = 200.0
 """Least time between readings, as a multiple of the last one's processor time."""
 

@@ -49,7 +49,7 @@ class HubBoard:
         return await self._ask(("shares", holder, width), lambda: self._store.read(read_shares, holder, width))
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
-        """Not cached: it is a single row, and its node may be looking at it."""
+        """Return one receipt. Not cached: a single row is cheap, and its node wants current data."""
         lease_id, _, index = rollout_id.partition("-")
         return await asyncio.to_thread(self._store.read, read_public_receipt, int(lease_id), int(index))
 

@@ -5,9 +5,9 @@ a fixed number of the newest rows.
 
 A node's throughput is its rate when it has enough work. Usually it has less, because work is leased as late as keeps
 the learner busy. While n rollouts that take s_1 .. s_n seconds are sampled concurrently, the rate is 1/s_1 + ... +
-1/s_n. So there is a rate at every moment, and its integral is the number of rollouts. Only moments count in which the
-node held at least `BUSY` times its median concurrency. Then it has enough work, and delays, such as loading another
-version's adapter, are its own.
+1/s_n. The rate is thus defined at every moment, and its integral equals the number of rollouts. Only moments count in
+which the node held at least `BUSY` times its median concurrency. Delays in these moments, such as loading an adapter,
+are the node's own.
 
 The sampling time of a rollout is reported by the node. It counts as at most the lease's duration, and it cannot raise
 the throughput above `TRUSTED` times the rate that the hub measured.
@@ -142,9 +142,9 @@ def _workload(config: HubConfig, steps: Sequence[StepRecord], spreads: Sequence[
 def broadcast_s(spreads: Sequence[Spread]) -> float:
     """Return how long a version takes to reach nearly all nodes; the median over versions, 0 if unknown.
 
-    Counted from the end of its training, or from the arrival of the previous version if that is later. `spreads`:
-    newest first; versions that arrived nowhere are ignored. The newest may still be in transit, and the oldest has no
-    known predecessor: both are left out if there are others.
+    Time counts from the end of training, or from a later arrival of the previous version. `spreads`: newest first;
+    versions that arrived nowhere are ignored. Newest and oldest are skipped if others exist: one may be in transit, the
+    other has no known predecessor.
     """
     took: list[float] = []
     free_at = float("-inf")

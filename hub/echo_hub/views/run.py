@@ -323,7 +323,7 @@ def _beside(moment: Moment) -> set[ProblemKind]:
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:
-    """Return faults shared by so many nodes that they are not the nodes' own."""
+    """Return faults shared by too many nodes to be caused by the nodes."""
     trust = moment.status.trust
     return (
         *(COMMON_FAULT.format(what=what) for what in trust.suspended),
