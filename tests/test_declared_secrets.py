@@ -102,7 +102,7 @@ def test_what_holds_for_a_run_is_shown_without_secrets(tmp_path: Path) -> None:
 
 def test_that_secrets_differ_is_all_that_is_told() -> None:
     found = differing([load_config(None, SECRETS), load_config(None, {})])
-    assert found["alerts.webhook_secret"] == ("(set, and not shown)", "")
+    assert found["alerts.webhook_secret"] == ("(set, but not shown)", "")
     assert not [secret for secret in SAID if secret in repr(found)]
 
 

@@ -206,7 +206,7 @@ def test_init_for_a_real_model(real_model: Path, tmp_path: Path) -> None:
 
 def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
     before = (run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()
-    assert "There is a run in this directory already" in refusal("init", run).what
+    assert "This directory already contains a run" in refusal("init", run).what
     assert ((run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()) == before
     (run / "config.toml").unlink()
     said("init", run)
@@ -222,7 +222,7 @@ def test_init_leaves_a_run_as_it_is_and_keeps_a_key(run: Path) -> None:
         (("--steps", "0"), None),
         (("--speed", "9"), None),
         (("--task", "arithmatic"), "did you mean arithmetic"),
-        (("--base", "builtin:huge"), "no such base model"),
+        (("--base", "builtin:huge"), "base model does not exist"),
         (("--task", "arithmetic", "--option", "digitz=2"), "digitz"),
     ],
 )
@@ -237,7 +237,7 @@ def test_wrong_flags_make_no_run(tmp_path: Path, flags: tuple[str, ...], expecte
 
 def test_init_where_nothing_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "cannot be made" in refusal("init", tmp_path / "file" / "run").what
+    assert "cannot be created" in refusal("init", tmp_path / "file" / "run").what
 
 
 def test_simulate_prints_figures_and_writes_them(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_run_without_its_key_is_not_served(run: Path) -> None:
 
 def test_beside_a_hub_that_serves_no_learner_is_begun(run: Path) -> None:
     with RunDirectory(run).locked():
-        assert "Another hub is working in this run directory" in refusal("serve", run).what
+        assert "is using this run directory" in refusal("serve", run).what
     assert not (run / "logs").exists(), "the other's learner has its log there"
 
 
@@ -324,9 +324,9 @@ def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
     (run / "adapters" / "v000002" / "adapter_config.json").write_text("{}")
     assert "Policy version 2" in said("export", run, tmp_path / "out")
     assert (tmp_path / "out" / "adapter_config.json").is_file()
-    assert "no such policy version" in refusal("export", run, tmp_path / "other", "--version", "1").what
+    assert "policy version does not exist" in refusal("export", run, tmp_path / "other", "--version", "1").what
     assert invoke("export", run, tmp_path / "other", "--version", "0").exit_code == 2
-    assert "no such policy version" in refusal("eval", run, "--version", "7").what
+    assert "policy version does not exist" in refusal("eval", run, "--version", "7").what
 
 
 def test_the_version_is_the_softwares() -> None:
@@ -342,7 +342,7 @@ def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert entered(monkeypatch, "init", tmp_path / "run") == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[0] == "Error: There is a run in this directory already."
+    assert err.splitlines()[0] == "Error: This directory already contains a run."
     assert "Traceback" not in err
 
 

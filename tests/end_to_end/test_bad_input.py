@@ -54,7 +54,7 @@ async def test_a_run_is_never_overwritten_and_a_directory_without_one_is_not_ser
     before = (run / "config.toml").read_text(), (run / "hub.key").read_bytes()
     status, said = await site.command("echo_hub.main", "init", run)
     assert status == 1
-    check_said(said, "There is a run in this directory already")
+    check_said(said, "This directory already contains a run")
     assert ((run / "config.toml").read_text(), (run / "hub.key").read_bytes()) == before
 
 
@@ -67,7 +67,7 @@ async def test_a_port_and_a_run_in_use(site: Any) -> None:
     _, url = await site.hub(run)
     status, said = await site.command("echo_hub.main", "serve", run)
     assert status == 1
-    check_said(said, "Another hub is working in this run directory", str(run))
+    check_said(said, "is using this run directory", str(run))
     assert url
 
 

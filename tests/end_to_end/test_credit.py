@@ -66,7 +66,7 @@ async def test_a_node_has_a_team_a_page_and_credit_in_two_runs(site: Any, until:
     key = fingerprint(bytes.fromhex(earned["hub_key"]))
     status, said = await site.command("echo_hub.main", "credit", "import", other, export)
     assert status == 1 and key in said
-    for expected in ("Added 1 node", "Known already"):
+    for expected in ("Added 1 node", "Already imported"):
         status, said = await site.command("echo_hub.main", "credit", "import", other, export, "--hub-key", key)
         assert status == 0 and expected in said
     async with aiohttp.ClientSession() as stranger, stranger.get(f"{url}/api/v1/leaderboard") as answer:

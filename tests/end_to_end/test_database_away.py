@@ -41,11 +41,13 @@ async def test_a_hub_waits_for_its_database_server_and_loses_nothing(site: Any, 
             while len(await asyncio.to_thread(batches, server)) < 2:
                 pass  # Asking takes a connection.
         server.stop()
-        await hub.printed("the database server is away; the hub waits")
+        await hub.printed("the database server is unavailable; the hub waits")
         async with aiohttp.ClientSession(url, headers=operator(url)) as http:
             async with http.get("/healthz") as answer:
                 health = await answer.json()
-            assert health["state"] == "degraded" and any("database server is away" in why for why in health["reasons"])
+            assert health["state"] == "degraded" and any(
+                "database server is unavailable" in why for why in health["reasons"]
+            )
             for path in ("/log", "/api/v1/log", "/api/v1/steps", "/api/v1/actions"):
                 async with http.get(path) as answer:
                     assert (answer.status, answer.headers.get("Retry-After")) == (503, "5"), path

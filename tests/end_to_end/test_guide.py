@@ -60,7 +60,7 @@ async def test_the_guide_goes_through(
             case "echo-node", "join":
                 node = await site.start(MODULES["echo-node"], *arguments)
                 assert hub is not None
-                await hub.printed("The pages are served until you end it", within_s=900)
+                await hub.printed("The pages stay available until you press", within_s=900)
                 await node.printed("The run is finished", within_s=60)
                 assert (await node.end())[0] == (await hub.end())[0] == 0
             case _:

@@ -128,14 +128,16 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
     ]
     assert [one.step for one in books_of(run)] == [step for step in (5, 6, 7, 8) for _ in range(3)]
     rest = said("archive", run.root, folder, "--delete")
-    assert "Wrote steps-000006-000006.parquet: 3 rollouts of steps 6 to 6" in rest and "left the books" in rest
+    assert (
+        "Wrote steps-000006-000006.parquet: 3 rollouts of steps 6 to 6" in rest and "deleted from the database" in rest
+    )
     assert archived(folder)[: len(rows)] == rows, "files never change"
     assert [one.step for one in books_of(run)] == [7] * 3 + [8] * 3
-    assert "Nothing was to be done" in said("archive", run.root, folder, "--delete")
+    assert "Nothing to do" in said("archive", run.root, folder, "--delete")
     audit = json.loads(said("audit", run.root, "--json"))["actions"]
     assert [one["request"]["steps"] for one in audit] == ["6 to 6", "5 to 5", "3 to 4", "1 to 2"]
     assert {one["action"] for one in audit} == {"archive"}
-    with pytest.raises(ConfigError, match="nothing to take back"):
+    with pytest.raises(ConfigError, match="cannot be undone"):
         said("undo", run.root, str(audit[0]["number"]))
     assert "18 rollouts, of the steps up to 6, are not in the books any more" in said("rollouts", run.root)
     assert json.loads(said("rollouts", run.root, "--json"))["retired_step"] == 6
@@ -169,7 +171,7 @@ def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, wh
 
 def test_what_was_dropped_before_is_said_to_be_in_no_file(run: RunDirectory, tmp_path: Path) -> None:
     said("archive", run.root, tmp_path / "first", "--before-step", "3", "--delete")
-    assert "Steps 1 to 2 had left the books before" in said("archive", run.root, tmp_path / "other")
+    assert "Steps 1 to 2 had deleted from the database before" in said("archive", run.root, tmp_path / "other")
     assert did(run.root, tmp_path / "other")["missing_steps"] == [[1, 2]]
     assert [row["step"] for row in archived(tmp_path / "other")] == [step for step in (3, 4, 5, 6) for _ in range(3)]
 
@@ -200,18 +202,18 @@ def test_files_of_another_run_or_history_are_never_mixed_with_these(run: RunDire
     said("archive", run.root, folder)
     store = store_of(run)
     store.write(write_meta, "run_id", "run-2")
-    with pytest.raises(ConfigError, match="something else than this run's archive") as caught:
+    with pytest.raises(ConfigError, match="files that are not this run's archive") as caught:
         said("archive", run.root, folder)
     assert "run-1" in str(caught.value)
     store.write(write_meta, "run_id", "run-1")
     with store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE steps SET trained_at = 7 WHERE step = 6")
     store.close()
-    with pytest.raises(ConfigError, match="another history"):
+    with pytest.raises(ConfigError, match="does not match the run's database"):
         said("archive", run.root, folder, "--delete")
     (path,) = folder.glob("*.parquet")
     parquet.write_table(parquet.read_table(path).replace_schema_metadata({}), path)
-    with pytest.raises(ConfigError, match="something else than this run's archive"):
+    with pytest.raises(ConfigError, match="files that are not this run's archive"):
         said("archive", run.root, folder)
 
 

@@ -68,7 +68,7 @@ def test_json_has_every_point(runs: tuple[Path, Path]) -> None:
 def test_single_curves_are_chosen_by_their_keys(runs: tuple[Path, Path]) -> None:
     told = json.loads(said(*runs, "--figure", "idle_share", "--json"))
     assert [list(run["curves"]) for run in told["runs"]] == [["idle_share"]] * 2
-    with pytest.raises(ConfigError, match="such a curve") as caught:
+    with pytest.raises(ConfigError, match="has this curve") as caught:
         said(*runs, "--figure", "rewards")
     assert "mean_reward" in str(caught.value)
 

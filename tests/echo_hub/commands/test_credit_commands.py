@@ -62,9 +62,9 @@ def test_credit_goes_from_run_to_run_once(tmp_path: Path, here: Store, export: P
     said = run_credit.verified(export.read_bytes())
     assert [(node.node_name, node.rollouts, node.tokens) for node in said.nodes] == [("ada", 2, 5)]
     key = fingerprint(bytes.fromhex(said.hub_key))
-    with pytest.raises(ConfigError, match="not known here"):
+    with pytest.raises(ConfigError, match="unknown to this run"):
         invoke("credit", "import", tmp_path / "here", export)
-    with pytest.raises(ConfigError, match="Another hub has signed"):
+    with pytest.raises(ConfigError, match="signed by another hub"):
         invoke("credit", "import", tmp_path / "here", export, "--hub-key", "00" * 32)
     assert (
         "Added 1 node of the run there"
@@ -93,5 +93,5 @@ def test_the_operator_removes_a_team(tmp_path: Path, here: Store) -> None:
     here.write(change_team, "a", TeamWanted(action="create", name="Bad words"), 1.0)
     assert "Removed" in invoke("team", "remove", tmp_path / "here", "BAD  words").output
     assert here.read(read_own_team, "a", 2.0).name == ""
-    with pytest.raises(ConfigError, match="no team"):
+    with pytest.raises(ConfigError, match="No team"):
         invoke("team", "remove", tmp_path / "here", "Bad words")

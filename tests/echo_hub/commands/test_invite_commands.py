@@ -59,14 +59,14 @@ def test_a_token_is_told_once_with_the_command_that_takes_it(run: Path, serving:
 
 @pytest.mark.parametrize("name", ["", " Ada", "A\nda", "\x1b[2J", "x" * 65])
 def test_what_is_no_name_invites_nobody(run: Path, serving: Store, name: str) -> None:
-    with pytest.raises(ConfigError, match="no name"):
+    with pytest.raises(ConfigError, match="not a valid name"):
         said("invite", run, name)
     assert serving.read(read_invites) == []
 
 
 def test_a_name_is_taken_until_its_invite_is_revoked(run: Path, serving: Store) -> None:
     said("invite", run, "Ada")
-    with pytest.raises(ConfigError, match="of this name already"):
+    with pytest.raises(ConfigError, match="with this name exists already"):
         said("invite", run, "Ada")
     said("uninvite", run, "Ada")
     said("invite", run, "Ada")
@@ -98,5 +98,5 @@ def test_who_is_uninvited_may_be_banned_with_all_nodes(run: Path, serving: Store
     assert serving.read(read_banned_nodes) == frozenset()
     assert f"Banned: {'a' * 20}. " in said("uninvite", run, "Ada", "--ban")
     assert serving.read(read_banned_nodes) == {"a" * 20}
-    with pytest.raises(ConfigError, match="no invite of this name"):
+    with pytest.raises(ConfigError, match="No invite has this name"):
         said("uninvite", run, "Eve")

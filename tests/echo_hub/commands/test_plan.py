@@ -54,7 +54,7 @@ def test_the_example_is_a_fleet(example: Path) -> None:
         (
             "rollouts_per_step = 5\ntrain_s = 1\n"
             + 2 * "[[nodes]]\nname = 'a'\ncount = 1\nrollouts_per_s = 1\nlatency_s = 1\n",
-            "a name of its own",
+            "a unique name",
         ),
         ("rollouts_per_step = 5\ntrain_s = 1\n", "there is no [[nodes]]"),
     ],
@@ -97,9 +97,9 @@ def test_settings_and_nodes_are_changed(example: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"add": ["laptop"]}, "takes a class of nodes and a number"),
-        ({"add": ["laptop=-1"]}, "takes a class of nodes and a number"),
-        ({"add": ["=3"]}, "takes a class of nodes and a number"),
+        ({"add": ["laptop"]}, "needs a class of nodes and a number"),
+        ({"add": ["laptop=-1"]}, "needs a class of nodes and a number"),
+        ({"add": ["=3"]}, "needs a class of nodes and a number"),
         ({"add": ["phone=3"]}, "No class of nodes has that name"),
         ({"add": ["p=1"]}, "Several classes"),
         ({"staleness": 0, "publish_every": 2}, "fresh enough"),
@@ -154,7 +154,7 @@ def test_a_plan_by_a_runs_books(store: Store) -> None:
     assert [kind.name for kind in fleet.kinds] == ["torch · RTX 4070", "torch · a [2J b"], "nothing hostile is printed"
     assert fleet.workload.max_staleness == 1
     assert len(fleet.nodes) == 3
-    assert (fleet.verifying, fleet.evaluating) == ("a process beside the hub", "the learner, between two steps")
+    assert (fleet.verifying, fleet.evaluating) == ("a separate process of the hub", "the learner, between two steps")
     assert fleet.spent is not None and fleet.spent.idle["rollouts"] > 0.3
     assert make_plan(fleet, target=1.0).as_json()["spent"]["training"] == fleet.spent.training
 

@@ -54,7 +54,7 @@ def test_what_is_being_drawn_is_not_said_to_have_got_lost(run: Path) -> None:
     store.apply([GroupOpened(group_id=9, seed=9), lease], now=50.0)
     store.close()
     (line,) = [line for line in said("rollouts", run).splitlines() if line.split()[0] == "9-0"]
-    assert "(a node draws it)" in line and "never" not in line
+    assert "(being sampled)" in line and "never" not in line
 
 
 def test_json_goes_on_where_the_last_list_ended(run: Path) -> None:
@@ -85,7 +85,7 @@ def test_the_filters_are_those_of_the_page(run: Path, arguments: tuple[str, ...]
 
 @pytest.mark.parametrize("wrong", [("--drop", "none"), ("--state", "gone"), ("--before", "x"), ("--reward-min", "nan")])
 def test_what_cannot_be_looked_for_is_refused(run: Path, wrong: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="cannot be looked for"):
+    with pytest.raises(ConfigError, match="filter for rollouts is invalid"):
         said("rollouts", run, *wrong)
 
 

@@ -53,12 +53,12 @@ def test_what_is_stopped_and_killed_goes_on_to_the_same_bits(tmp_path: Path, fil
     stopped = begun(parts, file)
     stopped.send_signal(signal.SIGINT)
     _, errors = stopped.communicate()
-    assert stopped.returncode == 0 and "Nothing is lost: the same command goes on there." in errors
+    assert stopped.returncode == 0 and "Nothing is lost: the same command resumes there." in errors
     killed = begun(parts, file)
     killed.kill()
     killed.communicate()
     assert not (parts.root / "sft").exists()
-    assert "Goes on behind update " in said(parts.root, file, *OPTIONS)
+    assert "Resuming after update " in said(parts.root, file, *OPTIONS)
     for name in ("adapter_model.safetensors", "sft.json"):
         assert (parts.root / "sft" / name).read_bytes() == (whole.root / "sft" / name).read_bytes(), name
 
@@ -93,5 +93,5 @@ def test_bad_options_are_refused_before_any_training(
 
 def test_a_hub_that_serves_the_run_keeps_it(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run", **SETTINGS)
-    with directory.locked(), pytest.raises(StorageError, match="working in this run directory"):
+    with directory.locked(), pytest.raises(StorageError, match="using this run directory"):
         said(directory.root, file)

@@ -56,7 +56,7 @@ def test_completions_fit_the_bases_context(tmp_path: Path) -> None:
     base = chat_model(tmp_path / "chat", max_position_embeddings=100)
     values, _ = suited(base, "arithmetic", digits=1)
     assert 16 <= values["sampling.max_tokens"] < 100
-    with pytest.raises(ConfigError, match="no room in the base model's context"):
+    with pytest.raises(ConfigError, match="no space for a reply in the base model's context"):
         suited(chat_model(tmp_path / "less", max_position_embeddings=30), "arithmetic", digits=18)
 
 
@@ -103,7 +103,7 @@ def test_flags_win_and_the_file_gives_the_same_settings_back(tmp_path: Path) -> 
     reasons = {section: {key: reason for key, (_, reason) in keys.items()} for section, keys in chosen.items()}
     (tmp_path / "config.toml").write_text(text := render_chosen(config, reasons))
     assert load_config(tmp_path / "config.toml", {}) == config
-    assert "LoRA takes about ten times" in text and text.count(" = ") < 15
+    assert "LoRA needs about ten times" in text and text.count(" = ") < 15
 
 
 def test_a_built_in_base_keeps_the_defaults(tmp_path: Path) -> None:
@@ -113,5 +113,5 @@ def test_a_built_in_base_keeps_the_defaults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("base", ["builtin:huge", "/nowhere/at/all"])
 def test_a_base_that_is_not_there_is_named(base: str) -> None:
-    with pytest.raises(ConfigError, match="no such base model"):
+    with pytest.raises(ConfigError, match="base model does not exist"):
         suited(base, "arithmetic")

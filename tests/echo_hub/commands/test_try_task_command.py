@@ -66,7 +66,7 @@ def test_it_shows_prompts_answers_and_what_they_earn(own: str) -> None:
     assert "Problem 2 of 2" in text and "  | [red]" in text, "nothing of it is markup"
     rows = [line.split()[:2] for line in text.splitlines() if line.startswith("  ") and "|" not in line]
     assert rows.count(["reference", "1"]) == 2 and rows.count(["empty", "0"]) == 2
-    assert "Nothing looks wrong" in text
+    assert "No problems found" in text
 
 
 def test_a_seed_gives_other_problems_and_the_same_ones_again() -> None:
@@ -126,14 +126,14 @@ def test_what_is_paid_for_nothing_is_warned_of() -> None:
         (("arithmatic",), "did you mean arithmetic"),
         (("reasoning-gym:sokobann",), "Did you mean sokoban"),
         (("arithmetic", "--option", "digitz=3"), "task.options.digitz"),
-        (("arithmetic", "--option", "digits"), "--option NAME=VALUE"),
+        (("arithmetic", "--option", "digits"), "form NAME=VALUE"),
         (("jsonl",), "task.options.path"),
         (("jsonl", "--option", "path=/nowhere/a.jsonl"), "cannot be read"),
         (("python:no_such_module:make",), "cannot be imported"),
         (("python:own_task_to_try:fail",), "own_task_to_try.py, line"),
         (("python:own_task_to_try:nothing",), "is no task"),
         (("python:broken_task_to_try:make",), "SyntaxError"),
-        (("arithmetic", "--base", "builtin:huge"), "no such base model"),
+        (("arithmetic", "--base", "builtin:huge"), "base model does not exist"),
         (("--config", "/nowhere/config.toml"), "cannot be read"),
     ],
 )
@@ -182,4 +182,4 @@ def test_a_real_model_answers_a_task_of_ones_own(real_model: Path, tmp_path: Pat
     assert free["num_scored"] == strict["num_scored"] == 8
     assert free["solved_rate"] > 0 and strict["solved_rate"] == 0
     assert "What is" in free["problems"][0]["rendered"] and "<|im_start|>" in free["problems"][0]["rendered"]
-    assert any("in a form that is not paid" in warning for warning in strict["warnings"])
+    assert any("in a form that is not rewarded" in warning for warning in strict["warnings"])

@@ -27,7 +27,7 @@ def test_a_target_for_the_entropy_comes_and_goes() -> None:
     ("wanted", "why"),
     [
         ("entropy_delta=0.001", "entropy_delta needs entropy_target"),
-        ("clip_high", "is no NAME=VALUE"),
+        ("clip_high", "is not NAME=VALUE"),
         ("temperature=1", "which has name, clip_low"),
         ("clip_low=fast", "clip_low: Input should be a valid number"),
         ("clip_low=1", "less than 1"),

@@ -13,7 +13,7 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"format": "("}, "no regular expression"),
+        ({"format": "("}, "not a valid regular expression"),
         ({"weights": {"format": 1.0}}, "reward.format must hold"),
         ({"weights": {"length": 1.0}}, "length_most"),
         ({"weights": {"tagged": 1.0}}, "reward.tagged must hold"),

@@ -94,7 +94,7 @@ async def test_every_figure_by_hand(strict: dict[str, Any], tmp_path: Path) -> N
     assert found.mean_reward == pytest.approx(4 / 7)
     assert [problem.is_mixed for problem in found.problems] == [True, False]
     assert found.problems[0].answers[0].text == "5" and found.problems[0].reference == "5"
-    assert found.verdict.startswith("Something to work with"), "63 %"
+    assert found.verdict.startswith("Good training signal"), "63 %"
     (warning,) = found.warnings
     assert "failed on 1 completions" in warning and "no nines" in warning
 
@@ -126,12 +126,12 @@ async def test_where_nothing_can_be_scored_there_is_an_error(strict: dict[str, A
         (0.0, 0.0, "Nothing to reinforce: not one of 64 completions is solved"),
         (0.0, 0.1, "Little to work with: few are solved, and 90%"),
         (0.0, 0.5, "Something to work with: few completions are solved, but rewards differ within 50%"),
-        (0.3, 0.0, "Nothing to work with: every group"),
+        (0.3, 0.0, "No training signal: every group"),
         (0.3, 0.1, "Little to work with: groups agree"),
         (0.3, 0.7, "Good"),
         (0.6, 0.21, "Good"),
         (0.9, 0.1, "Little to work with: most are solved"),
-        (0.9, 0.4, "Something to work with, but little is left"),
+        (0.9, 0.4, "Some training signal, but little is left"),
         (1.0, 0.0, "Nothing to learn"),
         (1.0, 0.5, "Nothing to learn"),
     ],

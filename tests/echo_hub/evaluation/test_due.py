@@ -124,7 +124,7 @@ async def test_a_version_is_evaluated_when_it_is_asked_for_due_or_not_and_once(t
     await run.until(2)
     assert evaluations.want(1) == (1, "") and evaluations.want(0) == (0, "")
     await run.until(2, 1, 0)
-    assert "evaluated already" in evaluations.want(2)[1] and "no adapter" in evaluations.want(7)[1]
+    assert "already evaluated" in evaluations.want(2)[1] and "no adapter" in evaluations.want(7)[1]
     working.cancel()
 
 

@@ -70,7 +70,7 @@ async def test_a_model_that_cannot_be_loaded_is_waited_for_and_who_does_not_wait
         waiting = asyncio.create_task(style.value(ASKED[0]))
         while not style.absence.reason:  # noqa: ASYNC110 - nobody is told.
             await asyncio.sleep(0.01)
-        assert "no such base model" in style.absence.reason
+        assert "base model does not exist" in style.absence.reason
         assert not waiting.done()
         make(directory)  # It is mended,
         assert 0 < await waiting < 1  # and what waited goes on.

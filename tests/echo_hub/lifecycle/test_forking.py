@@ -100,16 +100,19 @@ def test_what_operators_have_changed_is_taken_along(parent: RunDirectory) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["training.lora_rank=4"], r"(?s)keeps what its adapter.*training\.lora_rank = 4, was 2"),
-        (["training.lora_targets=mlp"], r"(?s)keeps what its adapter.*training\.lora_targets = 'mlp', was 'all'"),
-        (["training.rslora=true"], r"(?s)keeps what its adapter.*training\.rslora = True, was False"),
-        (["model.base=x/y"], r"(?s)keeps what its adapter.*model\.base"),
-        (["model.start_from="], "keeps what its adapter"),
+        (["training.lora_rank=4"], r"(?s)cannot change settings that its adapter.*training\.lora_rank = 4, was 2"),
+        (
+            ["training.lora_targets=mlp"],
+            r"(?s)cannot change settings that its adapter.*training\.lora_targets = 'mlp', was 'all'",
+        ),
+        (["training.rslora=true"], r"(?s)cannot change settings that its adapter.*training\.rslora = True, was False"),
+        (["model.base=x/y"], r"(?s)cannot change settings that its adapter.*model\.base"),
+        (["model.start_from="], "cannot change settings that its adapter"),
         (["training.steps=3"], r"training\.steps to 4"),
         (["training.stepz=3"], "did you mean"),
         (["training.learning_rate=fast"], r"training\.learning_rate"),
         (["objective.name=aipo", "objective.clip_low=0.1"], "aipo does not use clip_low"),
-        (["nothing"], r"Write section\.key=value"),
+        (["nothing"], r"form section\.key=value"),
     ],
 )
 def test_what_cannot_change_is_refused_and_nothing_is_made(parent: RunDirectory, changes: Any, said: str) -> None:
@@ -125,7 +128,7 @@ def test_versions_that_are_not_there(parent: RunDirectory, tmp_path: Path) -> No
     Store.open(empty.database_url).close()
     with pytest.raises(ConfigError, match="no version yet"):
         forked(empty)
-    with pytest.raises(ConfigError, match="a run in this directory already"):
+    with pytest.raises(ConfigError, match="directory already contains a run"):
         fork(parent, empty, at=None, changes=())
 
 

@@ -17,7 +17,7 @@ def test_it_says_what_the_adapter_is_and_where_it_is_from() -> None:
 def test_names_are_text_and_paths_stay_here() -> None:
     config = HubConfig(model=ModelConfig(base="/home/me/model"), run=RunConfig(name="a\n---\n# <b> [x](y)"))
     card = model_card(config, policy_version=1, lineage=(), base_id=None)
-    assert "lay at the export" in card and "--base owner/name" in card
+    assert "its path at the export" in card and "--base owner/name" in card
     assert "/home/me" not in card and "base_model:" not in card
     assert "\n# \\<b\\>" not in card and "a --- \\# \\<b\\> \\[x\\](y)" in card
 
@@ -26,4 +26,4 @@ def test_what_stood_around_prompts_is_told() -> None:
     config = HubConfig(task=TaskConfig(system_prompt="Be brief.\nVery.", prompt_suffix="\nAnswer:"))
     card = model_card(config, policy_version=1, lineage=(), base_id="owner/name")
     assert '- system prompt: "Be brief.\\nVery."\n- text behind each problem: "\\nAnswer:"' in card
-    assert "lay at the export" not in card and "AutoPeftModelForCausalLM" in card
+    assert "its path at the export" not in card and "AutoPeftModelForCausalLM" in card

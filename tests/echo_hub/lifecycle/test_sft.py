@@ -72,7 +72,7 @@ async def test_the_run_starts_with_it(tmp_path: Path, file: Path) -> None:
     await store.close()
     assert start is not None and start.lineage == ("the base, fine-tuned on sums.jsonl",)
     assert weights(directory.adapter(1)) == weights(done.adapter)
-    with pytest.raises(ConfigError, match="begun already") as error:
+    with pytest.raises(ConfigError, match="already begun") as error:
         sft.prepare(directory, config, file, OPTIONS)
     assert f"echo-hub fork {directory.root} NEWRUN, echo-hub sft NEWRUN FILE" in str(error.value)
 
@@ -99,7 +99,7 @@ def test_other_options_need_a_word(tmp_path: Path, file: Path, monkeypatch: pyte
         trained(directory, file, other)
     assert error.value.got == "learning_rate = 0.02, was 0.01"
     file.write_text(file.read_text() + json.dumps({"prompt": "7+7=", "completion": "14"}))
-    with pytest.raises(ConfigError, match="other options, or other demonstrations"):
+    with pytest.raises(ConfigError, match="other options or demonstrations"):
         trained(directory, file)
     assert weights(directory.root / "sft") == first
     monkeypatch.chdir(tmp_path)
@@ -169,7 +169,7 @@ def test_work_that_cannot_be_read_says_so(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run")
     trained(directory, file, updates=1)
     (sft.work_of(directory) / "sft.json").write_text("{}")
-    with pytest.raises(StorageError, match="how far fine-tuning has come"):
+    with pytest.raises(StorageError, match="record of fine-tuning cannot be read"):
         trained(directory, file)
 
 
@@ -178,7 +178,7 @@ def test_what_is_beside_an_adapter_has_to_say_where_it_is_from(tmp_path: Path) -
     adapter = adapter_of(config, tmp_path / "mine")
     (adapter / "sft.json").write_text("[]")
     directory, config = made(tmp_path / "run", model={"start_from": str(adapter)})
-    with pytest.raises(ConfigError, match="where an adapter is from"):
+    with pytest.raises(ConfigError, match="origin of an adapter"):
         starting.take_start(directory, config, BASE)
 
 
@@ -187,6 +187,6 @@ def test_a_run_without_a_version_is_not_to_be_forked(tmp_path: Path, file: Path)
     store = Store.open(directory.database_url)
     store.write(write_meta, "fixed_settings", "{}")
     store.close()
-    with pytest.raises(ConfigError, match="begun already") as error:
+    with pytest.raises(ConfigError, match="already begun") as error:
         sft.prepare(directory, config, file, OPTIONS)
     assert error.value.do is not None and "echo-hub init NEWRUN" in error.value.do

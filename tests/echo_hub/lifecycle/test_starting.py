@@ -98,7 +98,7 @@ async def test_a_kill_in_between_costs_nothing(
 
 async def test_what_cannot_be_used_leaves_the_setting_free(tmp_path: Path, store: AsyncStore) -> None:
     directory, config = made(tmp_path / "run", model={"start_from": str(tmp_path / "nowhere")})
-    with pytest.raises(ConfigError, match="no such adapter to start from"):
+    with pytest.raises(ConfigError, match="adapter to start from does not exist"):
         await starting.begin(store, directory, config, BASE)
     config = config.model_copy(update={"model": config.model.model_copy(update={"start_from": ""})})
     assert await starting.begin(store, directory, config, BASE) is None
@@ -121,7 +121,10 @@ async def test_a_version_of_another_run(tmp_path: Path, store: AsyncStore) -> No
     directory, config = made(tmp_path / "run", model={"start_from": f"{parent.root}@12"})
     start = await starting.begin(store, directory, config, BASE)
     assert start is not None and start.lineage == ("version 12 of echo",), "its books are not there"
-    for reference, said in ((f"{parent.root}@3", "no such version"), (f"{tmp_path}@3", "not a run directory")):
+    for reference, said in (
+        (f"{parent.root}@3", "does not have this version"),
+        (f"{tmp_path}@3", "not a run directory"),
+    ):
         bad = config.model_copy(update={"model": config.model.model_copy(update={"start_from": reference})})
         with pytest.raises(ConfigError, match=said):
             starting.take_start(RunDirectory(tmp_path / "other"), bad, BASE)

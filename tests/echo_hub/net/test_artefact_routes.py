@@ -82,7 +82,7 @@ async def test_only_members_are_served(hub, published) -> None:
     passkey = hub.tracker.passkey(f"{MEMBER:020x}")
     for wrong in ("x", "0" * len(passkey), passkey[:-1], passkey + "0", f"{3:020x}{passkey[20:]}", "%00", "%c3%a9%ff"):
         status, body, _ = await get(f"{hub.url}/artefacts/{wrong}/{file}")
-        assert (status, b"passkey is not known" in body) == (403, True), wrong
+        assert (status, b"passkey is unknown" in body) == (403, True), wrong
     assert (await get(f"{hub.url}/artefacts/{file}"))[0] in (403, 404)
 
 

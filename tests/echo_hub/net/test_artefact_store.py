@@ -63,7 +63,7 @@ def test_a_base_in_shards_follows_its_index(store, model_dir) -> None:
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
 def test_an_incomplete_base_is_a_config_error(store, model_dir, missing) -> None:
     (model_dir / missing).unlink()
-    with pytest.raises(ConfigError, match="not complete") as caught:
+    with pytest.raises(ConfigError, match="incomplete") as caught:
         store.make_base(model_dir, KEY, source=None)
     assert missing in str(caught.value)
 

@@ -100,8 +100,8 @@ async def test_halfway_through_a_renewal_the_old_one_stays(
         (lambda files, _: files.key.unlink(), r"(?s)cannot be read.*server\.tls_key.*No such file"),
         (lambda files, _: files.certificate.unlink(), r"(?s)cannot be read.*server\.tls_certificate.*No such file"),
         (lambda files, other: other.key.replace(files.key), "does not belong to the certificate"),
-        (lambda files, _: files.key.write_text("no key"), "of no use"),
-        (lambda files, _: files.certificate.write_bytes(b""), "of no use"),
+        (lambda files, _: files.key.write_text("no key"), "cannot be used"),
+        (lambda files, _: files.certificate.write_bytes(b""), "cannot be used"),
         (lambda files, _: encrypt(files.key), r"(?s)of no use.*without a password"),
     ],
 )

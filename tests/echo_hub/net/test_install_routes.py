@@ -62,7 +62,7 @@ async def test_nothing_else_of_the_directory(client: Client, offered: Path, name
 
 async def test_an_archive_by_another_hash_is_not_found(client: Client) -> None:
     answer = await client.get(f"/install/{'0' * 64}/{ARCHIVE}")
-    assert answer.status == 404 and "Fetch the script anew" in await answer.text()
+    assert answer.status == 404 and "Download the install script again" in await answer.text()
 
 
 async def test_a_new_archive_is_taken_up_and_the_old_hash_is_gone(client: Client, offered: Path) -> None:

@@ -126,7 +126,7 @@ async def test_a_node_changes_its_team(hub: Asked) -> None:
     assert status >= 400 and "no team" in refused.what
     hub.now += 10.0
     _, refused = await hub.refused(BOOKS_TEAM, WANTED, me=me)
-    assert "something else than its team" in refused.what
+    assert "wrong message type" in refused.what
     hub.now += 10.0
     _, refused = await hub.refused(BOOKS_TEAM, b"\xc1" * 80_000, me=me)
     assert "too many" in refused.what
@@ -164,7 +164,7 @@ async def test_where_only_the_invited_join_only_they_may_ask(hub: Asked) -> None
         (b"", "not MessagePack"),
         (b"\xc1", "not MessagePack"),
         (b"\x80", "not valid"),
-        (encode(Goodbye()), "something else than receipts"),
+        (encode(Goodbye()), "wrong message type"),
         (encode(ReceiptsWanted(rollout_ids=("1-0",) * (MOST_RECEIPTS + 1))), "too many receipts"),
         (bytes(own_books.BODY_BYTES + 1), "too many receipts"),
     ],

@@ -176,7 +176,7 @@ async def test_a_base_that_the_model_hub_has_as_well_says_so(open_hub, model_dir
 
 
 async def test_an_incomplete_base_is_a_config_error(hub, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="not complete"):
+    with pytest.raises(ConfigError, match="incomplete"):
         await hub.publisher.publish_base(tmp_path)
     assert not hub.publisher.has(0)
 

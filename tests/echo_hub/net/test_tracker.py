@@ -316,7 +316,7 @@ async def test_over_http_an_unknown_passkey_gets_a_reason(hub) -> None:
     hub.tracker.register_self(TORRENT, 1)
     for passkey in ("wrong", "%ff%fe", quote("ü" * 52)):
         answer = await ask(f"{hub.url}/announce/{passkey}", info_hash=quote(TORRENT), port="1", left="0")
-        assert answer == {"failure reason": b"This passkey is not known."}
+        assert answer == {"failure reason": b"This passkey is unknown."}
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ async def test_a_fetch_with_a_wrong_passkey_learns_of_no_peer(hub, make_adapter,
     torrent, node = hub.publisher.carrier(1).torrent, await open_swarm(stall_timeout_s=1.0)
     with pytest.raises(SwarmError) as caught:
         await node.fetch(torrent, tmp_path / "node", tracker_urls=[f"{hub.url}/announce/wrong"])
-    assert "This passkey is not known" in str(caught.value)
+    assert "This passkey is unknown" in str(caught.value)
     assert "wrong" not in str(caught.value)
 
 

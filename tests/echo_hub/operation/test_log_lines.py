@@ -79,7 +79,7 @@ def test_a_full_disk_is_said_once_and_what_is_missing_later(tmp_path: Path, capl
             disk.fill()
             for number in range(500):
                 own.info("%d %s", number, "x" * 100)
-            said = [record for record in caplog.records if "takes no lines" in record.getMessage()]
+            said = [record for record in caplog.records if "cannot be written; logging resumes" in record.getMessage()]
             assert len(said) == 1 and said[0].levelno == logging.WARNING
             disk.empty()
             own.info("after")

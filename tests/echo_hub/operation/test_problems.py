@@ -52,12 +52,12 @@ def test_no_nodes_is_a_problem_after_a_while_and_explains_why_the_learner_waits(
 @pytest.mark.parametrize(
     ("seen", "after_s", "what_to_do"),
     [
-        (ALONE, 900.0, "Give out the line"),
-        (replace(FINE, learner_waits=True), 900.0, "Look at what each node does"),
+        (ALONE, 900.0, "Share the join command"),
+        (replace(FINE, learner_waits=True), 900.0, "Check what each node does"),
         (replace(FINE, idle_share=0.9, idle_window_s=1.0), 900.0, "`echo-hub plan` says what would help"),
-        (replace(FINE, disk_free_bytes=1), 0.0, "make room"),
+        (replace(FINE, disk_free_bytes=1), 0.0, "Free some space"),
         (replace(FINE, turned_away=10**6), 0.0, "`/metrics` says which"),
-        (replace(FINE, quarantined=9), 0.0, "Look at their checks"),
+        (replace(FINE, quarantined=9), 0.0, "Inspect their checks"),
     ],
 )
 def test_each_says_what_to_do(seen: Observation, after_s: float, what_to_do: str) -> None:

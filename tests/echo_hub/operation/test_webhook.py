@@ -61,7 +61,7 @@ async def test_a_refusal_says_the_host_and_nothing_more_of_the_address(
 ) -> None:
     async with webhook() as hook:
         hook.answers = [status] * 9
-        with pytest.raises(ConnectError, match="does not take alerts") as caught:
+        with pytest.raises(ConnectError, match="does not accept alerts") as caught:
             await to(hook.url).send(alert, about)
     assert len(hook.got) == attempts, "redirects lead nowhere"
     assert f"status {status} from 127.0.0.1" in str(caught.value) and "the-secret" not in str(caught.value)
@@ -73,7 +73,7 @@ async def test_one_that_never_answers_is_given_up(
     monkeypatch.setattr(webhook_module, "ATTEMPT_S", 0.05)
     async with webhook() as hook:
         hook.answers = [0] * 9
-        with pytest.raises(ConnectError, match="does not take") as caught:
+        with pytest.raises(ConnectError, match="does not accept") as caught:
             await to(hook.url).send(alert, about)
     assert "no answer within" in str(caught.value)
 

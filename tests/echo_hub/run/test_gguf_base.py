@@ -100,7 +100,7 @@ def test_which_file_is_meant(tmp_path: Path) -> None:
     assert "a.GGUF, b.gguf" in str(caught.value.got)
     (model / "config.json").write_text("{}")
     assert gguf_in(model) is None, "it holds another model"
-    with pytest.raises(ConfigError, match="no such base model"):
+    with pytest.raises(ConfigError, match="base model does not exist"):
         resolve_base("none.gguf")
 
 

@@ -198,5 +198,5 @@ def test_a_tool_answers_in_the_chat_templates_own_form() -> None:
 
 def test_tools_need_a_chat_template(codec: PromptCodec) -> None:
     config = HubConfig(task=TaskConfig(name="environment:calculator"), evaluation=EvaluationConfig(problems=2))
-    with pytest.raises(ConfigError, match="gives tools"):
+    with pytest.raises(ConfigError, match="has tools"):
         Problems.of_run(config, codec)

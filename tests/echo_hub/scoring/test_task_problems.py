@@ -150,8 +150,8 @@ def test_a_problem_that_is_no_text_is_passed_over_and_told(
     given.prepare()
     assert all(codec.text(given.prompt_ids(group)).endswith("=") for group in range(20))
     told = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
-    assert "1 so far, the last: A text cannot be given to the model" in told[0]
+    assert "1 so far, the last: A text cannot be encoded for the model" in told[0]
     assert 1 < len(told) < 10, "the 1st, 2nd, 4th, 8th ..."
     monkeypatch.setattr(ArithmeticTask, "sample", lambda self, seed: Problem(prompt=said))
-    with pytest.raises(ConfigError, match="cannot be given to the model"):
+    with pytest.raises(ConfigError, match="cannot be encoded for the model"):
         Problems.of_run(load_config(None, {}), codec).prepare()
