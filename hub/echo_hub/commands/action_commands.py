@@ -187,7 +187,7 @@ def _fields(action: str, values: Sequence[str]) -> dict[str, Any]:
             continue
         free = next((place for place in places if place not in fields), None)
         if free is None and action in TABLE:
-            raise WrongRequestError(f"{action} takes {', '.join(names) or 'nothing'}; there is no place for {value!r}")
+            raise WrongRequestError(f"{action} takes {', '.join(names) or 'nothing'}; {value!r} is too much")
         fields[free or value] = value
     return fields
 

@@ -51,7 +51,7 @@ class LlmJudgeConfig(Section):
     @model_validator(mode="after")
     def _can_be_asked(self) -> LlmJudgeConfig:
         if "{completion}" not in self.prompt:
-            raise ValueError("prompt must hold {completion}: the judge has to see it")
+            raise ValueError("prompt must contain {completion}: the judge must see it")
         if self.lowest >= self.highest:
             raise ValueError("lowest must be less than highest")
         return self

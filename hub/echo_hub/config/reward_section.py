@@ -69,11 +69,11 @@ class RewardConfig(Section):
             raise ValueError("reward.length_zero must be more than reward.length_most")
         absent = {FORMAT, TAGGED, LENGTH} & self.weights.keys() - set(self.names)
         if FORMAT in absent:
-            raise ValueError('reward.format must hold a regular expression when reward.weights names "format"')
+            raise ValueError('reward.format must be a regular expression when reward.weights names "format"')
         if LENGTH in absent:
             raise ValueError('reward.length_most or length_least must be above 0 when reward.weights names "length"')
         if TAGGED in absent:
-            raise ValueError('reward.tagged must hold a tag, such as "answer", when reward.weights names "tagged"')
+            raise ValueError('reward.tagged must be a tag, such as "answer", when reward.weights names "tagged"')
         if taken := self.judges.keys() & {SCORE, FORMAT, TAGGED, LENGTH}:
             raise ValueError(f"a judge cannot be called {', '.join(sorted(taken))}: that is another component")
         return self

@@ -137,11 +137,13 @@ class HubConfig(BaseSettings):
     def _fits_together(self) -> HubConfig:
         self.evaluation.chosen(self.task)
         if self.run.mode == "sequential" and self.training.publish_every != 1:
-            raise ValueError('training.publish_every must be 1 when run.mode = "sequential": every step samples anew')
+            raise ValueError(
+                'training.publish_every must be 1 when run.mode = "sequential": every step needs a new version'
+            )
         if self.run.mode != "async" and self.training.on_new_version != "finish":
             raise ValueError(
                 f'training.on_new_version must be "finish" when run.mode = "{self.run.mode}": '
-                "no version is published there while completions are drawn"
+                "no version is published there while completions are sampled"
             )
         if self.run.mode == "colocated" and self.evaluation.by == "nodes":
             raise ValueError('evaluation.by must be "hub" when run.mode = "colocated": there are no nodes')
@@ -159,8 +161,8 @@ class HubConfig(BaseSettings):
             )
         if self.objective.shuffle_batches % self.training.updates_per_step:
             raise ValueError(
-                "objective.shuffle_batches must be a multiple of training.updates_per_step, so that each update has as "
-                f"many of them; got {self.objective.shuffle_batches} and {self.training.updates_per_step}"
+                "objective.shuffle_batches must be a multiple of training.updates_per_step, so that each update gets "
+                f"as many of them; got {self.objective.shuffle_batches} and {self.training.updates_per_step}"
             )
         if self.training.credit == "turn" and self.objective.selection != "all":
             raise ValueError(
@@ -175,7 +177,7 @@ class HubConfig(BaseSettings):
         if learner.processes * learner.hosts > 1 and learner.device not in ("auto", "cpu", "cuda"):
             raise ValueError(
                 'learner.device must be "auto", "cpu" or "cuda" when there are several learner processes: '
-                "each takes a GPU of its own"
+                "each needs a separate GPU"
             )
         if self.dissemination.base == "model_hub" and self.model.base.startswith("builtin:"):
             raise ValueError('dissemination.base must be "swarm" when model.base is built in: no model hub has it')

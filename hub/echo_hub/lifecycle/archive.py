@@ -132,7 +132,7 @@ class Archive:
             raise ConfigError(
                 "The directory contains files that are not this run's archive.",
                 got=f"{path.name}, of {'run ' + str(said['run_id']) if 'run_id' in said else 'no run'}",
-                do="Archive each run into a directory of its own.",
+                do="Archive each run into a separate directory.",
             )
         span = Span(after=Mark(**said["after"]), through=Mark(**said["through"]))
         if self._store.read(read_trained_at, span.through.step) != said["trained_at"]:

@@ -27,7 +27,7 @@ def client_ip(request: web.Request, trusted_proxies: Collection[str]) -> str:
     try:
         address = ipaddress.ip_address(ip)
     except ValueError as error:
-        raise RemoteProtocolError("A client's address cannot be told.", got=repr(ip)) from error
+        raise RemoteProtocolError("A client's IP address is malformed.", got=repr(ip)) from error
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 

@@ -171,7 +171,7 @@ def _copy_database(database: Path, copy: Path) -> None:
             raise OSError(28, str(error)) from error
         raise StorageError("The run's database cannot be copied.", got=f"{database}: {error}") from error
     if found != "ok":
-        raise StorageError("The run's database is damaged.", got=f"{database}: {found}", do="Take an older backup.")
+        raise StorageError("The run's database is damaged.", got=f"{database}: {found}", do="Use an older backup.")
 
 
 def _trained_step(copy: Path) -> int:
@@ -251,7 +251,7 @@ def _unpack(file: Path, whole: Path) -> dict[str, Any]:
             raise ValueError(f"damaged or incomplete: {', '.join(sorted(wrong)[:5])}")
         return {**manifest, "trained_step": int(manifest["trained_step"]), "made_at": float(manifest["made_at"])}
     except (tarfile.TarError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise StorageError(_CANNOT_READ, got=f"{file}: {error}", do="Take another backup.") from error
+        raise StorageError(_CANNOT_READ, got=f"{file}: {error}", do="Use another backup.") from error
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise StorageError(_CANNOT_READ, got=str(error), do="Name a backup.") from error
 

@@ -88,8 +88,8 @@ def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_to
         raise ConfigError(
             f"{len(wrong)} of the lines of {path} cannot be trained on; nothing was trained.",
             got="\n       ".join(wrong[:_SHOWN_LINES]) + more,
-            do='Every line must look like {"prompt": "2+2=", "completion": "4"}, or hold "messages" that begin with a '
-            "user's and end with the assistant's.",
+            do='Every line must look like {"prompt": "2+2=", "completion": "4"}, or contain "messages" that '
+            "begin with a user message and end with an assistant message.",
         )
     if not examples:
         raise ConfigError(

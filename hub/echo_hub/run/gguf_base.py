@@ -41,7 +41,7 @@ def gguf_in(path: Path) -> Path | None:
     found = [file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file()]
     if len(found) > 1:
         raise ConfigError(
-            "This directory holds several GGUF files.",
+            "This directory contains several GGUF files.",
             got=f"{', '.join(sorted(file.name for file in found))} in {path}",
             do="Set model.base to one of them. Join the parts of one model first: llama-gguf-split --merge.",
         )

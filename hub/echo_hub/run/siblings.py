@@ -17,7 +17,7 @@ def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
         raise StorageError(
             "The directory of this hub's runs cannot be read.",
             got=str(error),
-            do="Let the hub's user read it, or serve the run from a directory of its own.",
+            do="Let the hub's user read it, or move the run to a separate directory.",
         ) from error
     return [run for run in map(RunDirectory, others) if _is_run(run) and _key_of(run) == own]
 

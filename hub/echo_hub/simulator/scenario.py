@@ -255,7 +255,7 @@ class Scenario(BaseSettings):
         if self.run.mode != "async" and self.training.on_new_version != "finish":
             raise ValueError(
                 f'training.on_new_version must be "finish" when run.mode = "{self.run.mode}": '
-                "no version is published there while completions are drawn"
+                "no version is published there while completions are sampled"
             )
         if self.run.mode == "colocated" and self.nodes.count != 1:
             raise ValueError('nodes.count must be 1 when run.mode = "colocated": the hub samples for itself')

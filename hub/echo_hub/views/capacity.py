@@ -111,7 +111,7 @@ def verdict(
     if reaches(workload, Pool.of(nodes), target):
         spare = expected.rollouts_per_s / expected.needed_per_s - 1
         rest = f" The rest, {expected.idle:.0%}, is its own hand-off." if expected.idle >= 0.01 else ""
-        more = f" The nodes could return {spare:.0%} more than it takes." if spare >= 0.01 else ""
+        more = f" The nodes could return {spare:.0%} more than the learner needs." if spare >= 0.01 else ""
         return f"The learner can train {expected.utilisation:.0%} of the time.{rest}{more}"
     why, what = _why(workload, nodes, expected), _what(workload, nodes, advice, target)
     return f"The learner waits {_waits(workload, expected):.0%} of the time: {why} {what}"
@@ -123,15 +123,16 @@ def _waits(workload: Workload, expected: Prediction) -> float:
 
 def _why(workload: Workload, nodes: Sequence[NodeClass], expected: Prediction) -> str:
     if expected.missing_per_s > 0.005 * expected.needed_per_s:
-        return f"it takes {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}."
+        return f"it needs {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}."
     if workload.mode != "async":
-        return f"in {workload.mode} mode it always waits for rollouts of its newest version."
+        return f"in {workload.mode} mode the learner always waits for rollouts of its newest version."
     if workload.publish_every * workload.step_s < workload.broadcast_s:
         apart_s = workload.publish_every * workload.step_s
-        return f"a version takes {workload.broadcast_s:.3g} s to the nodes, and there is one every {apart_s:.3g} s."
+        arrival = f"a version takes {workload.broadcast_s:.3g} s to reach the nodes"
+        return f"{arrival}, and a new one comes every {apart_s:.3g} s."
     late_s = workload.broadcast_s + max(node.latency_s for node in nodes)
     return (
-        f"the nodes are fast enough, but what they return is too old for a staleness of {workload.max_staleness}: "
+        f"the nodes are fast enough, but their rollouts are too old for a staleness of {workload.max_staleness}: "
         f"version and slowest rollout take up to {late_s:.3g} s, a step {workload.step_s:.3g} s."
     )
 
@@ -170,8 +171,8 @@ def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[Nod
     now = busy_share(workload, pool)
     useful = [f"{way} to {share:.0%}" for share, way in sorted(ways, reverse=True) if share >= now + HUNDREDTH]
     if not useful:
-        return f"Neither more such nodes nor shorter leases get it beyond {now:.0%}: versions have to be there sooner."
-    return f"Nothing by itself keeps it busy all of the time. From {now:.0%}, this gets it: {'; '.join(useful)}."
+        return f"Neither more such nodes nor shorter leases get it beyond {now:.0%}: versions must arrive sooner."
+    return f"No single change keeps it busy all of the time. From {now:.0%}, it could reach: {'; '.join(useful)}."
 
 
 def _together(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], target: float) -> str:

@@ -68,7 +68,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
             ("objective.shuffle_batches must be a multiple of training.updates_per_step", "got 6 and 4"),
         ),
         ("[learner]\nhosts = 2\n", ("learner.address must be HOST:PORT",)),
-        ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a GPU of its own")),
+        ("[learner]\nprocesses = 2\ndevice = 'cuda:1'\n", ("learner.device", "a separate GPU")),
         ("[dissemination]\nway = 'pigeon'\n", ("dissemination.way", "'pigeon'", "line 2", "'broadcast'")),
         ("[dissemination]\ndelta_reach = 8\n", ("dissemination.delta_reach", "line 2")),
         ("[dissemination]\nbase = 'model_hub'\n", ('dissemination.base must be "swarm"', "built in")),

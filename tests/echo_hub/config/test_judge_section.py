@@ -19,7 +19,7 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
         ({**LLM, "kind": "oracle"}, "'llm', 'reward_model'"),
         ({**LLM, "url": "localhost:8000"}, "match pattern"),
         ({**LLM, "url": "http://user:secret@localhost/v1"}, "match pattern"),
-        ({**LLM, "prompt": "Rate it."}, "must hold {completion}"),
+        ({**LLM, "prompt": "Rate it."}, "must contain {completion}"),
         ({**LLM, "lowest": 10}, "lowest must be less than highest"),
         ({**LLM, "api_key": "sk-1"}, "Extra inputs"),
         ({**LLM, "api_key_env": "sk-1"}, "match pattern"),

@@ -14,9 +14,9 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
     ("settings", "why"),
     [
         ({"format": "("}, "not a valid regular expression"),
-        ({"weights": {"format": 1.0}}, "reward.format must hold"),
+        ({"weights": {"format": 1.0}}, "reward.format must be"),
         ({"weights": {"length": 1.0}}, "length_most"),
-        ({"weights": {"tagged": 1.0}}, "reward.tagged must hold"),
+        ({"weights": {"tagged": 1.0}}, "reward.tagged must be"),
         ({"weights": {"score": float("nan")}}, "finite"),
         ({"weights": {"a b": 1.0}}, "match pattern"),
         ({"length_zero": 5}, "reward.length_most must be above 0"),

@@ -162,7 +162,7 @@ async def test_where_there_is_no_room_it_is_said_and_waited_for(numbers_pool: Op
     async with numbers_pool(ray=nowhere, scorer_processes=1) as pool:
         waiting = asyncio.create_task(rewards(pool, 50))
         await until(lambda: pool.absence)
-        assert pool.absence.startswith("Ray has no room: each needs 1 CPU, 1 nowhere; the cluster has ")
+        assert pool.absence.startswith("Ray lacks resources: each needs 1 CPU, 1 nowhere; the cluster has ")
         assert not waiting.done()
         waiting.cancel()
 

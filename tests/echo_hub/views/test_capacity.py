@@ -35,13 +35,13 @@ async def written(make_hub: Any) -> Any:
 def test_a_learner_that_is_fed() -> None:
     assert said(WORKLOAD, replace(FAST, count=5)) == (
         "The learner can train 95% of the time. The rest, 5%, is its own hand-off. "
-        "The nodes could return 25% more than it takes."
+        "The nodes could return 25% more than the learner needs."
     )
 
 
 def test_nodes_that_are_too_few() -> None:
     assert said(WORKLOAD, replace(FAST, count=3)) == (
-        "The learner waits 25% of the time: it takes 16 rollouts/s, the nodes return 12. Add 1 node like torch · RTX."
+        "The learner waits 25% of the time: it needs 16 rollouts/s, the nodes return 12. Add 1 node like torch · RTX."
     )
     assert "Add 2 nodes like" in said(WORKLOAD, replace(FAST, count=2))
 
@@ -55,7 +55,7 @@ def test_nodes_whose_rollouts_are_too_late() -> None:
 
 def test_versions_that_follow_each_other_too_fast() -> None:
     text = said(replace(WORKLOAD, broadcast_s=3.0, max_staleness=4), replace(FAST, count=8))
-    assert "a version takes 3 s to the nodes, and there is one every 2 s." in text
+    assert "a version takes 3 s to reach the nodes, and a new one comes every 2 s." in text
     assert text.endswith("Set training.publish_every = 2.")
     both = said(replace(WORKLOAD, broadcast_s=3.0, max_staleness=1), replace(FAST, count=8))
     assert both.endswith("Set training.publish_every = 2 and training.max_staleness = 4.")
@@ -68,7 +68,7 @@ HOME = Workload(mode="async", rollouts_per_step=128, train_s=60.0, hand_off_s=1.
 def test_where_nothing_is_enough_it_is_said_how_far_each_way_gets() -> None:
     text = said(HOME, SLOW)
     assert text.endswith(
-        "From 29%, this gets it: 5 more nodes like llama_cpp · cpu to 86%. "
+        "From 29%, it could reach: 5 more nodes like llama_cpp · cpu to 86%. "
         "5 more nodes like llama_cpp · cpu and training.max_staleness = 3 together are enough."
     )
     late = said(HOME, replace(SLOW, latency_s=700.0, count=9))
@@ -78,14 +78,12 @@ def test_where_nothing_is_enough_it_is_said_how_far_each_way_gets() -> None:
 
 def test_where_nothing_helps_that_is_said_too() -> None:
     text = said(replace(HOME, broadcast_s=3_000.0), replace(SLOW, count=99, latency_s=1.0))
-    assert text.endswith(
-        "Neither more such nodes nor shorter leases get it beyond 2%: versions have to be there sooner."
-    )
+    assert text.endswith("Neither more such nodes nor shorter leases get it beyond 2%: versions must arrive sooner.")
 
 
 def test_what_only_another_mode_would_change() -> None:
     text = said(replace(WORKLOAD, mode="sequential"), FAST)
-    assert "in sequential mode it always waits" in text
+    assert "in sequential mode the learner always waits" in text
     assert text.endswith("With a staleness of 2, in async mode, it could train 95% of the time.")
     assert said(replace(WORKLOAD, mode="colocated"), FAST).endswith(
         "In async mode, nodes would sample while it trains."
