@@ -36,9 +36,9 @@ def alarms(step: StepRecord | None) -> tuple[str, ...]:
     found = []
     if held_back := figures.get(HELD_BACK.key):
         norm = figures.get(GRAD_NORM.key)
-        size = "is not finite" if norm is None else f"{norm:.3g}, is far outside of the run's own history"
+        size = "is not finite" if norm is None else f"of {norm:.3g} is far outside the run's history"
         found.append(
-            f"Step {step.step}: {held_back:.0f} updates were skipped because of their gradient's norm, {size}. "
+            f"Step {step.step}: {held_back:.0f} updates were skipped because their gradient's norm {size}. "
             f"Version {step.step} has the weights from before. If this continues, lower the learning rate."
         )
     if left_out := figures.get(GROUPS_LEFT_OUT.key):

@@ -128,8 +128,10 @@ def _why(workload: Workload, nodes: Sequence[NodeClass], expected: Prediction) -
         return f"in {workload.mode} mode the learner always waits for rollouts of its newest version."
     if workload.publish_every * workload.step_s < workload.broadcast_s:
         apart_s = workload.publish_every * workload.step_s
-        arrival = f"a version takes {workload.broadcast_s:.3g} s to reach the nodes"
-        return f"{arrival}, and a new one comes every {apart_s:.3g} s."
+        return (
+            f"a version takes {workload.broadcast_s:.3g} s to reach the nodes, "
+            f"and a new one comes every {apart_s:.3g} s."
+        )
     late_s = workload.broadcast_s + max(node.latency_s for node in nodes)
     return (
         f"the nodes are fast enough, but their rollouts are too old for a staleness of {workload.max_staleness}: "

@@ -50,8 +50,8 @@ def test_without_an_action_all_are_listed(run: Path) -> None:
 
 
 def test_what_the_hub_has_to_do_is_noted_for_when_it_is_served(run: Path, store: Store) -> None:
-    assert "Noted as action 1" in said("act", run, "max_staleness", "4", "--wait", "0")
-    assert "Noted as action 2" in said("act", run, "learning_rate", "value=1e-4", "--wait", "0")
+    assert "Stored as action 1" in said("act", run, "max_staleness", "4", "--wait", "0")
+    assert "Stored as action 2" in said("act", run, "learning_rate", "value=1e-4", "--wait", "0")
     (first, second) = store.read(read_wanted_actions)
     assert (first.request, second.request) == ({"value": 4}, {"value": 1e-4})
     assert (first.who, first.via) == (me().who, "cli")
@@ -84,7 +84,7 @@ def test_nodes_are_banned_by_every_command_in_the_same_way(run: Path, store: Sto
 
 def test_a_token_is_told_once_and_listed_without_it(run: Path, store: Store) -> None:
     told = said("act", run, "token", "ci [red]", "scope=operate", "days=7")
-    (secret,) = re.findall(r"Shown only now: (echo_[\w-]{43})", told)
+    (secret,) = re.findall(r"Shown only once: (echo_[\w-]{43})", told)
     (token,) = store.read(read_api_tokens)
     assert (token.token_hash, token.scope) == (hash_of(secret), "operate")
     assert secret not in said("tokens", run) + said("tokens", run, "--json") + said("audit", run, "--json")

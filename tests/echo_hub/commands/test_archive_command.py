@@ -139,7 +139,7 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
     assert {one["action"] for one in audit} == {"archive"}
     with pytest.raises(ConfigError, match="cannot be undone"):
         said("undo", run.root, str(audit[0]["number"]))
-    assert "18 rollouts, of the steps up to 6, are not in the books any more" in said("rollouts", run.root)
+    assert "18 rollouts, of the steps up to 6, are no longer in the database" in said("rollouts", run.root)
     assert json.loads(said("rollouts", run.root, "--json"))["retired_step"] == 6
 
 

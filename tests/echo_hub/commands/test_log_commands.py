@@ -166,7 +166,7 @@ def hook() -> Iterator[Hook]:
 
 def test_a_test_alert_arrives(tmp_path: Path, hook: Hook) -> None:
     run = make(tmp_path / "run", webhook_url=hook.url)
-    assert said("alert-test", run) == "webhook: taken\n"
+    assert said("alert-test", run) == "webhook: accepted\n"
     ((body, _),) = hook.got
     assert json.loads(body)["state"] == "test" and json.loads(body)["text"].startswith("[echo] This is a test")
 

@@ -55,7 +55,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
         ("[run]\nmode = 'fast'\n", ("run.mode", "'fast'", "line 2", "'async'")),
         ("[learner]\ndevice = 'gpu'\n", ("learner.device", "'gpu'", "line 2")),
         ("[learner]\naddress = 'here'\n", ("learner.address", "'here'", "line 2")),
-        ("[task.template_options]\ntools = []\n", ("task.template_options", "tools is for the hub to say")),
+        ("[task.template_options]\ntools = []\n", ("task.template_options", "tools is set by the hub")),
         ("[sampling]\nstop = ['']\n", ("sampling.stop",)),
         ("[training]\ndiscount = 0.9\n", ('discount needs credit = "turn"',)),
         (

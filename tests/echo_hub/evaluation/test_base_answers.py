@@ -103,7 +103,7 @@ async def test_right_answers_in_an_unpaid_form_are_warned_of(strict: dict[str, A
     found = await answered(strict, tmp_path, ["2+3=5", "4", "4", "2+3=4"])
     assert [answer.paid_as for answer in found.problems[0].answers] == ["5", "", "", ""]
     (warning,) = found.warnings
-    assert "1 of 4 completions hold the right answer in a form that is not paid" in warning and '"5"' in warning
+    assert "1 of 4 completions contain the right answer in a form that is not rewarded" in warning and '"5"' in warning
     assert found.verdict.startswith("Nothing to reinforce")
 
 
@@ -123,14 +123,14 @@ async def test_where_nothing_can_be_scored_there_is_an_error(strict: dict[str, A
 @pytest.mark.parametrize(
     ("solved", "mixed", "said"),
     [
-        (0.0, 0.0, "Nothing to reinforce: not one of 64 completions is solved"),
-        (0.0, 0.1, "Little to work with: few are solved, and 90%"),
-        (0.0, 0.5, "Something to work with: few completions are solved, but rewards differ within 50%"),
+        (0.0, 0.0, "Nothing to reinforce: none of 64 completions is solved"),
+        (0.0, 0.1, "Little training signal: few are solved, and 90%"),
+        (0.0, 0.5, "Some training signal: few completions are solved, but rewards differ within 50%"),
         (0.3, 0.0, "No training signal: every group"),
-        (0.3, 0.1, "Little to work with: groups agree"),
+        (0.3, 0.1, "Little training signal: groups agree"),
         (0.3, 0.7, "Good"),
         (0.6, 0.21, "Good"),
-        (0.9, 0.1, "Little to work with: most are solved"),
+        (0.9, 0.1, "Little training signal: most are solved"),
         (0.9, 0.4, "Some training signal, but little is left"),
         (1.0, 0.0, "Nothing to learn"),
         (1.0, 0.5, "Nothing to learn"),

@@ -153,7 +153,7 @@ async def test_a_scorer_that_fails_is_no_reward() -> None:
     assert (sampled.accuracy, sampled.num_problems, sampled.num_unscored) == (1.0, 2, 4 + 3)
     assert sampled.pass_at == {2: 1.0, 4: 1.0}, "of the only problem with as many"
     failing = judged(lambda number, turns: ScorerError("The scorer failed."))
-    with pytest.raises(ScorerError, match=r"(?s)Not one held-out completion.*3 completions by version 2"):
+    with pytest.raises(ScorerError, match=r"(?s)None of the held-out completions.*3 completions by version 2"):
         await evaluate(2, heldout(3, 0), generate=Engine(), judge=failing)
 
 

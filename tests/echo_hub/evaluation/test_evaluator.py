@@ -71,7 +71,7 @@ async def test_where_no_process_can_work_it_is_said(
     with pytest.raises(LearnerError, match="cannot work"):
         await broken(asked(versions, 0), adapter=None, greedy=False)
     lacks = evaluator_of(versions.settings, logs=tmp_path, cluster=None)
-    with pytest.raises(LearnerError, match=r"(?s)No process for evaluations.*v000009: .*No such file"):
+    with pytest.raises(LearnerError, match=r"(?s)evaluator process keeps dying.*v000009: .*No such file"):
         await lacks(asked(versions, 9), adapter=versions.directory.adapter(9), greedy=False)
     await lacks.stop()
     assert below() == []

@@ -65,7 +65,7 @@ def test_nothing_is_ever_overwritten(run: RunDirectory, tmp_path: Path) -> None:
 
 
 def test_a_version_that_is_not_there(run: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)no such policy version.*asked for 3.*1, 2, 10"):
+    with pytest.raises(ConfigError, match=r"(?s)policy version does not exist.*asked for 3.*1, 2, 10"):
         export_adapter(run, tmp_path / "out", policy_version=3)
     with pytest.raises(ConfigError, match=r"(?s)no policy version yet.*none yet"):
         export_adapter(RunDirectory(tmp_path / "new"), tmp_path / "out", policy_version=None)

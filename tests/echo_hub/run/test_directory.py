@@ -100,7 +100,7 @@ def test_the_database_is_the_same_from_any_directory(tmp_path: Path, monkeypatch
 
 def test_one_hub_at_a_time(run: RunDirectory) -> None:
     with run.locked():
-        with pytest.raises(StorageError, match=r"(?s)is using this run directory.*Stop that hub"), run.locked():
+        with pytest.raises(StorageError, match=r"(?s)is using this run directory.*Stop that process"), run.locked():
             pytest.fail("two at once")
         script = f"from echo_hub.run.directory import *; RunDirectory(Path({str(run.root)!r})).locked().__enter__()"
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

@@ -35,7 +35,7 @@ def test_where_one_run_takes_any_port_all_do(tmp_path: Path) -> None:
 
 def test_runs_of_one_hub_lie_side_by_side(tmp_path: Path) -> None:
     first = made(tmp_path / "first")
-    with pytest.raises(ConfigError, match=rf"(?s)side by side.*Name it {tmp_path}/second"):
+    with pytest.raises(ConfigError, match=rf"(?s)same parent directory.*Use {tmp_path}/second"):
         made(tmp_path / "deeper" / "second", beside=first)
     assert not (tmp_path / "deeper").exists(), "nothing is left of what is not made"
     with pytest.raises(ConfigError, match="not a run directory"):
