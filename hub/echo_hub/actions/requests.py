@@ -311,7 +311,7 @@ def summary(kind: type[Request]) -> str:
 def _set_again(action: str, before: Any) -> AnyRequest | None:
     """Return a request that restores `before`; None if that value is outside a request's bounds.
 
-    Values from a file or another software version may be out of bounds.
+    Such values can come from config files or other software versions.
     """
     try:
         return None if before is None else request_of(action, {"value": before})

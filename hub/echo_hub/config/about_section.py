@@ -33,7 +33,7 @@ class AboutConfig(Section):
     plain text; an empty line begins a paragraph."""
 
     description: Annotated[str, Field(max_length=4_000)] = ""
-    """Purpose of the model, the people behind it, and the use of the results."""
+    """Purpose of the model, names of its makers, and intended use of results."""
     contact: Annotated[str, Field(max_length=400)] = ""
     """Contact for questions, for example an e-mail address."""
     consent: Annotated[str, Field(max_length=4_000)] = ""

@@ -24,8 +24,8 @@ class ObjectiveConfig(Section):
     clip_high: Annotated[float, Field(ge=0)] = 0.0
     """Upper clip of the ratio, 1 + clip_high. Not for cispo, aipo, sapo and vespo."""
     cap: Annotated[float, Field(ge=0)] = 0.0
-    """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: the ratio of proximal to behaviour
-    policy, more than 1, beyond which a token is left out. two_sided: delta, more than 1 + clip_high."""
+    """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: largest ratio of proximal to
+    behaviour policy, above 1; tokens beyond it are left out. two_sided: delta, more than 1 + clip_high."""
     temperature_positive: Annotated[float, Field(ge=0)] = 0.0
     """sapo's gate for tokens of positive advantage: higher values close it sooner away from a ratio of 1."""
     temperature_negative: Annotated[float, Field(ge=0)] = 0.0
@@ -85,9 +85,9 @@ class ObjectiveConfig(Section):
     selection: Literal["all", "shuffle_r1"] = "all"
     """Rollouts of a group to train on: all, or the most unlike pairs by advantage, half of them."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
-    """With selection = "shuffle_r1": number of sub-batches that are drawn from the step's pairs, a pair at most once in
-    each, with chances proportional to its advantages. A pair counts once for each draw. Must be a multiple of
-    training.updates_per_step, which share the sub-batches. 0 = every kept pair counts once."""
+    """With selection = "shuffle_r1": number of sub-batches sampled from the step's pairs. A sub-batch contains a pair
+    at most once, with probability proportional to its advantages. A pair counts once for each draw. Must be a multiple
+    of training.updates_per_step, which share the sub-batches. 0 = every kept pair counts once."""
 
     @property
     def trains_entropy(self) -> bool:

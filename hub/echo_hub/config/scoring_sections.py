@@ -17,8 +17,8 @@ class ScoringConfig(Section):
     """Location of scorers."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: processes on the hub's machine. ray: the same processes, each under a Ray actor in the cluster of [ray];
-    needs the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
+    """local: processes on the hub's machine. ray: the same processes under Ray actors in the cluster of [ray]; needs
+    the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
 
 
 class RayConfig(Section):
@@ -32,7 +32,7 @@ class RayConfig(Section):
     scorer_cpus: Amount = 1.0
     """CPUs that Ray reserves for each scorer."""
     scorer_gpus: Amount = 0.0
-    """GPUs, or a share of one, for each scorer, which sees no other GPU."""
+    """GPUs, or fraction of a GPU, per scorer; other GPUs are hidden."""
     scorer_resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of each scorer, such as { sandbox = 1 }: scorers run only on machines started with them."""
     verifier_cpus: Amount = 1.0
@@ -40,8 +40,8 @@ class RayConfig(Section):
     verifier_gpus: Amount = 0.0
     """GPUs, or a share of one, for the verifier; 0 = it uses CPUs."""
     verifier_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of the verifier, such as { base = 1 } for machines with a base model of more than 512 MiB. Such
-    a model is not sent: it must lie under the same path as on the hub's machine."""
+    """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. A model of more
+    than 512 MiB is not sent; these machines need it under the hub's path."""
     evaluator_cpus: Amount = 1.0
     """CPUs, and threads, that Ray reserves for the process that draws evaluations."""
     evaluator_gpus: Amount = 0.0

@@ -59,7 +59,7 @@ class TaskConfig(Section):
     """Several tasks in one run, instead of name and options: [task.mixture.KEY], with name, options, weight,
     system_prompt and prompt_suffix. Each thousand groups follow the weights."""
     draws: Literal["epochs", "replacement"] = "epochs"
-    """Order of problems from files. epochs: every problem once in a seeded order, then all again in another order.
+    """Order of problems from files. epochs: every problem once in a seeded order, then a new epoch in another order.
     replacement: each draw is independent."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Variables of the base's chat template, such as enable_thinking = false. Unknown ones are refused."""

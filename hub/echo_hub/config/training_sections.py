@@ -41,8 +41,8 @@ class TrainingConfig(Section):
     groups_per_step."""
     dynamic_sampling: bool = False
     """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). After four batches
-    of such groups for one step, they are trained on. With credit = "turn", returns from the same turn on count instead
-    of rewards."""
+    of such groups, a step trains on them. With credit = "turn", returns from the same turn on count instead of rewards.
+    """
     curriculum: Literal["off", "skip", "learnability"] = "off"
     """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: problems whose last group had
     all-correct or all-wrong completions. learnability: a problem with pass rate p is taken with probability 4 p (1 -

@@ -67,8 +67,7 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, share: float, *, has_fallen: bool) -> Fall | None:
-        """Return a fall of at least `share` of the gain, else None. If `has_fallen`, half as much counts as still
-        fallen."""
+        """Return the fall, or None below `share` of the gain. If `has_fallen`, half as much counts as still fallen."""
         best, now = self._best, self._now
         if best is None or now is None:
             return None

@@ -4,7 +4,7 @@
 
 p is the share of the variance that belongs to the prompt; both z are standard normal. The sum is cut off at two sigma,
 so that the longest rollout has `ratio` times the tokens of the shortest. Group g has prompt g modulo the number of
-prompts. The length stays the same if the rollout is leased again with another version.
+prompts. Leasing a rollout again, even with another version, keeps its length.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
                or start        down
 
 A step is planned when its rollouts have arrived, perhaps while the previous step is still training. A free learner
-before the plan waits for rollouts; before the run's first step this is the start of the run. The hand-off is the time
-after the plan in which the learner is free and not training. The learner reports evaluations itself. A hand-off far
-above the usual means that the learner or the hub was down. The database cannot distinguish a hub stopped while waiting
-for rollouts from one that waited.
+before the plan waits for rollouts; before the run's first step this is the start of the run. Hand-off is free learner
+time between plan and training. The learner reports evaluations itself. A hand-off far above the usual means that the
+learner or the hub was down. The database cannot distinguish a hub stopped while waiting for rollouts from one that
+waited.
 """
 
 from __future__ import annotations

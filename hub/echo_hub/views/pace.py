@@ -6,8 +6,8 @@ a fixed number of the newest rows.
 A node's throughput is its rate when it has enough work. Usually it has less, because work is leased as late as keeps
 the learner busy. While n rollouts that take s_1 .. s_n seconds are sampled concurrently, the rate is 1/s_1 + ... +
 1/s_n. The rate is thus defined at every moment, and its integral equals the number of rollouts. Only moments count in
-which the node held at least `BUSY` times its median concurrency. Delays in these moments, such as loading an adapter,
-are the node's own.
+which the node held at least `BUSY` times its median concurrency. The node itself causes delays in these moments, for
+example by loading an adapter.
 
 The sampling time of a rollout is reported by the node. It counts as at most the lease's duration, and it cannot raise
 the throughput above `TRUSTED` times the rate that the hub measured.
