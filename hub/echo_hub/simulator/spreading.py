@@ -7,8 +7,7 @@
 As in the hub's broadcaster, the planner runs after each arriving piece and every `CHECK_S`. A node that receives
 nothing for a while fetches the version elsewhere. It has a version `APPLY_S` after its last piece: it hashes, decrypts
 and decodes the payload. Not simulated: packet loss, and TCP's search for the available bandwidth.
-`tests/echo_hub/simulator/test_spreading.py` compares the times with measurements of `python -m benchmarks
-dissemination`.
+`tests/echo_hub/simulator/test_spreading.py` compares the times with measured ones (`benchmarks dissemination`).
 """
 
 from __future__ import annotations

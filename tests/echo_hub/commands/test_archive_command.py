@@ -171,7 +171,7 @@ def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, wh
 
 def test_what_was_dropped_before_is_said_to_be_in_no_file(run: RunDirectory, tmp_path: Path) -> None:
     said("archive", run.root, tmp_path / "first", "--before-step", "3", "--delete")
-    assert "Steps 1 to 2 had deleted from the database before" in said("archive", run.root, tmp_path / "other")
+    assert "Steps 1 to 2 were deleted from the database before" in said("archive", run.root, tmp_path / "other")
     assert did(run.root, tmp_path / "other")["missing_steps"] == [[1, 2]]
     assert [row["step"] for row in archived(tmp_path / "other")] == [step for step in (3, 4, 5, 6) for _ in range(3)]
 
@@ -226,7 +226,7 @@ def test_a_file_that_is_missing_while_its_rows_are_in_the_books_stops_it(
     (folder / "steps-000003-000004.parquet").unlink()
     with pytest.raises(ConfigError, match="missing") as caught:
         said("archive", run.root, folder, "--delete")
-    assert "none of steps 3 to 4" in str(caught.value)
+    assert "no file for steps 3 to 4" in str(caught.value)
 
 
 def test_a_full_or_readonly_place_is_named(run: RunDirectory, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_who_is_uninvited_may_be_banned_with_all_nodes(run: Path, serving: Store
     said("invite", run, "Bob")
     for node_id, invite_id in (("a" * 20, 1), ("b" * 20, 2)):
         came(serving, node_id, invite_id)
-    assert "by which 1 node came" in said("uninvite", run, "Ada")
+    assert "with which 1 node had joined" in said("uninvite", run, "Ada")
     assert serving.read(read_banned_nodes) == frozenset()
     assert f"Banned: {'a' * 20}. " in said("uninvite", run, "Ada", "--ban")
     assert serving.read(read_banned_nodes) == {"a" * 20}

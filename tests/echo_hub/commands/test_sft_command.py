@@ -69,7 +69,7 @@ def test_it_says_what_it_trains_on_and_what_came_of_it(tmp_path: Path, file: Pat
     options = ("--epochs", "1", "--batch-tokens", "30", "--learning-rate", "0.01", "--heldout", "0.2")
     text = said(directory.root, file, *options, "--evaluate", "--json", figures)
     assert "12 demonstrations: 9 to train on, 3 held out; " in text
-    assert "Left out, 1: a reply is longer than sampling.max_tokens = 4, its stop token included (lines 13)" in text
+    assert "Skipped 1: a reply is longer than sampling.max_tokens = 4, its stop token included (lines 13)" in text
     assert "0+1=" in text and "1<eos>" in text
     assert "held out: " in text and "perplexity" in text and "Epoch 1 of 1" in text
     found = json.loads(figures.read_text())

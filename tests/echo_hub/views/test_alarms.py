@@ -32,7 +32,7 @@ def step(**figures: float | None) -> StepRecord:
         ({"groups_left_out": 3.0}, "Step 12: 3 of 64 groups were left out"),
         (
             {"out_of_memory": 2.0, "fitted_tokens": 4_096.0},
-            "Step 12: .* too little memory.* begun anew .* at most 4096 tokens, as are all from now on.* restart",
+            "Step 12: .* too little memory.* restarted .* at most 4096 tokens, as are all from now on.* restart",
         ),
         ({"ratio_max": 2.9e8}, "largest importance ratio of a trained token is 2.9e\\+08"),
         ({"mismatch_kl": 0.5}, "differ by 0.5 nats per token"),
