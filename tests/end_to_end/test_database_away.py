@@ -41,7 +41,7 @@ async def test_a_hub_waits_for_its_database_server_and_loses_nothing(site: Any, 
             while len(await asyncio.to_thread(batches, server)) < 2:
                 pass  # Asking takes a connection.
         server.stop()
-        await hub.printed("the database server is unavailable; the hub waits")
+        await hub.printed("the database server is away; the hub waits")
         async with aiohttp.ClientSession(url, headers=operator(url)) as http:
             async with http.get("/healthz") as answer:
                 health = await answer.json()

@@ -163,7 +163,7 @@ def test_the_base_itself_answers() -> None:
     assert (len(first["problems"]), {len(problem["answers"]) for problem in first["problems"]}) == (3, {8})
     assert first["num_scored"] == 24 and 0 <= first["solved_rate"] <= 1 and first["base"] == "builtin:tiny"
     assert text.count("rewards of the group:") == 3 and text.count("  answered ") == 6
-    assert f"{first['num_mixed']} of 3 groups of 8 have unlike rewards" in text and first["verdict"] in text
+    assert f"{first['num_mixed']} of 3 groups of 8 have differing rewards" in text and first["verdict"] in text
 
 
 def test_environments_are_answered_turn_by_turn() -> None:
