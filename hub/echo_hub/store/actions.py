@@ -1,7 +1,8 @@
-"""Operators' actions in the store: the log, what of it the hub is still to do, and those that are done by being there.
+"""Operators' actions in the store: the log, the actions that the hub still has to carry out, and database-only actions.
 
-An action is noted and settled once. What concerns the books alone is done in the transaction that notes it, by the hub
-or by a command beside it; the rest is noted as wanted, and settled together with what it has changed.
+An action is noted and settled exactly once. If an action changes only the database, the transaction that notes it
+carries it out, in the hub or in a command's process. Any other action is noted as wanted; the hub settles it in the
+same transaction as its effects.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from echo_shared.books import Invite
 DAY_S: Final = 86_400.0
 _CONFIGURED: Final = "configured_settings"
 TOGETHER: Final = (frozenset({"max_staleness", "publish_every"}),)
-"""Settings that only go together as they are."""
+"""Sets of settings that must change together: if one is overruled, all of the set are."""
 
 
 class RefusedError(Exception):
-    """Why an action is not done, in words for the operator."""
+    """The reason for refusing an action, as text for the operator."""
 
 
 def note_action(
@@ -49,9 +50,9 @@ def note_action(
     secret_hash: str = "",
     undoes: int | None = None,
 ) -> ActionRecord:
-    """Note an action, and carry it out if it only changes the database. A refused action is noted too.
+    """Note an action. If it changes only the database, carry it out too. Refused actions are also noted.
 
-    `secret_hash` is the hash of the token or invite that the action makes.
+    `secret_hash` is the hash of the API token or invite that the action makes.
     """
     number = connection.scalar(
         insert(actions)
@@ -78,7 +79,7 @@ def note_action(
 
 
 def settle_action(connection: Connection, settled: ActionSettled, now: float) -> None:
-    """Record the outcome of an action that the hub has carried out without the coordinator."""
+    """Record the outcome of an action that the hub carried out without its coordinator."""
     settle(connection, [settled], now)
 
 
@@ -115,16 +116,20 @@ def read_api_tokens(connection: Connection) -> list[ApiToken]:
 
 
 def read_num_api_tokens(connection: Connection) -> tuple[int, int]:
-    """Return how many API tokens were made and revoked. Other numbers than before mean that a token has changed."""
+    """Return how many API tokens were made and how many were revoked. Any change of tokens changes one of the two
+    numbers.
+    """
     counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
     made, revoked = connection.execute(counts).one()
     return made, revoked
 
 
 def begin_settings(connection: Connection, configured: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Return the settings that operators have changed, and the names of those that the configuration overrules.
+    """Return the settings that operators have changed, and the names of changed settings that the configuration
+    overrules.
 
-    Called at the hub's start. A changed setting is overruled when its configured value differs from the last start's.
+    Called when the hub starts. The configuration overrules a changed setting if its configured value differs from the
+    value at the last start.
     """
     before = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _CONFIGURED))
     was = configured if before is None else json.loads(before)
@@ -147,7 +152,7 @@ def _find(connection: Connection, number: int) -> ActionRecord:
 
 
 def _done(connection: Connection, number: int, request: AnyRequest, secret_hash: str, now: float) -> ActionSettled:
-    """Does what concerns the books alone. Raises RefusedError."""
+    """Carry out an action that changes only the database. Raises RefusedError."""
     match request:
         case Ban(node=node) | Unban(node=node):
             return _ban(connection, number, node, banned=isinstance(request, Ban), now=now)
@@ -162,7 +167,7 @@ def _done(connection: Connection, number: int, request: AnyRequest, secret_hash:
         case RevokeToken(name=name):
             return _revoke_token(connection, number, name, now)
         case _:
-            raise RefusedError(f"{request.action} is not done in the books alone.")
+            raise RefusedError(f"{request.action} needs the running hub: it changes more than the database.")
 
 
 def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: float) -> ActionSettled:

@@ -1,8 +1,8 @@
-"""Rollouts as an operator looks for them: by what is known of each, the newest leases first. Reads only.
+"""Search rollouts by their properties for an operator, newest leases first. Reads only.
 
-Of all that is asked for, one condition is looked up in an index whose entries lie in the order of leases, the one that
-leaves the fewest; the others are tried on what that gives, on `LOOKED_AT` rollouts at most. So an answer takes as long
-on the run's last day as on its first, and may have few rows or none: `Found.before` goes on.
+One condition of a search is looked up in an index whose entries are ordered by lease: the condition that matches the
+fewest rollouts. The remaining conditions filter at most `LOOKED_AT` rollouts from that index. So search time stays
+constant as the run grows, but a page may have few rows or none. `Found.before` is where the next search continues.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from echo_shared.messages import Checked, rollout_id
 from echo_shared.rollout_books import RolloutFilter, RolloutSummary
 
 LOOKED_AT: Final = 20_000
-"""Rollouts that one answer tries its conditions on."""
+"""Rollouts on which one search tests its conditions, at most."""
 LOOKED_BACK: Final = 2_000
-"""Of one node's rollouts, for its page."""
+"""Newest rollouts of one node that its page searches for checked ones."""
 NEWEST: Final = (2**62, 0)
-"""Before it are all rollouts."""
+"""A key above all rollouts, to start a search at the newest."""
 
 Key = tuple[int, int]
 """Lease and index."""
@@ -59,16 +59,16 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Some of what was asked for."""
+    """One page of search results."""
 
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
-    """The last that was looked at; None: there are no more."""
+    """The last rollout that was tested, where the next search continues; None if no rollouts are left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTokens:
-    """What was drawn of one rollout: ids and behaviour logprobs (nats), both [T], and what was answered."""
+    """Stored tokens of one rollout: ids and behaviour logprobs in nats, both [T], and the environment's answer."""
 
     completion_ids: NDArray[np.int32]
     behavior_logprobs: NDArray[np.float32]
@@ -76,12 +76,12 @@ class StoredTokens:
     finish_reason: str
     sampling_s: float
     spans: tuple[Span, ...]
-    """Empty: the node that it was leased to drew it all, by its lease's version."""
+    """Empty if the leased node drew all tokens with the lease's version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
-    """All that was ever leased of a group, by index, turn and lease, and its step."""
+    """All rollouts ever leased of a group, ordered by index, turn and lease, and the group's step."""
 
     group_id: int
     opened_at: float | None
@@ -93,28 +93,28 @@ class StoredGroup:
     trained_at: float | None
     published_at: float | None
     is_retired: bool
-    """Its rollouts are not in the books any more, or are going."""
+    """True if the group's rollouts were deleted from the database or are being deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReward:
-    """The end of one episode of a step's batch."""
+    """The last turn of one episode of a step's batch."""
 
     rollout_id: str
     group_id: int
     index: int
     reward: float
     num_tokens: int
-    """Of its last turn."""
+    """Tokens of the episode's last turn."""
     turn_rewards: tuple[float, ...]
-    """What of `reward` each turn but the last has earned."""
+    """The part of `reward` that each turn except the last one earned."""
     policy_version: int
-    """By which that was leased."""
+    """Policy version of the last turn's lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """A condition on a column: at least `low`, at most `high`; None = no bound."""
+    """A condition on a column: at least `low`, at most `high`; None means no bound."""
 
     column: str
     low: float | str | None
@@ -130,7 +130,7 @@ class _Within:
 
 
 def find_rollouts(connection: Connection, wanted: RolloutFilter, before: Key, limit: int) -> Found:
-    """At most `limit` of those before `before`, the newest first. Its `text` is not looked for here."""
+    """Return at most `limit` matching rollouts before the key `before`, newest first. Ignores the filter's `text`."""
     looked_up, tried = _conditions(connection, wanted)
     by_index = _before(looked_up, before)
     if not tried:
@@ -152,8 +152,7 @@ def find_rollouts(connection: Connection, wanted: RolloutFilter, before: Key, li
 def newest_of_node(
     connection: Connection, node_id: str, limit: int
 ) -> tuple[tuple[RolloutSummary, ...], tuple[RolloutSummary, ...]]:
-    """At most `limit` of the rollouts that were leased to a node last, and of those of its `LOOKED_BACK` newest that
-    were checked, the newest first."""
+    """Return a node's newest rollouts, and the checked ones among its `LOOKED_BACK` newest: at most `limit` each."""
     candidates = _before([rollouts.c.node_id == node_id], NEWEST).limit(LOOKED_BACK)
     newest = connection.execute(candidates.limit(limit)).all()
     of_node = candidates.subquery()
@@ -163,14 +162,14 @@ def newest_of_node(
 
 
 def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, StoredTokens]:
-    """What was drawn of these rollouts, as far as it is there: for the hub's own use still, or as a copy."""
+    """Return the stored tokens of these rollouts, from payloads or kept copies."""
     wanted = set(keys)
     found: dict[Key, StoredTokens] = {}
     for table in (payloads, kept):
         columns = (*(column for column in table.c if column.name not in ("index", "size_bytes")),)
         query = select(*columns, table.c.index.label("at"))
         for part in in_parts(sorted({lease_id for lease_id, _ in wanted})):
-            # By lease alone: of pairs, SQLite would look at every row.
+            # Query by lease alone: for (lease, index) pairs, SQLite would scan the whole table.
             for row in connection.execute(query.where(table.c.lease_id.in_(part))):
                 if (row.lease_id, row.at) in wanted:
                     found[row.lease_id, row.at] = _tokens(row)
@@ -178,7 +177,7 @@ def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, Stor
 
 
 def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
-    """None: nothing was ever leased of it."""
+    """Return a group with all its rollouts; None if no rollout of the group was ever leased."""
     rows = connection.execute(
         select(*_COLUMNS)
         .where(rollouts.c.group_id == group_id)
@@ -217,14 +216,14 @@ def _is_retired(connection: Connection, group: Any) -> bool:
 
 
 def summaries_of_groups(connection: Connection, group_ids: Collection[int]) -> tuple[RolloutSummary, ...]:
-    """All of these groups' rollouts, by group, index, turn and lease."""
+    """Return all rollouts of these groups, ordered by group, index, turn and lease."""
     in_order = (rollouts.c.group_id, rollouts.c.index, rollouts.c.turn, rollouts.c.lease_id)
     wanted = select(*_COLUMNS).where(among(connection, rollouts.c.group_id, group_ids)).order_by(*in_order)
     return _summaries(connection, connection.execute(wanted).all())
 
 
 def read_batch_rewards(connection: Connection, step: int) -> list[BatchReward]:
-    """The ends of all episodes of a step's batch, in the order of groups and indices."""
+    """Return the last turn of each episode in a step's batch, ordered by group and index."""
     batch = _step(connection, step)
     if batch is None:
         return []
@@ -259,7 +258,7 @@ def _step(connection: Connection, step: int) -> Any | None:
 def _conditions(
     connection: Connection, wanted: RolloutFilter
 ) -> tuple[list[ColumnElement[bool] | TextClause], list[_Within]]:
-    """What is looked up in an index, and what is tried on all that is found there."""
+    """Split a filter into conditions for the index lookup and conditions to test on the rows found there."""
     equal = {
         "group_id": wanted.group,
         "checked": wanted.check if wanted.check != Checked.NO else None,
@@ -316,7 +315,7 @@ class HeldOutSet(Protocol):
 
     @property
     def numbers(self) -> range:
-        """Of its problems among those of all sets."""
+        """Indices of this set's problems, among the problems of all sets."""
 
 
 def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
@@ -346,7 +345,7 @@ def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
 
 
 def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
-    """What a group of an evaluation is; empty for one of training. `sets`: of the run's held-out problems."""
+    """Return a description of an evaluation group; empty for a training group. `sets` are the run's held-out sets."""
     about = EvaluationGroup.of(group_id)
     if about is None:
         return ""

@@ -235,7 +235,7 @@ def test_a_full_or_readonly_place_is_named(run: RunDirectory, tmp_path: Path) ->
 
 def test_the_file_of_the_books_becomes_smaller_when_asked(run: RunDirectory, tmp_path: Path) -> None:
     if load_config(run.config, {}).store.url:
-        with pytest.raises(ConfigError, match="looks after its own space"):
+        with pytest.raises(ConfigError, match="Only an SQLite file can be shrunk"):
             said("archive", run.root, tmp_path / "archive", "--delete", "--shrink")
         return
     store = store_of(run)

@@ -205,7 +205,7 @@ def copies_of(store: Store, **changed: Any) -> Copies:
 def test_nothing_goes_of_which_the_copies_say_something_else(filled: Store) -> None:
     span, *_ = spans(filled, 2)
     keys = filled.read(read_final_keys, span)
-    with pytest.raises(StorageError, match="say different things") as caught:
+    with pytest.raises(StorageError, match="differ on a rollout") as caught:
         retire(filled, keys, span, copies_of(filled, reward=0.5))
     assert "rollout 1-0" in str(caught.value)
     assert (
