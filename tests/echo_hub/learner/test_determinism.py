@@ -59,7 +59,7 @@ def test_the_backward_pass_alone_is_strict() -> None:
 
 def test_what_has_no_deterministic_gradient_is_told_with_what_to_do() -> None:
     choose(deterministic=True)
-    with pytest.raises(LearnerError, match="very same adapter") as error:
+    with pytest.raises(LearnerError, match="without a deterministic gradient") as error:
         backward(computed(puts=True)[1])
     assert "put_" in error.value.got and "learner.deterministic to false" in error.value.do
     assert mode() == (True, True)

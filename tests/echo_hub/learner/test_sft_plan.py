@@ -57,7 +57,7 @@ def test_the_same_seed_makes_the_same_plan_and_another_one_another() -> None:
 
 def test_nothing_may_be_held_out_but_not_everything() -> None:
     assert make_plan(MANY, SftSettings(heldout=0)).heldout == ()
-    with pytest.raises(LearnerError, match="Nothing is left to train on") as error:
+    with pytest.raises(LearnerError, match="No demonstration is left to train on") as error:
         make_plan(MANY[:2], SftSettings(heldout=0.05))
     assert "--heldout 0" in str(error.value)
 
