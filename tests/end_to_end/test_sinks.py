@@ -24,7 +24,7 @@ async def test_a_broken_sink_stops_nothing_and_is_told(
     node = await site.node(url, "volunteer")
     view = await until(url, lambda view: view["state"] == "finished" and view["problems"])
     (problem,) = view["problems"]
-    assert problem.startswith("Weights & Biases gets no figures; the run goes on without it, ")
+    assert problem.startswith("Weights & Biases gets no figures; the run continues without it, ")
     assert [problem in event["text"] for event in view["events"]].count(True) == 1, "it is said once"
     async with aiohttp.ClientSession(url, headers=operator(url)) as http, http.get("/readyz") as answer:
         assert answer.status == 200, "the run does not need it"

@@ -1,7 +1,7 @@
 """The work of the learner's process (`serve`): steps, evaluations and, in co-located mode, sampling.
 
-A step is answered twice: when it is computed, and when its adapter and checkpoint are written. These are copied at the
-step's end and written in parallel to the next command. The next step's result never comes before this one's. A kill
+A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. These are copied at
+the step's end and written in parallel to the next command. The next step's result never comes before this one's. A kill
 loses only steps without a checkpoint: two at most if every step is checkpointed. The hub sends those again. When the
 hub closes the pipe or ends, commands that have not started are dropped.
 

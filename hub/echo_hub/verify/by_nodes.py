@@ -1,7 +1,7 @@
 """Send rollouts to nodes for checking, and turn the answers into evidence about the nodes that drew them.
 
-The checking node gets tokens and policy versions alone. Claims and uniforms are read from the store after it has
-answered. Until then only rollout ids are in memory, at most `MOST_OUT` a node.
+The checking node gets only tokens and policy versions. Claimed logprobs and uniforms are read from the store after its
+answer. Before that, memory holds only rollout ids, at most `MOST_OUT` for each node.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ Report = Callable[[CheckReturned | CheckAbandoned], Awaitable[None]]
 
 
 class NodeChecks:
-    """Checks that nodes make. `load` returns committed rollouts as they were claimed. `send` sends a node a message,
-    and drops it if the node is not connected. `temperature`: that of all leases."""
+    """Checks by nodes.
+
+    `load` returns committed rollouts with their claims. `send` sends a message to a node, or drops it if the node is
+    not connected. `temperature` is that of all leases.
+    """
 
     def __init__(
         self, *, load: Load, send: Callable[[str, FromHub], object], report: Report, temperature: float

@@ -33,7 +33,7 @@ class DrawnRollout:
     """Seed of its group's turn."""
     index: int
     is_greedy: bool = False
-    """True: each token is the most likely one, and seed and claims are ignored."""
+    """True for a greedy completion, where each token is the most likely one; seed and claims are unused."""
 
 
 def pack(drawn: DrawnRollout) -> Frame:

@@ -1,17 +1,17 @@
 """Supervise the verifier process and send it rollouts to check. Loads no torch.
 
 A forward pass has a fixed cost, so a few rollouts take about as long as a dozen. Waiting rollouts are therefore sent in
-batches. Rollouts that are not urgent wait until an urgent one comes, `ENOUGH` of them wait, the oldest has waited for
-`COMPANY_S`, or `patience` versions were published meanwhile.
+batches. A batch starts when an urgent rollout comes, when `ENOUGH` rollouts wait, when the oldest has waited for
+`COMPANY_S`, or when `patience` versions were published meanwhile.
 
-Every rollout gets exactly one answer: the evidence about each node that drew a part of it, or the reason why it cannot
-be checked.
+Every rollout gets exactly one answer: evidence about each node that sampled a part of it, or a reason against checking
+it.
 
-If the process dies, the rollouts that it was checking go to the next process one by one. So a rollout that kills
-process after process is identified and given up. If processes die for another reason, all waiting rollouts are answered
-with that reason, and the verifier tries again after a pause: no check waits forever.
+If the process dies, its unfinished rollouts go to the next process one by one. So a rollout that kills process after
+process is identified and given up. If processes die for another reason, all waiting rollouts are answered with that
+reason, and the verifier tries again after a pause: no check waits forever.
 
-In a Ray cluster the process may be lost without any fault of its rollouts; they go to the next process. While the
+In a Ray cluster, a lost process does not mean that its rollouts are at fault. They go to the next process. While the
 cluster is unreachable, checks wait.
 """
 
@@ -59,11 +59,11 @@ COMPANY_S: Final = 6.0
 """Maximum wait for a fuller batch, in seconds. It delays the discovery of a node that begins to forge, unless too many
 of that node's checks wait (`core.trust.rate.patience`)."""
 DEATHS_OF_ONE: Final = 3
-"""Give up a rollout after this number of process deaths while it was being checked. From the second try on it is
+"""Process deaths during checks of one rollout after which the rollout is given up. From the second try on, it is
 checked alone."""
 DEATHS_IN_A_ROW: Final = 5
 LOSSES_OF_ONE: Final = 8
-"""Give up a rollout after this number of lost processes while it was being checked: it may crash machines."""
+"""Lost processes during checks of one rollout after which the rollout is given up: it may crash machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, less up to half by chance; doubled with every further death, up to 30 s."""
 REST_S: Final = 300.0
@@ -123,7 +123,8 @@ class _Job:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patient:
     """A rollout that waits for a fuller batch, until `due_at` by the event loop's clock or until `due_with` versions
-    are published."""
+    are published.
+    """
 
     rollout_id: str
     due_at: float
@@ -131,9 +132,12 @@ class _Patient:
 
 
 class Verifier:
-    """Queue of checks, bounded by `MOST_WAITING`. `process`: None: nothing is verified. `directory`: the run with its
-    adapters; `kept`: number of adapters that the process keeps in memory. `patience`: number of versions, at least 1,
-    that may be published before the tokens of a rollout may be deleted."""
+    """Queue of checks, bounded by `MOST_WAITING`.
+
+    `process` None: nothing is verified. `directory` is the run with its adapters; `kept` is the number of adapters that
+    the process keeps in memory. `patience` is the number of versions, at least 1, after whose publication a rollout's
+    tokens may be deleted.
+    """
 
     def __init__(
         self,
@@ -195,7 +199,7 @@ class Verifier:
             self._now.set()
 
     def measure(self, rounding: str, policy_version: int) -> None:
-        """Queue the measurement of a rounding with this version, before all checks that are not being made yet."""
+        """Queue the measurement of a rounding with this version. It precedes all checks that have not started."""
         self._to_measure[rounding] = policy_version
         self._some.set()
         self._now.set()
@@ -260,8 +264,9 @@ class Verifier:
             await process.stop()
 
     async def _take(self, cannot: Cannot) -> None:
-        """Fill `_in_hand` with the next batch: one rollout that was being checked when a process died, or all waiting
-        rollouts once they are due."""
+        """Fill `_in_hand` with the next batch: one rollout that a dead process left, or all waiting rollouts once they
+        are due.
+        """
         while not self._in_hand and not self._to_measure:
             if self._again:
                 jobs = [self._again.popleft()]
@@ -350,7 +355,7 @@ class Verifier:
                 await report(rollout_id, unpack_spans(answer["spans"]), answer["seconds"])
 
     async def _take_back(self, process: ModelProcess, error: ChildExited | ChildLost, cannot: Cannot) -> None:
-        """Queue again the rollouts that a process was checking when it died or was lost."""
+        """Put the rollouts of a dead or lost process back into the queue."""
         had_begun = process.is_ready and not isinstance(error, ClusterUnusable)
         await process.stop()
         jobs, self._in_hand = list(self._in_hand.values()), {}
@@ -362,7 +367,7 @@ class Verifier:
             if job.deaths < DEATHS_OF_ONE and job.losses < LOSSES_OF_ONE:
                 self._again.append(job)
             else:
-                await cannot(job.drawn.rollout_id, f"The verifier dies of it. {error}")
+                await cannot(job.drawn.rollout_id, f"The verifier process fails on this rollout. {error}")
 
     async def _give_up_measuring(self, measured: Measured) -> None:
         while self._to_measure:
@@ -372,7 +377,7 @@ class Verifier:
     async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot, measured: Measured) -> None:
         """Answer all waiting rollouts, and those that come within `REST_S`, with the error."""
         log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
-        why = f"No verifier can be kept at work. {error}"
+        why = f"The verifier process keeps failing. {error}"
         await process.stop()
         await self._give_up_measuring(measured)
         jobs: Iterable[_Job] = (*self._in_hand.values(), *self._again)

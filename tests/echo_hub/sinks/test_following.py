@@ -121,8 +121,8 @@ async def test_a_failure_is_said_once_and_tried_again(
     async with followed(writer, store, changes) as one:
         tried = ["open"] if where == "opening" else ["open", "write"]
         await writer.until(*tried, "close", *tried, "close", *tried, "close")
-        assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run goes on without it")
-        assert one.problem.endswith("Look at its settings: no luck"), "and what to do"
+        assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run continues without it")
+        assert one.problem.endswith("Check its settings: no luck"), "and what to do"
         assert changes.number >= 1, "the pages hear of it"
         writer.odd = dict.fromkeys(writer.odd, "")
         await until_cured(one, changes)
@@ -140,7 +140,7 @@ async def test_a_call_that_hangs_is_said_and_waited_for(
     async with followed(writer, store, changes) as one:
         async with asyncio.timeout(60):
             await changes.wait(0)
-        assert one.problem is not None and one.problem.endswith("Look at its settings: it takes too long")
+        assert one.problem is not None and one.problem.endswith("Check its settings: a call takes too long")
         writer.released.set()
         await until_cured(one, changes)
         assert writer.calls == ["open", "write"], "nothing was called again"

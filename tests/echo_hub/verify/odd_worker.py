@@ -40,7 +40,7 @@ def serve(pipe: ParentPipe) -> int:
                 (run_dir / "died").touch()
                 os._exit(9)
             if rounding == "too large":
-                pipe.send({"rounding": rounding, "cannot": "There is not enough memory for it."})
+                pipe.send({"rounding": rounding, "cannot": "The device has too little memory."})
             else:
                 pipe.send({"rounding": rounding, "evidence": pack_evidence(clean(3)), "seconds": 0.25})
         for frame in rollouts:
