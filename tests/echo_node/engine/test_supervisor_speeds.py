@@ -140,7 +140,7 @@ async def test_one_that_fails_at_it_works_without_the_next_time(node: Node, capl
     (node.directory / "config.json").write_text("{}")  # Only measuring reads it here.
     lost = await node.start()
     assert isinstance(lost, EngineLost) and lost.cause == "died"
-    assert "it goes on unmeasured" in caplog.text
+    assert "the next start skips the measurement" in caplog.text
     assert await node.start() == EngineReady(width=64, scores=True)
 
 

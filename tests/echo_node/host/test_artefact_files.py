@@ -116,7 +116,7 @@ def test_room_is_wanted_for_what_is_missing_and_some_stays_free(
     monkeypatch.setattr(artefact_files.shutil, "disk_usage", lambda _: SimpleNamespace(total=100 * MIB, free=8 * MIB))
     with pytest.raises(StorageError, match="It does not fit") as caught:
         check_room(directory, "It", files)
-    assert caught.value.got == "4 MiB needed at the most, 8 MiB free"
+    assert caught.value.got == "up to 4 MiB needed, 8 MiB free"
 
 
 def test_headroom_is_a_share_of_a_small_disk_and_a_fixed_amount_of_a_large_one() -> None:

@@ -232,7 +232,7 @@ async def test_files_that_do_not_have_the_signed_hashes_are_deleted_with_their_c
         torrent=offer.torrent,
         web_seed_path=offer.web_seed_path,
     ).model_copy(update={"peers": offer.peers})
-    with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
+    with pytest.raises(SwarmError, match="is complete, but cannot be read") as caught:
         await fetcher.fetch(signed, None)
     assert caught.value.code == UNREADABLE and "differs from the one that the hub signed" in (caught.value.got or "")
     assert list((tmp_path / "artefacts").iterdir()) == [] and carriers_in(tmp_path) == []
@@ -285,7 +285,7 @@ async def test_a_delta_without_the_right_parent_is_unreadable_and_the_keyframe_i
     elif trouble == "changed":
         await fetcher.fetch(hub.offers[1], 1)
         (fetcher.directory(1) / "adapter_config.json").write_text("{}")
-    with pytest.raises(SwarmError, match="came whole, but cannot be read") as caught:
+    with pytest.raises(SwarmError, match="is complete, but cannot be read") as caught:
         await fetcher.fetch(hub.offers[2], 2)
     assert caught.value.code == UNREADABLE
     assert f"{hub.run_id}-v000002.d1" not in carriers_in(tmp_path) and not fetcher.directory(2).exists()
