@@ -91,7 +91,7 @@ async def test_every_action_is_confirmed_done_logged_and_taken_back_where_it_may
         await expect(page.locator(".refusal")).to_have_count(int(action in REFUSED))
         if await newest.get_by_role("button", name="Undo").count() and action not in ("invite", "token"):
             await newest.get_by_role("button", name="Undo").click()
-            await expect(newest).to_contain_text("takes back")
+            await expect(newest).to_contain_text("undoes")
             undone.add(action)
         elif await page.locator("#secret code").count():
             assert len(await page.locator("#secret code").last.inner_text()) > 30

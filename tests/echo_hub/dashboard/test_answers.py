@@ -39,7 +39,7 @@ async def test_a_run_that_is_over_is_told_in_the_past(make_source: Any) -> None:
     run = await make_source(step=60).run_view()
     assert learning(run, RISING).verdict == "The reward rose to the end"
     assert learning(run, replace(RISING, direction="steady")).verdict == "The reward had settled"
-    assert fed(run, run_now(run, ())).verdict == "It is over"
+    assert fed(run, run_now(run, ())).verdict == "The run is over"
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ async def test_whether_anything_is_wrong(source: Any) -> None:
     assert well(replace(run, problems=("a", "b")), now).tone == "bad"
     alone = replace(run, nodes_connected=1, trust=TrustView())
     assert "1 node connected. No rollout was checked yet." in well(alone, now).text
-    assert well(replace(run, doing=Doing.LACKS_NODES), now).verdict == "It lacks nodes"
+    assert well(replace(run, doing=Doing.LACKS_NODES), now).verdict == "It needs nodes"
     late = replace(run, as_of=run.as_of + 900.0)
-    assert well(late, run_now(late, await source.steps(25))).verdict == "It does not get on"
+    assert well(late, run_now(late, await source.steps(25))).verdict == "The run is stalled"
 
 
 async def test_the_questions_come_in_their_order(source: Any) -> None:

@@ -31,7 +31,9 @@ async def asked(error: Exception | None, accept: str) -> Any:
 async def test_who_asks_is_told_to_come_back(accept: str, content_type: str) -> None:
     status, again, kind, said = await asked(AWAY, accept)
     assert (status, again, kind) == (503, str(AGAIN_S), content_type)
-    assert "The database server is away" in said and "connection refused" not in said, "no stranger hears more"
+    assert "The database server cannot be reached" in said and "connection refused" not in said, (
+        "no stranger hears more"
+    )
 
 
 async def test_all_else_is_as_it_was() -> None:

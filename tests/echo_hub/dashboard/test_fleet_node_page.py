@@ -48,7 +48,7 @@ async def test_all_that_is_known_of_a_node_is_on_its_page(open_hub: Any, make_so
         f"/rollouts?node={node.node_id}&amp;drop=expired",
         f"/rollouts?node={node.node_id}&amp;check=failed",
         'href="/rollouts/300#r-900-0"',
-        "Rollout 900-0 led to it.",
+        "Rollout 900-0 led to this decision.",
         "≤ 0.05",
         "41",
         f"/log?subject={node.node_id}",
@@ -225,7 +225,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
         assert asked == [asked[0]] * 2 and asked[0].startswith(f"Ban {name}? It is")
         await page.goto(f"{origin}/fleet/{hostile[:10]}")
         await expect(page.locator("h1")).to_have_text("There is no node of this id")
-        await page.get_by_role("link", name="look for those that begin so").click()
+        await page.get_by_role("link", name="search for ids that begin with it").click()
         await expect(page.locator("#node-rows tr")).to_have_count(1)
         assert [said for said in wrong if "404" not in said] == []
         await page.close()

@@ -79,7 +79,7 @@ def test_a_time_that_the_browser_counts_is_no_change() -> None:
         ('<p id="a" data-live>x', "does not end"),
         ('<p id="a" data-live></p><p id="a" data-live></p>', "two live parts"),
         ('<ol id="a" data-live="rows"><li>x</li></ol>', "a row without an id"),
-        ('<ol id="a" data-live="rows">x</ol>', "no row stands among rows"),
+        ('<ol id="a" data-live="rows">x</ol>', "text outside rows"),
     ],
 )
 def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) -> None:

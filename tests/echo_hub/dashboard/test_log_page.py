@@ -29,7 +29,7 @@ async def test_a_query_chooses_and_pages_go_on(
     assert "f joined" in text and "c joined" not in text and "/log?kind=node_joined&amp;before=4" in text
     text = await (await hub.get("/log?kind=node_joined&before=4")).text()
     assert "c joined" in text and "d joined" not in text and '<a href="/log?kind=node_joined">Newest</a>' in text
-    assert "No event is like that." in await (await hub.get("/log?subject=nobody")).text()
+    assert "No event matches." in await (await hub.get("/log?subject=nobody")).text()
 
 
 async def test_the_same_as_json(hub: ClientSession, source: Any) -> None:

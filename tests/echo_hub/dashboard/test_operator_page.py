@@ -40,7 +40,7 @@ async def test_without_a_node_the_page_says_how_one_joins(open_hub: Any, make_so
     assert "No node yet" in text
     assert "echo-node join http://192.168.1.20:8710" in text
     assert "No step yet" in text
-    assert "Nothing is leased yet" in text
+    assert "No rollout is leased yet" in text
 
 
 async def test_what_is_broken_is_said_first(open_hub: Any, source: Any) -> None:
@@ -67,7 +67,7 @@ async def test_a_version_on_its_way_is_followed(open_hub: Any, source: Any) -> N
     )
     source.changes.notify()
     text = await page(hub)
-    assert "Version 37 is on its way by web seed for 0.5\u202fs: 1 of 3 nodes have it, 75.0\u202f% of the bytes" in text
+    assert "Version 37 has been on its way by web seed for 0.5\u202fs: 1 of 3 nodes have it, and 75.0\u202f%" in text
     source.spread = replace(source.spread, num_reached=3)
     source.changes.notify()
     assert "2 of 2 nodes hold version 37." in await page(hub)
@@ -82,7 +82,7 @@ async def test_whether_the_learner_is_kept_busy(
         assert f"</span>{words}</th>" in text
     assert "learner down</th>" not in text, "it was not"
     assert 'To add like <bdi>llama_cpp · cobalt-heron</bdi></th><td class="number">3</td>' in text
-    assert "37.2 are missing" in text
+    assert "37.2 more are needed" in text
     assert "Known after the first step" in await page(await open_hub(make_source(step=0)))
     hostile = await page(await open_hub(make_source(step=37, names=hostile_names)))
     assert "llama_cpp · <script>" not in hostile
@@ -177,7 +177,7 @@ async def test_how_stale_and_how_long_what_came_in_was(open_hub: Any, make_sourc
     lengths = text[text.index('id="lengths"') :]
     assert "the axis ends at 8 tokens" in lengths and "</span>no advantage</th>" in lengths
     empty = await page(await open_hub(make_source(names=())))
-    assert "No completion has come in yet." in empty and WorkView().lengths == ()
+    assert "No completion has been received yet." in empty and WorkView().lengths == ()
 
 
 async def test_how_far_each_node_is_off(open_hub: Any, source: Any, hostile_names: tuple[str, ...]) -> None:

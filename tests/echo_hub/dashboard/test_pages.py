@@ -156,7 +156,7 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     await button.click()
     await expect(page).to_have_url(f"{origin}/fleet/{node_id}")
     assert await done() == [("ban", node_id)]
-    question = "It is disconnected and not let in again, and the run gets a new key."
+    question = "The node is disconnected and may not join again. The run gets a new key."
     assert asked == [f'Ban <script>alert("owned")</script>? {question}'] * 2
 
     await page.goto(f"{origin}/fleet")

@@ -65,7 +65,7 @@ async def test_who_is_to_be_asked_for_a_token_may_be_another(source: Any, store:
         assert "ask <bdi>Bob</bdi>" in await text_of(stranger, "/about")
     async with served(source, store, guard) as stranger:
         text = await text_of(stranger, "/about")
-        assert "has not said" in text and "TOKEN" not in text
+        assert "has not described" in text and "TOKEN" not in text
 
 
 async def test_the_command_has_the_address_that_was_asked(source: Any, store: Store, guard: Guard) -> None:
@@ -100,7 +100,7 @@ async def test_a_receipt_is_the_one_that_the_node_is_told(source: Any, store: St
 
 async def test_of_what_was_never_leased_it_is_said_so(source: Any, store: Store, guard: Guard) -> None:
     async with served(source, store, guard) as stranger:
-        assert "look like 1203-4" in await text_of(stranger, "/receipts?id=<script>", 404)
+        assert "looks like 1203-4" in await text_of(stranger, "/receipts?id=<script>", 404)
         assert "<script>" not in await text_of(stranger, "/receipts?id=<script>", 404)
         for rollout in ("1-0", "9223372036854775808-0", "1-999999999"):
             assert "No rollout of this id" in await text_of(stranger, f"/receipts?id={rollout}", 404)

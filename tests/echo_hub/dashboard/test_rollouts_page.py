@@ -116,7 +116,7 @@ async def test_a_group_shows_its_prompt_and_what_became_of_each(serve: Any) -> N
     assert text.count('<article class="rollout"') == 2
     assert "staleness 0" in text and 'href="/rollouts?step=1"' in text
     assert text.count('class="token p') > 20 and 'class="token p4" title' not in text
-    assert "Drawn by" in text and "with version 1" in text
+    assert "Sampled by" in text and "with version 1" in text
     versions = await text_of(hub, "/rollouts/0?colour=version")
     assert 'class="token v0" title="version 0"' in versions and 'class="token v1" title="version 1"' in versions
     assert 'class="token p' not in versions
@@ -248,15 +248,15 @@ async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard:
 
 async def test_what_has_left_the_books_is_said_so_in_its_place(serve: Any, store: Store) -> None:
     hub = await serve()
-    assert "not in the books any more" not in await text_of(hub, "/rollouts")
+    assert "no longer in the database" not in await text_of(hub, "/rollouts")
     (ripe,) = store.read(read_ripe, store.read(read_first_mark), 2)
     span = Span(after=store.read(read_first_mark), through=ripe.mark)
     assert retire(store, store.read(read_final_keys, span), span) == 4
     page = await text_of(hub, "/rollouts")
-    assert "4 rollouts, of the steps up to 1, are not in the books any more" in page
-    assert "The rollouts of step 1 are not in the books any more" in await text_of(hub, "/rollouts?step=1")
-    assert "Its rollouts are not in the books any more" in await text_of(hub, "/rollouts/0")
-    assert "not in the books any more" not in await text_of(hub, "/rollouts/2")
+    assert "4 rollouts, of the steps up to 1, are no longer in the database" in page
+    assert "The rollouts of step 1 are no longer in the database" in await text_of(hub, "/rollouts?step=1")
+    assert "The rollouts of this group are no longer in the database" in await text_of(hub, "/rollouts/0")
+    assert "no longer in the database" not in await text_of(hub, "/rollouts/2")
     async with hub.get("/api/v1/rollouts?step=1") as response:
         listed = await response.json()
     assert (listed["rollouts"], listed["retired_rollouts"], listed["retired_step"]) == ([], 4, 1)

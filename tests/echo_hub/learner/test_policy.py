@@ -283,7 +283,7 @@ def test_without_bitsandbytes_fewer_bits_are_a_clear_error(
     make_settings: Callable[..., LearnerSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transformers.quantizers.quantizer_bnb_8bit.is_bitsandbytes_available", lambda: False)
-    with pytest.raises(LearnerError, match="fewer bits"):
+    with pytest.raises(LearnerError, match="quantised form"):
         Policy.load(make_settings(learner={"base_bits": 8}))
 
 

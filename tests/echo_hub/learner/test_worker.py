@@ -229,11 +229,11 @@ def test_what_is_refused_changes_nothing(worker: Worker, make_groups: MakeGroups
     turns = np.array([[1, 0, 1], [1, 0, len(first.completion_ids) - 1]], np.uint64)
     endless = replace(first, draws=turns, turn_rewards=np.array([np.inf]))
     for bad in (short, infinite, undrawn, more, unknown, endless, replace(first, reward=float("nan"))):
-        with pytest.raises(LearnerError, match="A rollout needs"):
+        with pytest.raises(LearnerError, match="A rollout is invalid"):
             train(1, [replace(groups[0], rollouts=(bad, *groups[0].rollouts[1:]))])
     with pytest.raises(LearnerError, match="A group needs"):
         train(1, [replace(groups[0], rollouts=())])
-    with pytest.raises(LearnerError, match="samples from the version that it holds"):
+    with pytest.raises(LearnerError, match="can sample only from the version that it holds"):
         ask(worker, "sample", groups=[frames.pack_request(request(1))])
     with pytest.raises(LearnerError, match="adapter cannot be read"):
         ask(worker, "evaluate", groups=[], greedy=True, adapter=str(tmp_path / "nothing"))

@@ -247,7 +247,7 @@ def test_rows_that_another_writer_holds_are_waited_for_and_never_for_long(
         held.execute(select(rollouts).where(rollouts.c.lease_id == 1).with_for_update())
         patched.setattr(retiring, "TRIES", 2)
         patched.setattr(retiring, "_wait_briefly", lambda at: (tries.append(at), briefly(at)))
-        with pytest.raises(StorageError, match="holds them"):
+        with pytest.raises(StorageError, match="another process keeps their rows locked"):
             retire(filled, keys, span, copies)
     assert len(tries) == 2 and rows_of(filled) == 2 * STEPS + 3
     assert retire(filled, keys, span, copies) == len(keys)

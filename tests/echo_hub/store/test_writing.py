@@ -223,7 +223,7 @@ def test_a_final_state_never_changes_and_a_turn_is_all_or_nothing(store: Store, 
 
 
 def test_a_step_that_was_not_planned_cannot_be_trained(store: Store, records: Any) -> None:
-    with pytest.raises(LocalProtocolError, match="not planned"):
+    with pytest.raises(LocalProtocolError, match="never planned"):
         store.apply([StepTrained(step=3, rollout_ids=(), metrics={}, trained_at=1.0)], now=1.0)
 
 
