@@ -88,8 +88,8 @@ def _of_step_figures(chart: step_figures.Chart) -> ChartView:
 REWARD: Final = ChartView(
     key="reward",
     title="Reward and held-out accuracy",
-    about="What the model is trained for, and whether it carries over to problems that it is never trained on. Bands: "
-    "about the trend, the standard deviation of the steps' rewards; about an accuracy, its standard error.",
+    about="The training reward, and the accuracy on problems that are never trained on. Bands: the standard deviation "
+    "of the steps' rewards around the trend, and the standard error around an accuracy.",
     figures_at="the tables of evaluations and of newest steps",
     y="reward, accuracy",
     lines=(
@@ -118,7 +118,7 @@ REWARD: Final = ChartView(
 STALENESS: Final = ChartView(
     key="staleness",
     title="Staleness",
-    about="How many steps older the rollouts are than the weights that they train; above the bound none is used.",
+    about="Age of the trained rollouts, in steps, relative to the trained weights. Above the bound, they are dropped.",
     figures_at="the table of newest steps",
     y="steps",
     lines=(
@@ -131,7 +131,7 @@ STALENESS: Final = ChartView(
 SPEED: Final = ChartView(
     key="speed",
     title="Throughput",
-    about="How many rollouts the run trains on in a second, waiting included.",
+    about="Rollouts trained per second, including waits.",
     figures_at="/api/v1/curves",
     y="rollouts/s",
     lines=(Line(column="rollouts_per_s", label="trained", colour="speed", width=2.0),),
@@ -139,8 +139,8 @@ SPEED: Final = ChartView(
 )
 SPREAD: Final = ChartView(
     key="spread",
-    title="Time until nodes had it",
-    about="From a version's announcement until half, 95 % and all of the nodes had it whole.",
+    title="Distribution time",
+    about="Time from a version's announcement until half, 95 % and all of the nodes had all of it.",
     figures_at="the table of versions",
     x="policy version",
     y="time, s",
@@ -168,7 +168,7 @@ def of_sets(run: RunView) -> ChartView | None:
     return ChartView(
         key="sets",
         title="Held-out accuracy by set",
-        about="Greedy, of each evaluation set; the accuracy above is their weighted mean.",
+        about="Greedy accuracy on each evaluation set. The accuracy above is their weighted mean.",
         figures_at="the table of evaluation sets and /api/v1/run",
         y="accuracy",
         x="policy version",

@@ -44,10 +44,10 @@ NOT_SAID: Final = "-"
 _PLACE: Final = {state: place for place, state in enumerate(STATES)}
 _RANK: Final = {standing: rank for rank, standing in enumerate(STANDINGS)}
 _WHILE: Final = {
-    "preparing": "its engine is not up yet",
+    "preparing": "its engine is starting",
     "fetching": "the newest version",
-    "paused": "as its owner's settings have it",
-    "draining": "it leaves once it has finished",
+    "paused": "by its owner's settings",
+    "draining": "leaves after its current work",
 }
 
 
@@ -79,7 +79,7 @@ def why_idle(node: NodeView, run: RunView) -> str:
         return "the run is finished"
     if run.leasing != "open":
         return f"leasing is {run.leasing}"
-    return "nothing is leased to it" if node.capacity else "it takes no work now"
+    return "it has no lease now" if node.capacity else "it accepts no work now"
 
 
 COLUMNS: Final[tuple[Column[NodeView], ...]] = (

@@ -117,7 +117,7 @@ def _reads() -> dict[str, Any]:
         "/api/v1/run": _get("The run now.", _ref(RunView)),
         **_nodes(),
         "/api/v1/steps": _get(
-            "The first 1,000 steps after one, in order.",
+            "The first 1,000 steps after `since`, in order.",
             _list("steps", StepRecord),
             _query("since", "The last known step.", _WHOLE),
         ),

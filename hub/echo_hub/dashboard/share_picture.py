@@ -52,7 +52,7 @@ def draw(said: Picture) -> bytes:
     _write(pen, (_MARGIN, 84), _drawable(said.run_name, "a language model"), 34, _FAINT)
     fallback = f"node {standing.node}" if standing.node else "a team"
     _write(pen, (_MARGIN, 140), _drawable(standing.name, fallback), 72, _INK)
-    place = f"#{count(standing.rank)} of {count(said.num_ranked)}" if standing.rollouts else "just begun"
+    place = f"#{count(standing.rank)} of {count(said.num_ranked)}" if standing.rollouts else "new"
     figures = [
         (place, "by rollouts"),
         (count(standing.rollouts), "rollouts that counted"),
@@ -64,7 +64,7 @@ def draw(said: Picture) -> bytes:
         _write(pen, (left, 252), figure, 46, _INK, most=256)
         _write(pen, (left, 312), label, 22, _FAINT, most=256)
     _draw_curve(pen, said.curve)
-    share = f"{percent(standing.share)} of all that counted; {rate(standing.recent)} tokens a day of late"
+    share = f"{percent(standing.share)} of all counted rollouts; {rate(standing.recent)} tokens a day recently"
     _write(pen, (_MARGIN, 578), share.replace("\u202f", " "), 22, _FAINT)
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
@@ -80,7 +80,7 @@ def _draw_curve(pen: ImageDraw, curve: WorkCurve) -> None:
     if len(line) > 1:
         pen.line(line, fill=_ACCENT, width=4, joint="curve")
     if not curve.is_empty:
-        said = f"reward over {count(curve.points[-1].step)} steps; bars: this one's share of each"
+        said = f"reward over {count(curve.points[-1].step)} steps; bars: share of each step's tokens"
         _write(pen, (left, top - 34), said, 20, _FAINT)
 
 

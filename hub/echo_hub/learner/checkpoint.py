@@ -154,7 +154,7 @@ def _read(directory: Path) -> Checkpoint | None:
         marker = json.loads((directory / MARKER).read_bytes())
         for name, size in marker["files"].items():
             if (directory / name).stat().st_size != size:
-                raise ValueError(f"{name} does not have its {size} bytes")
+                raise ValueError(f"{name} should have {size} bytes")
         return Checkpoint(
             directory=directory,
             step=marker["step"],
@@ -162,7 +162,7 @@ def _read(directory: Path) -> Checkpoint | None:
             history=History.of_frame(marker),
         )
     except (OSError, ValueError, KeyError) as error:
-        log.warning("checkpoint %s is not complete and is left out: %s", directory.name, error)
+        log.warning("checkpoint %s is incomplete and ignored: %s", directory.name, error)
         return None
 
 

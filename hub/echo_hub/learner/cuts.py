@@ -49,7 +49,7 @@ class Cuts:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-            log.warning("%s cannot be read and does not count: %r", cuts._path, error)
+            log.warning("%s cannot be read and is ignored: %r", cuts._path, error)
         return cuts
 
     def take(self, frame: Mapping[str, Any]) -> None:

@@ -88,7 +88,7 @@ class Policy:
         dtype = dtype or _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
         if device.type == "cpu" and dtype is torch.bfloat16 and not multiplies(device, dtype):
             log.warning(
-                "This processor does not multiply bfloat16, which learner.precision asks for: a step may take hours. "
+                "This processor cannot multiply bfloat16, which learner.precision asks for: a step may take hours. "
                 "Set learner.precision to auto or float32."
             )
         model = ranks.agree(lambda: _load_model(settings, device, dtype))
@@ -262,7 +262,7 @@ class Policy:
             raise LearnerError(
                 "An adapter does not fit the base model and LoRA settings of this run.",
                 got=f"{directory}: {len(weights)} tensors, {len(shapes)} expected",
-                do="Use the base model, training.lora_rank and training.lora_targets that it was trained with.",
+                do="Use the base model, training.lora_rank and training.lora_targets of the adapter's training.",
             )
         return weights
 
@@ -342,7 +342,7 @@ def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dty
         raise LearnerError(
             "The base model cannot be loaded.",
             got=f"{settings.base_dir}: {error}",
-            do="Give model.base a causal LM in Hugging Face layout, with safetensors weights.",
+            do="Set model.base to a causal LM in Hugging Face layout, with safetensors weights.",
         ) from error
 
 
@@ -369,7 +369,7 @@ def _check(config: Any) -> None:
     for key in _PROCESSED_LOGITS:
         if getattr(config, key, None) not in (None, 1, 1.0):
             raise LearnerError(
-                "This base model changes its logits after the output layer, which the learner does not do.",
+                "The learner cannot train a base model that transforms its logits after the output layer.",
                 got=f"{key} in {config.model_type}",
                 do="Choose another base model, such as Qwen or Llama.",
             )

@@ -93,7 +93,7 @@ def _tell_disk(pipe: ParentPipe, said: str) -> None:
     if said:
         log.warning("the disk is full: %s", said)
     else:
-        log.warning("there is room on the disk again")
+        log.warning("the disk has free space again")
     pipe.send({"call": 0, "kind": "disk", "full": said})
 
 

@@ -205,7 +205,7 @@ class Finetuning:
     def _measured(self) -> tuple[float, ...]:
         """Return a tuple with the loss on the held-out examples; empty without held-out examples."""
         cut = self._cuts.at(self.progress.update + 1)
-        assert cut is not None, "there is one from the first update on"
+        assert cut is not None, "a cut exists from the first update on"
         heldout = self._plan.heldout
         return (mean_loss(self.policy, heldout, cut),) if heldout else ()
 

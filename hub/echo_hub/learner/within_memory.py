@@ -98,7 +98,7 @@ def within_memory(
     micro-batches; None if each holds a single rollout. Raises LearnerError if memory is too small for a single rollout.
     """
     cut = cuts.at(step)
-    assert cut is not None, "there is one from the first step on"
+    assert cut is not None, "a cut exists from the first step on"
     fresh = not optimizer.state
     held = checkpoint.take(policy, optimizer) if updates > 1 else None
     halvings = 0
@@ -151,6 +151,6 @@ def _undo(
 
 
 def _remedy(cut: Cut) -> str:
-    words = "Free memory on it, or lower sampling.max_tokens"
+    words = "Free memory on the device, or lower sampling.max_tokens"
     more = "" if cut.gradient_checkpointing else ", or set learner.gradient_checkpointing to true"
     return f"{words}, or set learner.base_bits to 4, or use a smaller base model{more}."

@@ -173,10 +173,10 @@ def _done(connection: Connection, number: int, request: AnyRequest, secret_hash:
 def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: float) -> ActionSettled:
     known = connection.execute(select(nodes.c.banned_at).where(nodes.c.node_id == node)).first()
     if known is None:
-        raise RefusedError("No such node has ever joined this run.")
+        raise RefusedError("No node of this id has ever joined this run.")
     was = known.banned_at is not None
     if was == banned:
-        raise RefusedError("It is banned already." if was else "It is not banned.")
+        raise RefusedError("This node is already banned." if was else "This node is not banned.")
     if banned:
         ban_nodes(connection, [node], now)
     else:
@@ -187,7 +187,7 @@ def _ban(connection: Connection, number: int, node: str, *, banned: bool, now: f
 def _pardon(connection: Connection, number: int, node: str, now: float) -> ActionSettled:
     state = connection.scalar(select(trust.c.state).where(trust.c.node_id == node))
     if state != "quarantined":
-        raise RefusedError("It is not in quarantine.")
+        raise RefusedError("This node is not in quarantine.")
     standings.want_pardon(connection, [node], now)
     return ActionSettled(number=number, done=True, before=state, after="new")
 
@@ -201,7 +201,7 @@ def _invite(connection: Connection, number: int, request: MakeInvite, secret_has
         expires_at=now + request.days * DAY_S,
     )
     if not invites.add_invite(connection, made):
-        raise RefusedError("There is an invite of this name already.")
+        raise RefusedError("A valid invite of this name already exists.")
     return ActionSettled(number=number, done=True)
 
 
@@ -210,14 +210,15 @@ def _uninvite(connection: Connection, number: int, request: RevokeInvite, now: f
     if not of_name:
         raise RefusedError("There is no invite of this name.")
     came = invites.revoke_invite(connection, request.name, now, ban=request.ban)
-    what = f"{len(came)} came by it" + (f" and are banned: {', '.join(came)}" if request.ban and came else "")
-    return ActionSettled(number=number, done=True, detail=f"{what}.")
+    what = f"{len(came)} nodes joined with it"
+    banned = f" and are banned: {', '.join(came)}" if request.ban and came else ""
+    return ActionSettled(number=number, done=True, detail=f"{what}{banned}.")
 
 
 def _make_token(connection: Connection, number: int, request: MakeToken, secret_hash: str, now: float) -> ActionSettled:
     of_name = (api_tokens.c.name == request.name, api_tokens.c.revoked_at.is_(None), api_tokens.c.expires_at > now)
     if connection.execute(select(api_tokens.c.token_id).where(*of_name)).first() is not None:
-        raise RefusedError("There is a token of this name already.")
+        raise RefusedError("A valid token of this name already exists.")
     connection.execute(
         insert(api_tokens).values(
             name=request.name,
@@ -233,5 +234,5 @@ def _make_token(connection: Connection, number: int, request: MakeToken, secret_
 def _revoke_token(connection: Connection, number: int, name: str, now: float) -> ActionSettled:
     of_name = (api_tokens.c.name == name, api_tokens.c.revoked_at.is_(None))
     if connection.execute(update(api_tokens).where(*of_name).values(revoked_at=now)).rowcount == 0:
-        raise RefusedError("There is no token of this name that is not revoked.")
+        raise RefusedError("There is no valid token of this name.")
     return ActionSettled(number=number, done=True)

@@ -33,6 +33,6 @@ def check_changed(changed: int, wanted: int, what: str) -> None:
     """Raise LocalProtocolError if the two numbers differ."""
     if changed != wanted:
         raise LocalProtocolError(
-            "The coordinator's records do not fit the store; nothing of them is written.",
+            "The coordinator's records do not fit the store; no record of this turn was written.",
             got=f"{changed} of {wanted} rollouts could be {what}",
         )

@@ -61,10 +61,10 @@ CHECK_S: Final = 10.0
 
 _CANNOT_OPEN: Final = "The hub's database cannot be opened."
 _RESTORE: Final = (
-    "Restore the run directory, checkpoints and database together, from one backup. Without a backup: its adapters are "
-    "whole (echo-hub export RUN DIRECTORY), but a new run must be made (echo-hub init OTHER_DIRECTORY)."
+    "Restore the run directory, checkpoints and database together, from one backup. Without a backup: the adapters are "
+    "intact (echo-hub export RUN DIRECTORY), but you need a new run (echo-hub init OTHER_DIRECTORY)."
 )
-_MAKE_ROOM: Final = "Make room on the disk; what was acked is safe, and nodes keep the rest."
+_MAKE_ROOM: Final = "Make room on the disk; acknowledged rollouts are safe, and nodes keep the others."
 _ADVICE: Final = {
     "locked": "Close the program that holds the file open for writing.",
     "disk is full": _MAKE_ROOM,
@@ -259,7 +259,7 @@ def shrink(engine: Engine) -> tuple[int, int]:
         )
     path = Path(engine.url.database or "")
     before = path.stat().st_size
-    with storage_errors("The hub's database cannot be made smaller."), closing(engine.raw_connection()) as connection:
+    with storage_errors("The hub's database cannot be shrunk."), closing(engine.raw_connection()) as connection:
         # Use the raw driver connection: VACUUM cannot run inside SQLAlchemy's transaction.
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             connection.cursor().execute(statement).fetchall()

@@ -47,16 +47,16 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
     """Make a team with the node as founder and first member. Raises RefusedError."""
     name = " ".join(name.split())
     if fault := fault_of(name):
-        raise RefusedError("This is no name for a team.", got=name, do=f"Use another name: {fault}.")
+        raise RefusedError("This name cannot be used for a team.", got=name, do=f"Use another name: {fault}.")
     own = select(credit.c.rollouts).where(credit.c.holder == node_id)
     if not connection.scalar(own):
         # Require credited work: keys are free to make, work is not.
         raise RefusedError(
             "Nothing of this node's work has counted yet, so it cannot make a team.",
-            do="Join one, or wait until one of its rollouts was trained on or evaluated.",
+            do="Join a team, or wait until one of the node's rollouts was trained on or evaluated.",
         )
     if _team_id(connection, name) is not None:
-        raise RefusedError("There is a team of this name already.", got=name, do=f"Join it: echo-node team join {name}")
+        raise RefusedError("A team of this name already exists.", got=name, do=f"Join it: echo-node team join {name}")
     names = list(connection.scalars(select(teams.c.name)))
     if len(names) >= MOST_TEAMS:
         raise RefusedError("This hub has as many teams as it can keep.", do="Join one of them.")
@@ -65,7 +65,7 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
         raise RefusedError(
             "There is a team whose name looks like this one.",
             got=f"{name}, like {alike}",
-            do=f"Take another name, or join that team: echo-node team join {alike}",
+            do=f"Use another name, or join that team: echo-node team join {alike}",
         )
     made = {"name": name, "name_key": name_key(name), "founder": node_id, "founded_at": now}
     connection.execute(insert(teams), made)

@@ -44,7 +44,7 @@ def train(connection: Connection, records: Sequence[StepTrained], now: float) ->
         ).rowcount
         if changed != 1:
             raise LocalProtocolError(
-                "The trained step was never planned or is already trained; nothing of this turn is written.",
+                "The trained step was never planned or is already trained; no record of this turn was written.",
                 got=f"step {record.step}",
             )
         parts = list(_parts(record))

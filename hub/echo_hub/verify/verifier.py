@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING: Final = 16_384
 """Maximum number of waiting rollouts; further ones are answered with `TOO_MANY` at once."""
 TOO_MANY: Final = "Too many rollouts wait to be checked."
-NOT_KEPT: Final = "Its tokens are not kept any more."
+NOT_KEPT: Final = "The rollout's tokens were deleted."
 TOGETHER: Final = 256
 """Maximum number of rollouts in one batch."""
 TOKENS_TOGETHER: Final = 2**18
@@ -244,7 +244,7 @@ class Verifier:
                     await self._take(cannot)
                 except ChildLost as error:
                     if not isinstance(error, ClusterUnusable):
-                        log.warning("the verifier is lost: %s", error, extra={"event": "verifier_died"})
+                        log.warning("the verifier process is lost: %s", error, extra={"event": "verifier_died"})
                     await self._take_back(process, error, cannot)
                     await asyncio.sleep(backoff_s(self._losses, random.random(), first_s=RESTART_S, limit_s=30.0))
                     self._losses += 1
@@ -376,7 +376,7 @@ class Verifier:
 
     async def _rest(self, process: ModelProcess, error: EchoError, cannot: Cannot, measured: Measured) -> None:
         """Answer all waiting rollouts, and those that come within `REST_S`, with the error."""
-        log.error("nothing can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
+        log.error("no rollout can be verified for %.0f s: %s", REST_S, error, extra={"event": "verifier_died"})
         why = f"The verifier process keeps failing. {error}"
         await process.stop()
         await self._give_up_measuring(measured)

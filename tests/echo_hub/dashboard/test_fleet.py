@@ -64,8 +64,8 @@ async def test_why_a_node_is_idle(source: Any) -> None:
     waiting = node("x", activity="waiting")
     assert why_idle(FLEET[0], run) == ""
     assert why_idle(FLEET[3], run) == "too slow. It would be too old."
-    assert why_idle(waiting, run) == "nothing is leased to it"
-    assert why_idle(replace(waiting, capacity=0), run) == "it takes no work now"
+    assert why_idle(waiting, run) == "it has no lease now"
+    assert why_idle(replace(waiting, capacity=0), run) == "it accepts no work now"
     assert why_idle(waiting, replace(run, leasing="paused")) == "leasing is paused"
     assert why_idle(waiting, replace(run, state=RunState.FINISHED)) == "the run is finished"
     for activity in ("preparing", "fetching", "paused", "draining"):

@@ -240,7 +240,7 @@ def test_bfloat16_on_a_processor_without_it_is_told(make_settings: Callable[...,
         check=True,
     )
     assert run.stdout.split() == ["torch.bfloat16", "torch.float32", "torch.float32"]
-    told = ["This processor does not multiply bfloat16" in said for said in run.stderr.split("--\n")]
+    told = ["This processor cannot multiply bfloat16" in said for said in run.stderr.split("--\n")]
     assert told == [True, False, False, False]
 
 
@@ -461,5 +461,5 @@ def test_a_base_with_processed_logits_is_refused(settings: LearnerSettings, base
     shutil.copytree(base_dir, capped)
     config = json.loads((capped / "config.json").read_text())
     (capped / "config.json").write_text(json.dumps({**config, "final_logit_softcapping": 30.0}))
-    with pytest.raises(LearnerError, match="changes its logits"):
+    with pytest.raises(LearnerError, match="transforms its logits"):
         Policy.load(settings.model_copy(update={"base_dir": capped}))

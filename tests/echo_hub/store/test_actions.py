@@ -81,11 +81,11 @@ def test_what_concerns_the_hub_is_wanted_until_it_is_settled_once(books: Store, 
 def test_nodes_are_banned_and_let_in_again_with_what_was_before(books: Store, opened: Store) -> None:
     assert outcome(books, Ban(node="a")) == (Outcome.DONE, "")
     assert opened.read(read_banned_nodes) == {"a"}
-    assert outcome(books, Ban(node="a")) == (Outcome.REFUSED, "It is banned already.")
+    assert outcome(books, Ban(node="a")) == (Outcome.REFUSED, "This node is already banned.")
     undone = books.write(note_action, Unban(node="a"), BY, 12.0, undoes=1)
     assert (undone.before, undone.after, opened.read(read_banned_nodes)) == (True, False, frozenset())
     assert books.read(was_undone, 1) and not books.read(was_undone, 2)
-    assert outcome(books, Unban(node="b")) == (Outcome.REFUSED, "It is not banned.")
+    assert outcome(books, Unban(node="b")) == (Outcome.REFUSED, "This node is not banned.")
     assert outcome(books, Ban(node="nobody"))[0] is Outcome.REFUSED
     assert [record.outcome for record in books.read(read_action_log, limit=10)].count(Outcome.REFUSED) == 3, (
         "these are in the log too"

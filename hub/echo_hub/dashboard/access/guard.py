@@ -73,7 +73,7 @@ NOT_OWN_PAGE: Final = (
     "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
     " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
 )
-NO_KEY: Final = "This form lacks the key that logging in gives to the browser. Log in again, then repeat this."
+NO_KEY: Final = "This form lacks the key that logging in gives to the browser. Log in again, then repeat the action."
 NO_KEY_PAGE: Final = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>'
     f'<p role="alert">{NO_KEY}</p><p><a href="/login">Log in</a></p></html>\n'
