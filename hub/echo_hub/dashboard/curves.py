@@ -39,7 +39,7 @@ SPREAD: Final = "reward_spread"
 
 
 def _means() -> tuple[str, ...]:
-    """Return the figures whose points are means. Steps without a figure do not count in its mean."""
+    """Return the figures whose points are means over those steps that have the figure."""
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
 

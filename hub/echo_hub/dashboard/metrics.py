@@ -148,7 +148,7 @@ def _tasks(step: StepRecord) -> Iterator[Metric]:
     """Yield the newest step's figures by task, if the run has several tasks."""
     groups = GaugeMetricFamily("echo_task_groups", "Groups of a task in the newest step's batch.", labels=["task"])
     reward = GaugeMetricFamily("echo_task_mean_reward", "Mean reward of a task in that batch.", labels=["task"])
-    solved = GaugeMetricFamily("echo_task_share_solved", "Share of a task's completions that solve.", labels=["task"])
+    solved = GaugeMetricFamily("echo_task_share_solved", "Share of a task's right completions.", labels=["task"])
     flat = GaugeMetricFamily("echo_task_flat_groups", "Groups of a task dropped for equal rewards.", labels=["task"])
     for key, figures in step.by_task.items():
         groups.add_metric([key], figures.num_groups)
@@ -162,7 +162,7 @@ def _tasks(step: StepRecord) -> Iterator[Metric]:
 def _sets(run: RunView) -> Iterator[Metric]:
     """Yield the newest evaluation of each set, if there are several."""
     greedy = GaugeMetricFamily("echo_heldout_set_accuracy", "Greedy accuracy on a set, 0..1.", labels=["set"])
-    error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Its standard error.", labels=["set"])
+    error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Standard error of that accuracy.", labels=["set"])
     mean = GaugeMetricFamily("echo_heldout_set_mean_at_k", "Share of k samples that succeed.", labels=["set", "k"])
     for one in run.evaluation_sets:
         if one.newest is not None:
@@ -178,12 +178,12 @@ def _evaluation(newest: EvaluationView) -> Iterator[Metric]:
     yield _gauge("echo_heldout_policy_version", "The newest evaluated version.", greedy.policy_version)
     yield _gauge("echo_heldout_problems", "Number of problems of the newest evaluation.", greedy.num_problems)
     yield _gauge("echo_heldout_accuracy", "Greedy accuracy of the newest evaluated version, 0..1.", greedy.accuracy)
-    yield _gauge("echo_heldout_accuracy_error", "Its standard error.", greedy.accuracy_error)
+    yield _gauge("echo_heldout_accuracy_error", "Standard error of that accuracy.", greedy.accuracy_error)
     yield _gauge("echo_heldout_mean_reward", "Mean reward of the greedy completions.", greedy.mean_reward)
     yield _gauge("echo_heldout_share_truncated", "Share of greedy completions cut off, 0..1.", greedy.share_truncated)
     yield _gauge("echo_heldout_eval_seconds", "Sampling time of the newest evaluation.", newest.seconds)
     mean = GaugeMetricFamily("echo_heldout_mean_at_k", "Share of k samples that solve a problem.", labels=["k"])
-    error = GaugeMetricFamily("echo_heldout_mean_at_k_error", "Its standard error.", labels=["k"])
+    error = GaugeMetricFamily("echo_heldout_mean_at_k_error", "Standard error of mean@k.", labels=["k"])
     passed = GaugeMetricFamily("echo_heldout_pass_at_k", "Problems that one of k samples solves.", labels=["k"])
     if newest.mean_at_k is not None and newest.mean_at_k_error is not None:
         mean.add_metric([str(newest.samples)], newest.mean_at_k)
@@ -239,7 +239,7 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
     yield _gauge("echo_nodes_on_newest_version", "Connected nodes that hold the newest version.", run.nodes_on_newest)
     for newest in run.versions[:1]:
         yield _gauge("echo_version_size_bytes", "Size of the newest version's adapter.", newest.size_bytes)
-        yield _gauge("echo_version_payload_bytes", "Its size as transferred.", newest.record.payload_bytes)
+        yield _gauge("echo_version_payload_bytes", "Transferred size of that version.", newest.record.payload_bytes)
         sources = GaugeMetricFamily(
             "echo_version_fetched_bytes", "Bytes of the newest version fetched, by source.", labels=["source"]
         )
@@ -250,12 +250,12 @@ def _dissemination(run: RunView) -> Iterator[Metric]:
     if run.dissemination is not None:
         told, reached = run.dissemination.num_told, run.dissemination.num_reached
         yield _gauge("echo_version_nodes_told", "Nodes told of the newest version.", told)
-        yield _gauge("echo_version_nodes_reached", "Nodes among these that have it.", reached)
+        yield _gauge("echo_version_nodes_reached", "Nodes told that have that version.", reached)
     for version in (view.record for view in run.versions):
         if version.policy_version == run.newest_complete:
             number = version.policy_version
             yield _gauge("echo_complete_version", "The newest version that all nodes told of it have.", number)
-            yield _seconds("echo_complete_version_dissemination_seconds", "Time until this share had it.", version)
+            yield _seconds("echo_complete_version_dissemination_seconds", "Until this share of nodes had it.", version)
 
 
 def _capacity(capacity: CapacityView) -> Iterator[Metric]:

@@ -197,7 +197,8 @@ class Store:
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
         """Record all evaluations of a version in one transaction, and replace older ones.
 
-        A version counts as evaluated completely or not at all. The tokens that nodes drew for it are deleted.
+        A version counts as evaluated completely or not at all. Payloads of its rollouts are deleted, except copies that
+        `keeping` chooses.
         """
         with open_to_write(self.engine) as connection:
             for evaluation in measured:
