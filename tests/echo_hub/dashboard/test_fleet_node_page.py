@@ -222,7 +222,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
         await expect(page).to_have_url(f"{origin}/fleet/{hostile}")
         records = await desk.log(limit=9, before=None)
         assert [(one.action, one.request["node"]) for one in records[: len(records) - before]] == [("ban", hostile)]
-        assert asked == [asked[0]] * 2 and asked[0].startswith(f"Ban {name}? It is")
+        assert asked == [asked[0]] * 2 and asked[0].startswith(f"Ban {name}? The node is disconnected")
         await page.goto(f"{origin}/fleet/{hostile[:10]}")
         await expect(page.locator("h1")).to_have_text("There is no node of this id")
         await page.get_by_role("link", name="search for ids that begin with it").click()

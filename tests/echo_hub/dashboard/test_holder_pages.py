@@ -80,7 +80,7 @@ async def test_of_an_unknown_node_it_is_said_that_nothing_has_counted(source: An
     async with served(source, store, guard) as stranger:
         for node in ("0123456789", "%3Cscript%3E", "%25", "x" * 300):
             text = await text_of(stranger, f"/nodes/{node}", 404)
-            assert "Nothing of this node" in text and "script>alert" not in text
+            assert "No work of this node" in text and "script>alert" not in text
         assert (await stranger.get("/nodes/0123456789/picture.png")).status == 404
         assert (await stranger.get("/api/v1/leaderboard/nodes/0123456789")).status == 404
 

@@ -164,7 +164,7 @@ async def test_a_run_without_steps_for_long_is_stalled(open_hub: Any, source: An
 
 async def test_a_finished_run_is_over(open_hub: Any, make_source: Any) -> None:
     text = top(await page(await open_hub(make_source(step=60))))
-    assert text.startswith("echo finished ") and "took 4 min 2 s" in text and "Is it fed? It is over" in text
+    assert text.startswith("echo finished ") and "took 4 min 2 s" in text and "Is it fed? The run is over" in text
     assert "running" not in text and "to go" not in text and "No node yet" not in text
 
 
@@ -175,7 +175,7 @@ async def test_how_stale_and_how_long_what_came_in_was(open_hub: Any, make_sourc
         *(("0", "310"), ("1", "1,204"), ("2", "534"))
     ]
     lengths = text[text.index('id="lengths"') :]
-    assert "the axis ends at 8 tokens" in lengths and "</span>no advantage</th>" in lengths
+    assert "The axis ends at 8 tokens" in lengths and "</span>no advantage</th>" in lengths
     empty = await page(await open_hub(make_source(names=())))
     assert "No completion has been received yet." in empty and WorkView().lengths == ()
 

@@ -170,7 +170,7 @@ async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     await expect(page).to_have_url(f"{origin}/fleet/{quarantined[0]}")
     assert await done() == [("pardon", quarantined[0]), ("ban", node_id)]
     assert asked[2:] == [asked[2]] * 2
-    assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? It begins anew")
+    assert asked[2].startswith(f"Pardon {nodes[quarantined[0]]}? The node starts over")
 
     await page.get_by_role("button", name="Log out").click()
     await expect(page).to_have_url(f"{origin}/login")
