@@ -48,7 +48,7 @@ def test_all_fields_come_back_whatever_else_is_in_their_row(store: Store) -> Non
         assert old_receipts.newest_lease(connection) == 3 * LEASES - 1
 
 
-def test_a_check_is_noted_of_what_is_here_alone(store: Store) -> None:
+def test_a_check_is_noted_only_for_stored_receipts(store: Store) -> None:
     with open_to_write(store.engine) as connection:
         assert old_receipts.newest_lease(connection) == 0
         old_receipts.add(connection, [DONE, LOST])

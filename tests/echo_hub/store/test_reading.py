@@ -89,7 +89,7 @@ def test_the_snapshot_holds_every_step_that_is_planned_and_not_trained(store: St
     assert [group.group_id for group in snapshot.groups] == [1, 2] and snapshot.trained_steps == 0
 
 
-def test_the_snapshot_holds_what_the_scorer_failed_on_in_groups_that_are_open(store: Store, records: Any) -> None:
+def test_the_snapshot_holds_scorer_failures_of_open_groups(store: Store, records: Any) -> None:
     store.apply([*records.opened(1, 2), records.leased(2, 1, 0, 1), records.leased(3, 2, 0)], now=1.0)
     store.apply(records.received("2-0", "2-1", "3-0"), now=2.0)
     failed = RolloutsDropped(rollout_ids=("2-1", "3-0"), reason=DropReason.SCORER_FAILED)
@@ -111,14 +111,14 @@ def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
 
 
 def test_more_payloads_than_one_query_may_name_come_back(store: Store, records: Any) -> None:
-    """At most 32,766 parameters a statement in SQLite (250,000 as some build it), 65,535 in PostgreSQL."""
+    """A statement may have at most 32,766 parameters in SQLite (250,000 in some builds), and 65,535 in PostgreSQL."""
     store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
     asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
     assert [stored.rollout_id for stored in store.read(read_payloads, asked)] == ["1-0"]
 
 
 def test_turns_are_found_by_their_groups() -> None:
-    """However much of the run is scored: SQLite has nothing to tell it how many rows a state has."""
+    """The plan must use the index, however much of the run is scored: SQLite has no row counts by state."""
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []
     listen(store.engine, "before_cursor_execute", lambda _c, _k, sql, given, *_: statements.append((sql, given)))

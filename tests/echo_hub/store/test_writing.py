@@ -73,7 +73,7 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
 
 
-def test_what_a_step_was_computed_without_stays_in_its_batch(store: Store, records: Any) -> None:
+def test_a_screened_group_stays_in_its_steps_batch(store: Store, records: Any) -> None:
     store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 0, 1)], now=1.0)
     ids = ("1-0", "1-1", "2-0", "2-1")
     store.apply([*records.received(*ids), *records.scored(*ids), records.planned(1, (0, 1), ids)], now=2.0)
@@ -81,14 +81,16 @@ def test_what_a_step_was_computed_without_stays_in_its_batch(store: Store, recor
     trained = StepTrained(step=1, rollout_ids=(), metrics={}, trained_at=3.0)
     dropped = [RolloutsDropped(rollout_ids=ids, reason=DropReason.SCREENED)]
     store.apply([trained, *dropped, GroupDropped(group_id=0, reason=DropReason.SCREENED)], now=3.0)
-    assert list(map(held_of, store.read(read_batch, 1))) == before, "a learner with an older checkpoint repeats it"
+    assert list(map(held_of, store.read(read_batch, 1))) == before, (
+        "a learner with an older checkpoint repeats the step"
+    )
     assert store.read(read_accounting) == Accounting(leased=4, dropped={"screened": 4})
     assert store.read(read_snapshot).replayable == {1}
     store.prune(1)
     assert store.read(read_payloads, ids) == []
 
 
-def test_each_turn_knows_what_it_was_drawn_with(store: Store, records: Any) -> None:
+def test_each_turn_knows_its_seed_and_index(store: Store, records: Any) -> None:
     lost = RolloutsDropped(rollout_ids=("1-1",), reason=DropReason.SCORER_FAILED)
     store.apply([*records.opened(3), records.leased(1, 3, 0, 1)], now=1.0)
     store.apply([*records.received("1-0", "1-1"), lost], now=2.0)
@@ -96,10 +98,10 @@ def test_each_turn_knows_what_it_was_drawn_with(store: Store, records: Any) -> N
     (group,) = store.read(read_groups, {3: ("1-0", "2-1")})
     first, again = (episode.turns[0] for episode in group.episodes)
     assert (first.seed, first.index) == (group.seed, 0)
-    assert (again.seed, again.index) == (turn_seed(group.seed, 0, 1), 1), "the scorer had failed on it"
+    assert (again.seed, again.index) == (turn_seed(group.seed, 0, 1), 1), "the scorer failed on its first draw"
 
 
-def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, records: Any) -> None:
+def test_spans_are_stored_only_if_they_differ_from_the_lease(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=3)], now=1.0)
     spans = (Span(node_id="a", policy_version=3, num_tokens=2), Span(node_id="b", policy_version=3, num_tokens=1))
     first, second = records.received("4-0", "4-1")
@@ -118,7 +120,7 @@ def held_of(group: Any) -> tuple[int, int, list[tuple[str, bytes, float]]]:
     return group.group_id, group.seed, turns
 
 
-def test_groups_are_read_before_a_step_takes_them(store: Store, records: Any) -> None:
+def test_groups_can_be_read_before_they_are_planned(store: Store, records: Any) -> None:
     leases = [records.leased(lease, group, 0, 1) for lease, group in ((1, 0), (2, 1), (3, 2))]
     store.apply([*records.opened(0, 1, 2), *leases], now=1.0)
     ids = {group: (f"{group + 1}-0", f"{group + 1}-1") for group in range(3)}
@@ -130,7 +132,7 @@ def test_groups_are_read_before_a_step_takes_them(store: Store, records: Any) ->
     store.apply(records.scored(*every), now=2.0)
     store.apply([RolloutsDropped(rollout_ids=("2-1",), reason=DropReason.STALE)], now=3.0)
     ahead = store.read(read_groups, ids)
-    assert [group.group_id for group in ahead] == [0, 2], "what was dropped meanwhile is left out, and its group"
+    assert [group.group_id for group in ahead] == [0, 2], "a rollout dropped meanwhile is left out, with its group"
     assert store.read(read_groups, {}) == []
     store.apply([records.planned(1, (0, 2), (*ids[0], *ids[2]))], now=4.0)
     assert list(map(held_of, store.read(read_batch, 1))) == list(map(held_of, ahead))
@@ -153,7 +155,7 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     assert group.episodes[0].turns[0].spans == spans
 
 
-def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(store: Store, records: Any) -> None:
+def test_reward_components_and_their_step_means_are_stored(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1, 2), *records.received("1-0", "1-1", "1-2")], now=1.0)
     told = [{"score": 1.0, "format": 0.5}, {"score": 0.0}, None]
     scores = [
@@ -169,7 +171,7 @@ def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(sto
     assert step.components == {"score": 0.5, "format": 0.5}
 
 
-def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Store, records: Any) -> None:
+def test_an_episodes_turns_are_read_with_the_texts_between_them(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     answer = ScoreRecorded(rollout_id="1-0", reward=None, observation_ids=np.array([8, 9], np.int32), turn_reward=-0.25)
     store.apply([answer, *records.scored("1-1")], now=2.0)
@@ -198,7 +200,7 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     assert [each.reward for each in group.episodes] == [1.0, 0.0]
     store.apply([StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=5.0)], now=5.0)
     (step,) = store.read(read_steps)
-    assert (step.num_rollouts, step.num_tokens, step.mean_reward) == (3, 7, 0.5), "the reward is a mean over episodes"
+    assert (step.num_rollouts, step.num_tokens, step.mean_reward) == (3, 7, 0.5), "the mean reward is over episodes"
 
 
 @pytest.mark.parametrize("final", ["trained", "dropped"])
@@ -281,7 +283,7 @@ def evaluation(version: int) -> Evaluation:
     )
 
 
-def test_an_evaluations_episodes_are_there_until_its_result_is(store: Store, records: Any) -> None:
+def test_an_evaluations_episodes_are_kept_until_its_result_is_recorded(store: Store, records: Any) -> None:
     greedy, sampled = (EvaluationGroup(policy_version=3, greedy=greedy, number=7) for greedy in (True, False))
     store.apply([*records.opened(0), records.leased(1, greedy.group_id, 0, version=3)], now=5.0)
     store.apply([records.leased(2, sampled.group_id, 0, 1, 2, version=3)], now=6.0)
