@@ -60,10 +60,10 @@ def test_how_much_longer_than_predicted_completions_become() -> None:
     assert lengths.longer == 1.0
     for _ in range(50):
         lengths.seen(1, 100)
-    assert lengths.longer == 1.0, "all are as long as each other"
+    assert lengths.longer == 1.0, "all lengths are equal"
     for turn in range(2_000):
         lengths.seen(1, 50 if turn % 2 else 150)
-    assert lengths.longer == pytest.approx(1.0 + 1.5 * 0.5, abs=0.05), "half off, each of them"
+    assert lengths.longer == pytest.approx(1.0 + 1.5 * 0.5, abs=0.05), "each length is half off"
     for _ in range(3_000):
         lengths.seen(1, 100)
-    assert lengths.longer < 1.1, "what is long past is forgotten"
+    assert lengths.longer < 1.1, "old lengths are forgotten"

@@ -111,7 +111,7 @@ def records() -> type[Records]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store, on SQLite and on PostgreSQL."""
+    """Yield an empty store, on SQLite and on PostgreSQL."""
     is_file = request.param == "sqlite"
     url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("empty_postgresql")
     opened_store = Store.open(url)

@@ -128,7 +128,7 @@ async def test_a_step_that_cannot_be_counted_is_told_of(
 
 @asynccontextmanager
 async def waiting_for_room(small_disk: SmallDisk, records: Any) -> AsyncIterator[AsyncStore]:
-    """A store with a full disk that has counted only a part of a step of twenty rollouts."""
+    """Yield a store with a full disk that has counted only a part of a step of twenty rollouts."""
     waits = threading.Event()
     async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
         store.store.apply(records.large_step(1, num_groups=10), 1.0)

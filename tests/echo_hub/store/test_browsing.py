@@ -166,7 +166,7 @@ MANY = 12_000
 
 @pytest.fixture
 def many(store: Store) -> Store:
-    """Rollouts of which few are dropped, failed a check, or belong to the node "rare"."""
+    """Fill a store: few rollouts are dropped, failed a check, or belong to the node "rare"."""
     rows = [
         {
             "lease_id": number // 2 + 1,
@@ -202,7 +202,7 @@ INDEX_OF = {
 
 
 def test_each_condition_is_looked_up_in_its_index_in_the_order_of_leases(many: Store) -> None:
-    """The table must be so large that the database prefers an index to reading the whole table."""
+    """Use a table so large that the database prefers an index to reading the whole table."""
     for wanted, index in INDEX_OF.items():
         for asked in (wanted, replace(wanted, reward_min=0.5)):
             plan = plan_of(many, asked)

@@ -113,7 +113,7 @@ def test_rows_that_are_changed_are_found_by_their_keys(connection: Connection) -
 
 
 def test_many_keys_are_one_parameter(store: Store) -> None:
-    """The keys may be numbers, strings, or an empty list."""
+    """Pass numbers, strings, and an empty list."""
     told: list[int] = []
     event.listen(store.engine, "before_cursor_execute", lambda *heard: told.append(len(heard[3])))
     ids = [f"{number:064x}" for number in range(300)]

@@ -94,7 +94,7 @@ def test_a_token_is_credited_to_the_node_that_sampled_it(store: Store, records: 
 
 
 def test_an_update_reads_no_history(store: Store, records: Any) -> None:
-    """The last step takes as many statements as the second."""
+    """Compare the number of statements of the last and of the second step."""
     from sqlalchemy import event
 
     counts: list[int] = []

@@ -45,7 +45,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 @pytest.fixture
 def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The migrations of this release, plus one that adds a column."""
+    """Use the migrations of this release, plus one that adds a column."""
     directory = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, directory)
     (directory / "versions" / "0031_next.py").write_text(
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_an_error_not_a_wrong_answer(tmp_path: Path, records: 
 
 @pytest.fixture
 def damaged(tmp_path: Path, records: Any) -> Path:
-    """A database with twenty pages of noise in its middle, as a failing disk leaves it."""
+    """Return a database with twenty pages of noise in its middle, as a failing disk leaves it."""
     path = tmp_path / "echo.db"
     store = Store.open(file_url(path))
     store.apply(records.opened(*range(20_000)), now=1.0)
@@ -296,10 +296,7 @@ def test_a_postgresql_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_reads_in_one_look_see_one_commit(store: Store) -> None:
-    """On SQLite and PostgreSQL.
-
-    Each single read also sees one commit.
-    """
+    """Also check that each single read sees one commit."""
 
     def join(name: str) -> None:
         store.node_seen(node_id=name, public_key=name.encode(), name=name, backend="", device="d", now=7.0)

@@ -38,8 +38,8 @@ def short_directory() -> Iterator[Path]:
 class Line:
     """A proxy between a hub and its PostgreSQL server that breaks the connection at a commit.
 
-    `breaks_at` says when: "before" the commit reaches the server, "after" the server has answered it, or "between",
-    when the server gets the commit but its answer is not awaited.
+    `breaks_at` says when: "before" the commit reaches the server, "after" its answer, or "between", before the answer
+    is read.
     """
 
     def __init__(self, server: Path) -> None:

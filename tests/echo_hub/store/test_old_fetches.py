@@ -122,7 +122,7 @@ def forget_all(store: Store) -> None:
 
 
 def test_late_and_simultaneous_fetches_are_forgotten_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second store continues what the first one began."""
+    """Let a second store continue where the first one stopped."""
     fill(store, nodes=40, forgotten=3)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 7)
     monkeypatch.setattr(old_fetches, "ROWS_A_STATEMENT", 3)
@@ -173,6 +173,6 @@ def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
     forget_all(store)
     remove(store.engine, "before_cursor_execute", explain)
     assert len(looked_at) == 4, "one query each: oldest version, late fetches, end of a part, delete"
-    # Each row is found by the index and again by its place.
+    # PostgreSQL finds each row twice: by the index, then by its place.
     assert max(looked_at.values()) < 3 * old_fetches.ROWS_A_STATEMENT, looked_at
     store.close()

@@ -1,4 +1,4 @@
-"""Retiring old rows: what is removed, what stays readable without them, and what delays their removal."""
+"""Retiring old rows: removal, readable summaries afterwards, and delays."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_an_older_span_does_not_take_the_mark_back(filled: Store) -> None:
 def test_retiring_waits_briefly_for_rows_that_another_writer_holds(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a deadlock the server would end one of the two transactions, perhaps the hub's."""
+    """Deadlocks must not occur: the server would end one of the two transactions, perhaps the hub's."""
     if filled.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
     span, *_ = spans(filled, 2)

@@ -95,7 +95,7 @@ def test_a_reader_neither_blocks_the_writer_nor_sees_half_a_turn(tmp_path: Path,
 
 
 def test_a_second_process_that_writes_never_breaks_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second process fails when it would have to wait longer than its timeout, here 1 ms."""
+    """Let the second process fail when it would have to wait longer than its timeout, here 1 ms."""
     url = f"sqlite:///{tmp_path / 'echo.db'}"
     hub = Store.open(url)
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)

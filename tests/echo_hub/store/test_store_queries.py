@@ -540,8 +540,7 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
 
 
 def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
-    """PostgreSQL would read such small tables whole. With sequential scans off, it does so only without a usable
-    index."""
+    """Turn sequential scans off: PostgreSQL then reads a whole table only without a usable index."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))

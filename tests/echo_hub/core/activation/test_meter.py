@@ -1,4 +1,4 @@
-"""Cost accrues while nodes are active, and the books get it in time."""
+"""Costs accrue while nodes are active, and are recorded in time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_many_nodes_take_turns() -> None:
     for number in range(count):
         meter.begin(str(number), 1.0, 0.0)
     period_s = count / A_SECOND
-    assert meter.due_at == ACCRUE_S, "what was promised to the first holds"
+    assert meter.due_at == ACCRUE_S, "the due time of the first record does not move"
     assert meter.take(ACCRUE_S) is None and meter.due_at == period_s
     records = [meter.take(period_s) for _ in range(count // AT_ONCE + 1)]
     assert all(record is not None and len(record.nodes) <= AT_ONCE for record in records)
