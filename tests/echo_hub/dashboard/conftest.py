@@ -1,4 +1,4 @@
-"""A run whose every figure is set by hand, behind the protocol that the hub implements, and a server to show it."""
+"""A run with scripted figures behind the hub's protocol, and a server for it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def token_classes(*counts: int) -> tuple[TokenClass, ...]:
 
 
 def node_record(node: NodeView) -> NodeRecord:
-    """Of a node in quarantine, with why."""
+    """Return the record of a node; a quarantined one has the decision."""
     evidence = CheckEvidence(
         draws=token_classes(900, 41, 3, 0, 0, 7),
         claims=token_classes(880, 60, 4, 0, 0, 7),
@@ -174,7 +174,7 @@ def node_record(node: NodeView) -> NodeRecord:
 
 
 class ScriptedSource:
-    """`advance` trains one more step; everything else follows from how many there were."""
+    """A scripted run: `advance` trains one more step, and all else follows from the number of steps."""
 
     def __init__(self, *, names: tuple[str, ...] = ("cobalt-heron", "attic-pc"), step: int = 0) -> None:
         self.changes = Changes()
@@ -185,9 +185,9 @@ class ScriptedSource:
         self.problem_kinds: tuple[str, ...] = ()
         self.starting = False
         self.doing: Doing | None = None
-        """None: as follows from the rest."""
+        """State to show; None means that it follows from the rest."""
         self.waited_s = 0.0
-        """After the newest step."""
+        """Seconds waited after the newest step."""
         self.address = ""
         self.install_command = self.windows_install_command = ""
         self.spread: DisseminationView | None = None
@@ -374,7 +374,7 @@ class ScriptedSource:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
     async def standings(self) -> tuple[Standing, ...]:
-        """In the order of ranks."""
+        """Return the standings, by rank."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
@@ -401,7 +401,7 @@ class ScriptedSource:
 
 
 class ScriptedBoard:
-    """The board of a scripted run: it has no teams, and one receipt."""
+    """The board of a scripted run: no teams, and one receipt."""
 
     def __init__(self, source: ScriptedSource) -> None:
         self._source = source
@@ -439,12 +439,12 @@ def make_source() -> type[ScriptedSource]:
 
 @pytest.fixture
 def source() -> ScriptedSource:
-    """In mid-run, with two nodes."""
+    """Return a source in mid-run, with two nodes."""
     return ScriptedSource(step=37)
 
 
 class NothingDone:
-    """The desk of a hub at which nothing was ever done."""
+    """The desk of a hub without any actions."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> Answered:
         raise NoSuchActionError(action)
@@ -461,7 +461,7 @@ class NothingDone:
 
 @pytest.fixture
 async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
-    """The hub's own, over a real coordinator and its books; its nodes have the ids of a source's."""
+    """Return the hub's own desk, over a real coordinator and store; its nodes have the ids of a source's."""
     driven = await drive()
     for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
         named = {"node_id": totals.node_id, "name": totals.name, "public_key": bytes(32)}
@@ -498,14 +498,16 @@ def guard(tmp_path: Path) -> Guard:
 
 @pytest.fixture
 def servers() -> list[TestServer]:
-    """Those that `open_hub` has begun, in order."""
+    """Return the servers that `open_hub` started, in order."""
     return []
 
 
 @pytest.fixture
 async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Open]:
-    """Serves a source on a real port; the session that it returns is bound to that address, and the operator's unless
-    `token` is another."""
+    """Serve a source on a real port, and return a session with its address.
+
+    The session is the operator's unless `token` differs.
+    """
     sessions = []
 
     async def open_(

@@ -1,4 +1,4 @@
-"""What the scripted run of the dashboard's tests shows: its steps and evaluations, its nodes' honesty, its rollouts."""
+"""Views of the dashboard's scripted run: steps, evaluations, trust in nodes, and rollouts."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def evaluation_view(version: int) -> EvaluationView:
 
 
 def fleet_of(nodes: Iterable[NodeView]) -> Fleet:
-    """As the hub has them."""
+    """Return the fleet as the hub keeps it."""
     here, away = dict[str, NodeView](), dict[str, NodeView]()
     for node in nodes:
         (here if node.connected or node.in_flight else away)[node.totals.node_id] = node

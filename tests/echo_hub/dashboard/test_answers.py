@@ -23,7 +23,7 @@ RISING = Trend(now=0.7, before=0.5, steps=12, direction="rising")
         (replace(RISING, direction=""), "Too early to say", "waiting", "Mean reward 0.70 after 37 steps."),
     ],
 )
-async def test_whether_it_learns(source: Any, trend: Trend | None, verdict: str, tone: str, text: str) -> None:
+async def test_the_verdict_on_learning(source: Any, trend: Trend | None, verdict: str, tone: str, text: str) -> None:
     answer = learning(await source.run_view(), trend)
     assert (answer.verdict, answer.tone) == (verdict, tone) and answer.text.startswith(text)
     assert answer.text.endswith("Held-out accuracy 87.7\u202f% ± 2.1\u202f%, the base model's 46.0\u202f%.")
@@ -45,7 +45,7 @@ async def test_a_run_that_is_over_is_told_in_the_past(make_source: Any) -> None:
 @pytest.mark.parametrize(
     ("idle", "verdict"), [(0.0, "Yes"), (FED, "Yes"), (0.3, "Mostly"), (STARVED, "Mostly"), (0.9, "No, it starves")]
 )
-async def test_whether_it_is_fed(source: Any, idle: float, verdict: str) -> None:
+async def test_the_verdict_on_the_supply_of_rollouts(source: Any, idle: float, verdict: str) -> None:
     run = await source.run_view()
     capacity = replace(run.capacity, idle_share=idle, idle_by_reason={"hand_off": idle / 4, "rollouts": 3 * idle / 4})
     answer = fed(replace(run, capacity=capacity), run_now(run, ()))
@@ -53,7 +53,7 @@ async def test_whether_it_is_fed(source: Any, idle: float, verdict: str) -> None
     assert ("mostly waiting for rollouts" in answer.text) == (idle > 0)
 
 
-async def test_who_waits_for_nodes_is_not_fed_whatever_the_last_minutes_were(source: Any) -> None:
+async def test_a_learner_that_waits_for_nodes_lacks_rollouts(source: Any) -> None:
     run = await source.run_view()
     for doing in (Doing.LACKS_NODES, Doing.PAUSED, Doing.DRAINED, Doing.LEARNER_DOWN):
         waiting = replace(run, doing=doing)

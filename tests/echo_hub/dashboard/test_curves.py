@@ -110,7 +110,7 @@ def test_noise_alone_seldom_looks_like_a_trend() -> None:
     assert sum(one is not None and one.direction != "steady" for one in found) <= 0.05 * len(found)
 
 
-async def test_a_viewer_gets_what_it_lacks(open_hub: Any, source: Any) -> None:
+async def test_a_viewer_gets_the_points_that_it_lacks(open_hub: Any, source: Any) -> None:
     hub = await open_hub(source)
     news = await get(hub, "")
     assert news["width"] == 1
@@ -118,7 +118,7 @@ async def test_a_viewer_gets_what_it_lacks(open_hub: Any, source: Any) -> None:
     source.advance(2)
     assert [point["step"] for point in (await get(hub, "?width=1&since=37"))["points"]] == [38, 39]
     assert (await get(hub, "?width=1&since=39"))["points"] == []
-    assert len((await get(hub, "?width=4&since=39"))["points"]) == 39, "those of another width are of no use"
+    assert len((await get(hub, "?width=4&since=39"))["points"]) == 39, "points of another width are useless"
 
 
 async def test_a_long_run_costs_no_more_than_a_short_one(open_hub: Any, source: Any) -> None:
@@ -136,5 +136,5 @@ async def test_a_long_run_costs_no_more_than_a_short_one(open_hub: Any, source: 
 @pytest.mark.parametrize(
     "query", ["?since=-1", "?since=x", "?width=1.5", "?since=" + "9" * 30, "?since=" + "0" * 5_000]
 )
-async def test_a_wrong_question_says_what_is_right(hub: ClientSession, query: str) -> None:
+async def test_a_wrong_query_is_refused_with_the_valid_form(hub: ClientSession, query: str) -> None:
     assert "must be numbers" in (await get(hub, query, 400))["error"]

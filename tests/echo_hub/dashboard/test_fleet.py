@@ -127,12 +127,12 @@ def test_an_address_asks_and_is_asked_with() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"state": "<b>"}, {"standing": "good"}, {"after": "x"}, {"after": "-1"}])
-def test_what_cannot_be_is_said(wrong: dict[str, str]) -> None:
+def test_an_impossible_query_is_refused_with_the_reason(wrong: dict[str, str]) -> None:
     with pytest.raises(WrongFleetQueryError, match=next(iter(wrong))):
         fleet_query(wrong)
 
 
-def test_pages_link_to_each_other_and_keep_what_is_asked_for() -> None:
+def test_pages_link_to_each_other_and_keep_the_query() -> None:
     wanted = FleetQuery(search="a&b", sort="name", limit=2)
     nodes = FLEET[:2]
     assert page_links(wanted, find_nodes(nodes, replace(wanted, search=""))) == ("", "")

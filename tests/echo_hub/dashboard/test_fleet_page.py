@@ -21,7 +21,7 @@ def names_in(text: str) -> list[str]:
 
 
 def with_first(source: Any, **changed: Any) -> None:
-    """As if the first node were otherwise."""
+    """Change these fields of the first node."""
     nodes = source.nodes
 
     async def changed_nodes() -> Any:
@@ -42,7 +42,7 @@ async def test_nodes_sort_by_address(open_hub: Any, make_source: Any) -> None:
     assert 'aria-sort="descending"><a href="?sort=-speed#table"' in await page(hub), "the fastest first"
 
 
-async def test_a_row_has_what_the_node_is_and_does(hub: ClientSession, source: Any) -> None:
+async def test_a_row_shows_a_nodes_kind_and_state(hub: ClientSession, source: Any) -> None:
     text = await page(hub)
     first, second = (node.totals.node_id for node in await source.nodes())
     rows = dict(re.findall(r'<tr id="node-(\w+)".*?(<th.*?)</tr>', text, re.DOTALL))
@@ -56,14 +56,14 @@ async def test_a_row_has_what_the_node_is_and_does(hub: ClientSession, source: A
     assert '<a class="standing proven" href="/fleet?standing=proven">1 proven</a>' in text
 
 
-async def test_who_is_banned_is_shown_as_such(open_hub: Any, source: Any) -> None:
+async def test_a_banned_node_is_shown_as_banned(open_hub: Any, source: Any) -> None:
     with_first(source, connected=False, banned_at=1.0)
     text = await page(await open_hub(source))
     assert '<span class="activity banned">banned</span>' in text
     assert 'href="/fleet?state=banned">1 banned</a>' in text
 
 
-async def test_whose_invite_a_node_came_by_is_the_operators_to_see(open_hub: Any, source: Any) -> None:
+async def test_only_the_operator_sees_a_nodes_invite(open_hub: Any, source: Any) -> None:
     with_first(source, invite="Ada <b>")
     hub = await open_hub(source)
     assert (await page(hub)).count("by the invite for <bdi>Ada &lt;b&gt;</bdi>") == 1
@@ -98,7 +98,7 @@ async def test_filters_are_kept_by_headings_pages_and_the_form(open_hub: Any, ma
     assert "No node is like that." in none and "<i>" not in none and "&lt;i&gt;" in none
 
 
-async def test_what_cannot_be_asked_for_is_refused(hub: ClientSession) -> None:
+async def test_an_invalid_query_is_refused(hub: ClientSession) -> None:
     text = await page(hub, "/fleet?state=<script>", 400)
     assert "state must be one of" in text and "<script>&#39;" not in text and "&lt;script&gt;" in text
 

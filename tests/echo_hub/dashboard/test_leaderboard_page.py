@@ -25,7 +25,7 @@ async def test_an_empty_board_invites(open_hub: Any, make_source: Any) -> None:
     assert "echo-node join" in text
 
 
-async def test_who_installs_from_the_hub_is_told_whose_program_that_is(open_hub: Any, make_source: Any) -> None:
+async def test_the_install_command_says_whose_program_it_is(open_hub: Any, make_source: Any) -> None:
     source = make_source()
     assert "curl" not in await page(await open_hub(source))
     source.install_command = "curl -fsSL http://hub/install.sh | sh -s -- --join http://hub"
@@ -75,7 +75,7 @@ async def test_without_teams_the_board_of_teams_says_how_to_make_one(hub: Client
     assert "echo-node team create NAME" in await page(hub, "/teams")
 
 
-async def test_the_board_has_what_those_need_who_show_its_address(hub: ClientSession) -> None:
+async def test_the_board_has_the_tags_for_link_previews(hub: ClientSession) -> None:
     text = await page(hub)
     assert '<meta property="og:title" content="Who teaches echo">' in text
 

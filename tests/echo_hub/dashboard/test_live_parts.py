@@ -25,7 +25,7 @@ def page(
     return PAGE.format(title=title, state=state, now=now, rows=shown)
 
 
-def test_a_page_is_taken_apart_as_its_template_marks_it() -> None:
+def test_a_page_is_split_at_its_templates_marks() -> None:
     found = rendering(page(title="a &amp; b"))
     assert found.title == "a & b"
     assert found.parts == {
@@ -38,7 +38,7 @@ def test_a_page_is_taken_apart_as_its_template_marks_it() -> None:
     }
 
 
-def test_who_shows_nothing_is_told_everything_and_who_shows_the_same_nothing() -> None:
+def test_an_empty_viewer_gets_everything_and_a_current_one_nothing() -> None:
     found = rendering(page())
     assert difference({}, found) == {
         "title": "3/60",
@@ -88,7 +88,7 @@ def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) ->
 
 
 def test_no_template_has_a_bracket_within_a_tag() -> None:
-    """But in what Jinja takes away: so a tag ends where it seems to."""
+    """Check that a tag ends where it seems to, outside the parts that Jinja removes."""
     for path in sorted((Path(live_parts.__file__).parent / "templates").glob("*.html")):
         text = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "x", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert not re.search(r'<\w[^<>]*="[^"<>]*[<>]', text), path.name

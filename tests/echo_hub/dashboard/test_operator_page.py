@@ -43,7 +43,7 @@ async def test_without_a_node_the_page_says_how_one_joins(open_hub: Any, make_so
     assert "Nothing is leased yet" in text
 
 
-async def test_what_is_broken_is_said_first(open_hub: Any, source: Any) -> None:
+async def test_faults_are_shown_first(open_hub: Any, source: Any) -> None:
     source.problems = ("The learner <b>is</b> down.",)
     text = await page(await open_hub(source))
     assert "Needs attention" in text
@@ -80,7 +80,7 @@ async def test_whether_the_learner_is_kept_busy(
     assert "The learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128." in text
     for words in ("waiting for rollouts", "hand-off to the learner", "evaluation", "start of the run"):
         assert f"</span>{words}</th>" in text
-    assert "learner down</th>" not in text, "it was not"
+    assert "learner down</th>" not in text, "the learner was not down"
     assert 'To add like <bdi>llama_cpp · cobalt-heron</bdi></th><td class="number">3</td>' in text
     assert "37.2 are missing" in text
     assert "Known after the first step" in await page(await open_hub(make_source(step=0)))
@@ -131,7 +131,7 @@ async def test_ticks_lie_where_their_version_does(source: Any) -> None:
 
 
 def top(text: str) -> str:
-    """The first screen's words, without tags."""
+    """Return the words of the first screen, without tags."""
     part = text[text.index('<section class="top"') : text.index('<nav class="planes"')]
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", part).split()))
 
@@ -168,7 +168,7 @@ async def test_a_finished_run_is_over(open_hub: Any, make_source: Any) -> None:
     assert "running" not in text and "to go" not in text and "No node yet" not in text
 
 
-async def test_how_stale_and_how_long_what_came_in_was(open_hub: Any, make_source: Any) -> None:
+async def test_staleness_and_lengths_of_received_rollouts_are_shown(open_hub: Any, make_source: Any) -> None:
     text = await page(await open_hub(make_source(step=37)))
     ages = text[text.index('id="ages"') :]
     assert re.findall(r'<th scope="row" class="number">(\d)</th><td class="number">([\d,]+)</td>', ages)[:3] == [

@@ -17,7 +17,7 @@ async def made() -> Picture:
     return PICTURE
 
 
-async def test_however_many_ask_it_is_drawn_once_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_picture_is_drawn_once_for_all_until_it_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures, loop = Pictures(), asyncio.get_running_loop()
     request = make_mocked_request("GET", "/")
     answers = await asyncio.gather(*(pictures.serve(request, "a", made) for _ in range(10)))

@@ -1,4 +1,4 @@
-"""The web seed, asked by a plain HTTP client and by a node that no peer can serve."""
+"""The web seed, used by a plain HTTP client and by a node that no peer can serve."""
 
 import aiohttp
 import pytest
@@ -29,7 +29,7 @@ async def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, by
 
 
 def seed_url(hub, node_number: int = MEMBER) -> str:
-    """Where this node is told to look; ends in a slash."""
+    """Return the web seed's address for this node, ending in a slash."""
     return hub.url + hub.offer(1, node_number=node_number).web_seed_path
 
 
@@ -73,7 +73,7 @@ async def test_serves_whole_files_and_ranges(hub, published) -> None:
 )
 async def test_serves_nothing_else(hub, published, path: str) -> None:
     status, body, _ = await get(seed_url(hub) + path.format(name=published.manifest.name))
-    assert status in (403, 404)  # A path that climbs out has another passkey's place.
+    assert status in (403, 404)  # A path that climbs out has an invalid passkey.
     assert b"PRIVATE KEY" not in body and b"keys" not in body
 
 
@@ -86,7 +86,7 @@ async def test_only_members_are_served(hub, published) -> None:
     assert (await get(f"{hub.url}/artefacts/{file}"))[0] in (403, 404)
 
 
-async def test_a_banned_node_is_refused_until_it_is_let_in_again(hub, published) -> None:
+async def test_a_banned_node_is_refused_until_it_is_unbanned(hub, published) -> None:
     url = f"{seed_url(hub, BANNED)}{published.directory.name}/payload.sealed"
     status, body, _ = await get(url)
     assert (status, b"banned" in body) == (403, True)

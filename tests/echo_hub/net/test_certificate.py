@@ -34,7 +34,7 @@ def trusting(files: Files) -> ssl.SSLContext:
 
 
 async def shown(port: int, files: Files) -> Any:
-    """The name in the certificate that a new connection sees."""
+    """Return the name in the certificate that a new connection gets."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(files))
     subject = dict(pair for part in writer.get_extra_info("peercert")["subject"] for pair in part)
     writer.close()
@@ -43,12 +43,12 @@ async def shown(port: int, files: Files) -> Any:
 
 
 def take(files: Files, over: Files) -> None:
-    """As a renewal does: first one file, then the other."""
+    """Replace the files like a renewal: first one, then the other."""
     over.certificate.replace(files.certificate)
     over.key.replace(files.key)
 
 
-async def test_a_renewed_certificate_is_for_new_connections_and_drops_nobody(authority: Authority) -> None:
+async def test_a_renewed_certificate_serves_new_connections_and_drops_none(authority: Authority) -> None:
     files = authority.server("first")
     serving = Server(ServerConfig(port=0, tls_certificate=str(files.certificate), tls_key=str(files.key)))
     certificate = Certificate(files.certificate, files.key)

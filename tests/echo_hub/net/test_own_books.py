@@ -1,4 +1,4 @@
-"""What nodes ask of the hub's books, over real sockets."""
+"""Requests of nodes for their own records, over real sockets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))
 
 
 class Asked:
-    """The hub's books, and how they are asked."""
+    """The hub's records, and requests to them."""
 
     def __init__(self) -> None:
         self.me = Identity.generate()
@@ -68,7 +68,7 @@ class Asked:
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
     ) -> tuple[int, bytes]:
-        """Status and body of the second request, which carries the proof."""
+        """Return status and body of the second request, which carries the proof."""
         session = NodeSession(me=me, pinned_hub_key=self.me.public_key, software_version="1", nonce=bytes(32))
         hello = session.hello()
         status, headers, _ = await self.once(path, b"", Credentials(hello=hello))
@@ -109,7 +109,7 @@ async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
     await server.close()
 
 
-async def test_a_node_hears_of_its_own_rollouts(hub: Asked) -> None:
+async def test_a_node_reads_its_own_rollouts(hub: Asked) -> None:
     me = Identity.generate()
     status, said = await hub.answer(BOOKS_RECEIPTS, WANTED, me=me)
     answer = decode_from_hub(said)
@@ -141,7 +141,7 @@ async def test_a_certificate_is_the_asking_node_s(hub: Asked) -> None:
 
 
 @pytest.mark.parametrize("path", [BOOKS_RECEIPTS, BOOKS_CERTIFICATE])
-async def test_nobody_hears_anything_who_has_not_proven_who_it_is(hub: Asked, path: str) -> None:
+async def test_a_request_without_proof_gets_nothing(hub: Asked, path: str) -> None:
     assert (await hub.once(path, WANTED, None))[0] == 426
     forged = Credentials(hello=b"x", nonce=bytes(32), proof=b"y")
     assert (await hub.once(path, WANTED, forged))[0] == 400
@@ -152,7 +152,7 @@ async def test_nobody_hears_anything_who_has_not_proven_who_it_is(hub: Asked, pa
 
 
 @pytest.mark.parametrize("hub", [{"join": "invite", "invite_tokens": ("the-token-of-all",)}], indirect=True)
-async def test_where_only_the_invited_join_only_they_may_ask(hub: Asked) -> None:
+async def test_if_joining_needs_an_invite_so_do_requests(hub: Asked) -> None:
     status, refused = await hub.refused(BOOKS_RECEIPTS, WANTED, me=Identity.generate())
     assert (status, refused.code) == (403, RefusalCode.BAD_TOKEN)
     assert (await hub.answer(BOOKS_RECEIPTS, WANTED, me=Identity.generate(), token="the-token-of-all"))[0] == 200
@@ -169,7 +169,7 @@ async def test_where_only_the_invited_join_only_they_may_ask(hub: Asked) -> None
         (bytes(own_books.BODY_BYTES + 1), "too many receipts"),
     ],
 )
-async def test_what_is_no_question_is_refused(hub: Asked, body: bytes, got: str) -> None:
+async def test_malformed_requests_are_refused(hub: Asked, body: bytes, got: str) -> None:
     status, refused = await hub.refused(BOOKS_RECEIPTS, body, me=Identity.generate())
     assert status == 400 and got in refused.what and hub.asked == []
 

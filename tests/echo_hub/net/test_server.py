@@ -86,7 +86,7 @@ async def test_a_system_that_allows_fewer_connections_is_told_of(
     assert "9900 connections" in caplog.text and "ulimit -n" in caplog.text
 
 
-async def test_what_is_no_http_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_request_that_is_not_http_is_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "aiohttp.server")
     serving = server(port=0)
     await serving.open(ROUTES)

@@ -61,6 +61,6 @@ def test_standings_are_restored_after_a_restart(books: Standings) -> None:
     assert books.get("a") is not None
 
 
-def test_a_nodes_kin_is_its_last_origin(books: Standings) -> None:
+def test_a_nodes_kin_comes_from_its_last_connection(books: Standings) -> None:
     books.connected("a", ("1.2.3.0/24", "invite 1"))
     assert books.connected("a", ("5.6.7.0/24", "")).kin == {"5.6.7.0/24"}
