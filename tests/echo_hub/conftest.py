@@ -1,4 +1,4 @@
-"""A real coordinator on a real store, carried by a real driver; what the hub's other parts would do is done at once."""
+"""A real coordinator on a real store with a real driver; actions of the hub's other parts succeed at once."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
     TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "surprise": 1.25}),
     PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
 }
-"""What the hub's other parts answer to an action when all goes well."""
+"""Answers of the hub's other parts to an action when all goes well."""
 
 
 class Driven:
-    """Groups of two, two groups a step. `answered` names the actions that are answered by themselves."""
+    """A coordinator with groups of two and two groups a step; `answered` lists the actions answered automatically."""
 
     def __init__(self, directory: RunDirectory, **settings: Any) -> None:
         self.store = Store.open(directory.database_url)
@@ -62,7 +62,7 @@ class Driven:
         self.actions: list[Action] = []
         self.answered: set[type] = {PrepareGroup, ScoreRollout}
         self.look: Callable[[Action], None] = lambda action: None
-        """Called with each action when the driver hands it on."""
+        """Called with each action that the driver carries out."""
         self.async_store = AsyncStore(self.store)
         self.driver = Driver(
             coordinator=Coordinator(chosen, self.store.read(read_snapshot)),
@@ -80,17 +80,17 @@ class Driven:
         self._changes.notify()
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """The actions of one kind, so far."""
+        """Return the actions of one kind so far."""
         return [action for action in self.actions if isinstance(action, kind)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Waits for the action after which `condition` holds."""
+        """Wait for the action after which `condition` holds."""
         async with asyncio.timeout(60):
             while not condition():
                 await self._changes.wait(self._changes.number)
 
     async def answer(self) -> None:
-        """Reports the answers, for ever."""
+        """Report the answers, forever."""
         while True:
             await self.driver.report(await self._answers.get())
 
@@ -105,7 +105,7 @@ class Driven:
     async def work(
         self, done: Callable[[], bool], deliver: Callable[[SendLease], Awaitable[None]] | None = None
     ) -> None:
-        """Delivers every lease that is sent, until `done`."""
+        """Deliver every sent lease, until `done`."""
         delivered = 0
 
         def news() -> bool:
@@ -138,7 +138,10 @@ class Driven:
 
 @pytest.fixture
 async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]]]:
-    """Makes a Driven in the test's run directory; with `running` its driver runs. Keyword arguments are settings."""
+    """Yield a function that makes a Driven in the test's run directory.
+
+    With `running` its driver runs; keyword arguments are settings.
+    """
     async with AsyncExitStack() as stack:
 
         async def make(*, running: bool = True, **settings: Any) -> Driven:
@@ -156,14 +159,14 @@ async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[FakeEndpoint]:
-    """An LLM judge on loopback."""
+    """Yield an LLM judge on loopback."""
     async with served() as judge:
         yield judge
 
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[PostgreSQL]:
-    """A private server; skips where none is installed. Whoever stops it starts it again."""
+    """Yield a private server, or skip if none is installed. A test that stops it must start it again."""
     if why := lacking():
         pytest.skip(why)
     with postgresql() as server:
@@ -177,7 +180,7 @@ def postgresql_url(postgresql_server: PostgreSQL) -> str:
 
 @pytest.fixture
 def empty_postgresql(postgresql_url: str) -> str:
-    """The private server's database, with nothing in it."""
+    """Return the URL of the private server's empty database."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))

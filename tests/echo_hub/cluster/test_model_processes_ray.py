@@ -1,4 +1,5 @@
-"""Verifier and evaluator in a Ray cluster of two real raylets: what those beside the hub say, whatever is killed."""
+"""Verifier and evaluator in a Ray cluster of two real raylets: their results equal those of local processes, whatever
+is killed."""
 
 from __future__ import annotations
 
@@ -63,22 +64,22 @@ async def checked(checker: Verifier, told: Told, rollouts: Sequence[DrawnRollout
 
 
 def driver() -> psutil.Process:
-    """The only one."""
+    """Return the only driver process."""
     (found,) = [child for child in psutil.Process().children() if "echo_hub.cluster.driver" in child.cmdline()]
     return found
 
 
 def plain(spans: tuple[NodeEvidence, ...] | str) -> object:
-    """Whatever company a rollout was computed in."""
+    """Drop the parts of evidence that depend on the rollout's batch."""
     if isinstance(spans, str):
         return spans
     return [(node_id, shown.draws, shown.claims, shown.num_tokens) for node_id, shown in spans]
 
 
-async def test_the_verifier_says_what_one_beside_the_hub_says(
+async def test_a_verifier_in_a_cluster_equals_a_local_one(
     versions: Versions, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Of four versions, and it has the adapter of one beside those that it is asked about."""
+    """Check rollouts of four versions, while the verifier holds one more adapter."""
     drawn = {version: versions.drawn(version, *range(8 * version, 8 * version + 8)) for version in range(VERSIONS + 1)}
     drawn[2] = [replace(one, completion_ids=np.flip(one.completion_ids)) for one in drawn[2]]
     everything = [one for of_version in drawn.values() for one in of_version]
@@ -99,7 +100,7 @@ async def test_the_verifier_says_what_one_beside_the_hub_says(
     await until(lambda: not cluster.actors())
 
 
-async def test_evaluations_are_drawn_as_beside_the_hub_and_the_driver_is_one_for_all(
+async def test_evaluations_in_a_cluster_equal_local_ones_and_share_a_driver(
     versions: Versions, cluster: RayCluster, tmp_path: Path
 ) -> None:
     async def drawn(evaluator: Evaluator, version: int, *, greedy: bool = False) -> dict[tuple[int, int], object]:

@@ -1,4 +1,4 @@
-"""Old steps into files and out of the books, as an operator does it, also killed in the middle."""
+"""Archiving old steps into files and removing them from the store, also after a kill in the middle."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def did(*arguments: str | Path) -> dict[str, Any]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    """Eight steps of a group of two, of each one more rollout that was dropped; six are pruned."""
+    """Make a run of eight steps of a group of two, each with one dropped rollout; six steps are pruned."""
     directory = RunDirectory(tmp_path / "run")
     url = "" if request.param == "sqlite" else request.getfixturevalue("empty_postgresql")
     make_run(directory, load_config(None, {"store": {"url": url}}))
@@ -85,7 +85,7 @@ def store_of(run: RunDirectory) -> Store:
 
 
 def books_of(run: RunDirectory) -> list[Any]:
-    """The rollouts in the books, oldest first."""
+    """Return the stored rollouts, oldest first."""
     store = store_of(run)
     found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
     store.close()
@@ -107,8 +107,8 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
         ("steps-000003-000004.parquet", 6, 0),
         ("steps-000005-000005.parquet", 3, 0),
     ]
-    assert books_of(run) == before, "nothing was to be deleted"
-    assert did(run.root, folder, "--before-step", "6")["files"] == [], "it is all there"
+    assert books_of(run) == before, "nothing was requested to be deleted"
+    assert did(run.root, folder, "--before-step", "6")["files"] == [], "all steps are archived already"
     rows = archived(folder)
     there = [one for one in before if one.step <= 5]
     assert [row["rollout_id"] for row in rows] == [one.rollout_id for one in there]
@@ -147,13 +147,13 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
     [("sync", 1), ("sync", 2), ("retire", 2)],
     ids=["before a file has its name", "before its rows go", "among its rows"],
 )
-def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, what: str, count: int) -> None:
+def test_after_kill_9_the_next_archive_continues(run: RunDirectory, tmp_path: Path, what: str, count: int) -> None:
     folder, before = tmp_path / "archive", books_of(run)
     command = [sys.executable, "-c", DRIVER, what, str(count), "archive", str(run.root), str(folder), "--delete"]
     ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     there = {row["rollout_id"] for row in archived(folder)} | {one.rollout_id for one in books_of(run)}
-    assert there == {one.rollout_id for one in before}, "what is out of the books is in a file"
+    assert there == {one.rollout_id for one in before}, "each rollout that left the store is in a file"
     did(run.root, folder, "--delete")
     assert [row["rollout_id"] for row in archived(folder)] == [one.rollout_id for one in before if one.step <= PRUNED]
     assert [one.step for one in books_of(run)] == [7] * 3 + [8] * 3
@@ -167,7 +167,7 @@ def test_after_kill_9_the_next_one_goes_on(run: RunDirectory, tmp_path: Path, wh
     assert [one.state for one in receipts] == ["trained", "dropped", "trained"]
 
 
-def test_what_was_dropped_before_is_said_to_be_in_no_file(run: RunDirectory, tmp_path: Path) -> None:
+def test_rollouts_dropped_before_are_reported_as_not_archived(run: RunDirectory, tmp_path: Path) -> None:
     said("archive", run.root, tmp_path / "first", "--before-step", "3", "--delete")
     assert "Steps 1 to 2 had left the books before" in said("archive", run.root, tmp_path / "other")
     assert did(run.root, tmp_path / "other")["missing_steps"] == [[1, 2]]
@@ -215,7 +215,7 @@ def test_files_of_another_run_or_history_are_never_mixed_with_these(run: RunDire
         said("archive", run.root, folder)
 
 
-def test_a_file_that_is_missing_while_its_rows_are_in_the_books_stops_it(
+def test_a_missing_file_of_stored_rows_stops_the_archive(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ROWS_A_FILE", 4)

@@ -1,4 +1,4 @@
-"""The command, on the stores of two runs."""
+"""The compare command on the stores of two runs."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_single_curves_are_chosen_by_their_keys(runs: tuple[Path, Path]) -> None
     assert "mean_reward" in str(caught.value)
 
 
-def test_a_run_beside_itself_has_the_same_settings(runs: tuple[Path, Path]) -> None:
+def test_a_run_compared_with_itself_has_equal_settings(runs: tuple[Path, Path]) -> None:
     assert said(runs[0], runs[0]).startswith("All settings are the same.")
 
 
-def test_what_cannot_be_compared_is_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing to compare"):
         said(runs[0])
     with pytest.raises(ConfigError, match="not a run directory"):

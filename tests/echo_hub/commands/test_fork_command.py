@@ -11,7 +11,7 @@ from tests.echo_hub.lifecycle.test_forking import parent
 __all__ = ["parent"]
 
 
-def test_it_says_what_was_made_and_what_comes_next(parent: RunDirectory, tmp_path: Path) -> None:
+def test_fork_prints_what_it_made_and_the_next_command(parent: RunDirectory, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["fork", str(parent.root), str(tmp_path / "a"), "--set", "training.steps=50"])
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())

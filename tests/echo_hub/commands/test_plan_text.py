@@ -32,7 +32,7 @@ def test_all_that_a_plan_says() -> None:
     assert len(set(map(len, lines[4:7]))) == 1
     assert "  the cheapest to add     1 x fast, 0.50 an hour" in lines
     assert "  training.max_staleness  - (no value is enough)" in lines
-    assert "  nodes as they are       6, now 4" in lines, "of three quick ones and a slow one"
+    assert "  nodes as they are       6, now 4" in lines, "three nodes are quick and one is slow"
     assert lines[-1].startswith("The learner waits 25% of the time")
 
 

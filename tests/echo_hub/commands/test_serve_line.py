@@ -37,7 +37,7 @@ FINISHED = replace(VIEW, health=Health(state=HubState.FINISHED), trained_step=1_
 
 
 class Run:
-    """What is read, look by look; the last again and again. `read` ends the wait when all was shown."""
+    """Scripted reads of the run, look by look; the last one repeats. `read` ends the wait when all were shown."""
 
     def __init__(self, *views: RunView | Exception) -> None:
         self.views = list(views)
@@ -94,7 +94,7 @@ async def test_a_terminal_has_one_line_and_the_end_once(monkeypatch: pytest.Monk
     assert "ready · step 17 of 1,200" in text and text.count("The run is finished: 1200 steps") == 1
 
 
-async def test_who_reads_it_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_output_may_be_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

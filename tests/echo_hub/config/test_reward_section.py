@@ -27,7 +27,7 @@ LLM = {"kind": "llm", "url": "http://localhost:8000/v1", "model": "m"}
         ({"judges": {"a b": LLM}}, "match pattern"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_mend(settings: dict[str, Any], why: str) -> None:
+def test_inconsistent_settings_are_refused_with_a_fix(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         RewardConfig.model_validate(settings)
 

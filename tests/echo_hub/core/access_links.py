@@ -1,6 +1,6 @@
 """Simulate broadcasts to nodes and a hub behind access links, in virtual time.
 
-Each host has an uplink and a downlink with its own rate and delay; the core network is free. An uplink serves its
+Each host has its own uplink and downlink, with a rate and a delay; the core network is free. An uplink serves its
 connections in turn, one packet each (TCP's fair share): the hub's serves all of them, a node's `SENDING_AT_ONCE`,
 starting with the pieces that most nodes wait for. A downlink is a queue. Buffers are unlimited, so nothing is lost and
 delays grow instead. Hosts compute in no time. `Have` costs only its delay.
@@ -108,7 +108,7 @@ class Network:
         return self.took_s(number for number in range(1, len(self.hosts)) if number not in self.dead)
 
     def took_s(self, numbers: Iterable[int]) -> float:
-        """Return the seconds until these hosts have all pieces that they ever received."""
+        """Return the seconds until these hosts have received their last piece."""
         return max((when - self.began for number in numbers for when in self.got[number].values()), default=0.0)
 
     def _join(self, number: int) -> None:

@@ -486,7 +486,7 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """Announce a computed step only after it is written, with the time of the computation."""
+    """Announce a computed step only after its write, with the computation's time."""
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
     computed_at = b.now

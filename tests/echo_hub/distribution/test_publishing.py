@@ -35,7 +35,7 @@ from tests.small_disk import SmallDisk
 
 
 class Nobody:
-    """No node is connected."""
+    """A fleet without any node."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
         return False
@@ -47,7 +47,7 @@ class Nobody:
 
 
 class Run:
-    """A run's real publisher and distributor, and what its coordinator is told."""
+    """A run's real publisher and distributor, and the events for its coordinator."""
 
     def __init__(self, directory: RunDirectory, swarm: Swarm) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Run:
     async def _record(self, news: Sequence[Release | Arrival]) -> None: ...
 
     def export(self, version: int, value: float | None = None) -> None:
-        """What the learner leaves."""
+        """Write the learner's files of a version."""
         directory = self.directory.adapter(version)
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))
@@ -102,9 +102,7 @@ async def test_versions_go_out_in_order_and_the_coordinator_hears_of_each(run: R
     await asyncio.wait([working])
 
 
-async def test_a_version_that_is_not_finite_is_not_published_and_the_next_one_is(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_version_with_nonfinite_weights_is_skipped(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
     for version, value in ((1, 1.0), (2, float("nan")), (3, float("-inf")), (4, 4.0), (5, 5.0)):
         run.export(version, value)
@@ -147,7 +145,7 @@ async def test_a_version_that_a_full_disk_does_not_take_goes_out_once_there_is_r
     await swarm.close()
 
 
-async def test_after_a_restart_the_newest_version_is_there_at_once_and_who_is_banned_stays_out(run: Run) -> None:
+async def test_after_a_restart_the_newest_version_is_served_and_bans_hold(run: Run) -> None:
     run.export(3)
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=3, banned={"bad"})
     assert run.distributor.has(0) and run.distributor.has(3) and not run.distributor.has(2)
@@ -156,7 +154,7 @@ async def test_after_a_restart_the_newest_version_is_there_at_once_and_who_is_ba
     run.distributor.admit("good")
 
 
-async def test_an_evaluation_can_have_an_older_version_and_the_base_as_it_is(run: Run) -> None:
+async def test_evaluations_can_use_an_older_version_and_the_base(run: Run) -> None:
     run.export(1)
     await run.publishing.reopen(resolve_base("builtin:tiny"), base_source=None, published_version=0, banned=())
     await run.publishing.keep_for_evaluation(0)
@@ -179,4 +177,6 @@ def test_a_version_is_exported_to_be_published_or_evaluated(
     assert [step for step, path in paths.items() if path is not None] == exported
     assert all(path == directory.adapter(step) for step, path in paths.items() if path is not None)
     asked_for = replace(settings, publish_changes=((1, 4),))
-    assert export_path(config, directory, asked_for, 1) == directory.adapter(1), "an operator wanted it published"
+    assert export_path(config, directory, asked_for, 1) == directory.adapter(1), (
+        "an operator's change made it due for publication"
+    )

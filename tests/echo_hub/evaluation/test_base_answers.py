@@ -1,4 +1,7 @@
-"""Who draws is a function here; problems, prompts and scoring processes are real. The command's test draws too."""
+"""Trials of a base model with scripted completions; problems, prompts and scoring processes are real.
+
+The command's own test samples from a model.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[str]) -> BaseAnswers:
-    """What is found where the base answers these texts; one that ends in `…` was cut off."""
+    """Return the findings if the base answers these texts; a text ending in `…` is truncated."""
     config = HubConfig.model_validate(settings)
     codec = PromptCodec.of_run(config, BASE)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
@@ -89,7 +92,9 @@ async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[s
 async def test_every_figure_by_hand(strict: dict[str, Any], tmp_path: Path) -> None:
     found = await answered(strict, tmp_path, ["5", "4", "4", "4"], ["5", "5", "9", "5"])
     assert (found.num_scored, found.num_solved, found.num_mixed) == (7, 4, 1)
-    assert found.solved_rate == pytest.approx((0.25 + 1.0) / 2), "by problem; what has no reward is in no rate"
+    assert found.solved_rate == pytest.approx((0.25 + 1.0) / 2), (
+        "a mean by problem; rollouts without a reward are left out"
+    )
     assert found.solved_error == pytest.approx(0.375), "half the difference of the two"
     assert found.mean_reward == pytest.approx(4 / 7)
     assert [problem.is_mixed for problem in found.problems] == [True, False]

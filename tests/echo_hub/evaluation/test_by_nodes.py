@@ -104,26 +104,26 @@ class World:
         return self.episodes
 
     def num_received(self) -> int:
-        """Rollouts come in until the tenth look."""
+        """Return the number of received rollouts, which grows until the tenth look."""
         self.looks += 1
         if self.looks == 20:
             self.over = True
         return min(self.looks, 10)
 
 
-async def test_it_is_published_first_and_measured_once_it_is_done() -> None:
+async def test_a_version_is_published_first_and_measured_when_done() -> None:
     world = World(finishes=True)
     measured = await world.evaluations.measure(6, patience_s=0.0)
     assert measured is not None and [one.policy_version for one in measured] == [6, 6]
     assert world.said == [6, EvaluationWanted(policy_version=6)]
-    world.evaluations.done(6)  # Nobody waits for it any more.
+    world.evaluations.done(6)  # The evaluation is no longer awaited.
 
 
 @pytest.mark.parametrize("stored", [None, 1e30, -1.0])
-async def test_an_evaluation_of_which_nothing_is_scored_is_left_to_the_hub_and_its_scorer_of_today(
+async def test_an_evaluation_without_scores_is_left_to_the_hub(
     stored: float | None,
 ) -> None:
-    """Its rollouts are final, so after a restart they are all that there is of it."""
+    """Rollouts of the evaluation are final: after a restart no more arrive."""
     world = World(finishes=True)
     world.episodes = [episode(0, stored, greedy=True), episode(1, stored, greedy=True)]
     assert await world.evaluations.measure(6, patience_s=0.0) is None
@@ -141,11 +141,11 @@ async def test_a_finished_run_waits_for_no_node_that_does_nothing(
     world = World(finishes=False, alone=alone, over=over)
     assert await world.evaluations.measure(6, patience_s=3600.0 if alone else 0.0) is None
     assert world.said[-1] == EvaluationAbandoned(policy_version=6)
-    assert world.looks >= (20 if not over else 10), "as long as rollouts come in, and as the run goes on, it waits"
+    assert world.looks >= (20 if not over else 10), "it waits as long as rollouts arrive and the run continues"
 
 
-def test_the_temperature_is_the_greedy_limit_in_every_engines_draw() -> None:
-    """Also for neighbours in float32; where logits are exactly equal, either is drawn."""
+def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
+    """Include neighbours in float32; of exactly equal logits, either may be chosen."""
     import torch
 
     from echo_shared.torch_draws import draw

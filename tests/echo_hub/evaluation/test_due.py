@@ -13,7 +13,7 @@ from echo_shared.books import Evaluation, EvaluationKind
 
 
 class Run:
-    """A run of 10 steps whose evaluations are due at every third version, as a hub sees them."""
+    """A run of 10 steps with evaluations due at every third version, as seen by a hub."""
 
     def __init__(self, root: Path, *, every: int = 3) -> None:
         self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
@@ -28,7 +28,7 @@ class Run:
             self.directory.adapter(version).mkdir(parents=True)
 
     def evaluations(self, *, first_version: int = 0) -> Evaluations:
-        """As after a start: what is recorded is known."""
+        """Return the evaluations after a start, which knows the recorded ones."""
         return Evaluations(
             self.config,
             self.directory,
@@ -69,7 +69,7 @@ class Run:
                 await self.news.wait()
 
 
-async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> None:
+async def test_due_versions_are_evaluated_once_and_in_order(tmp_path: Path) -> None:
     run = Run(tmp_path)
     evaluations = run.evaluations()
     assert [version for version in range(11) if is_due(run.config, version)] == [0, 3, 6, 9, 10]
@@ -81,7 +81,7 @@ async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> Non
     run.export(2, 3, 6, 9)
     for step in (2, 3, 6, 6):
         evaluations.reached(step)
-    assert evaluations.waiting == {3, 6}, "version 9 is on the disk, from before the learner died, and not reached yet"
+    assert evaluations.waiting == {3, 6}, "version 9 is on disk, from before the learner died, but not reached yet"
     run.may_measure.set()
     await run.until(0, 3, 6)
     evaluations.reached(6)
@@ -92,7 +92,7 @@ async def test_what_is_due_is_evaluated_once_and_in_order(tmp_path: Path) -> Non
     await asyncio.wait([working])
 
 
-async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> None:
+async def test_an_interrupted_evaluation_is_repeated_after_the_restart(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.export(3, 6)
     first = run.evaluations()
@@ -115,7 +115,7 @@ async def test_what_a_restart_interrupted_is_done_after_it(tmp_path: Path) -> No
     await asyncio.wait([working])
 
 
-async def test_a_version_is_evaluated_when_it_is_asked_for_due_or_not_and_once(tmp_path: Path) -> None:
+async def test_a_requested_version_is_evaluated_once_even_if_not_due(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.export(1, 2)
     evaluations = run.evaluations()
@@ -128,7 +128,7 @@ async def test_a_version_is_evaluated_when_it_is_asked_for_due_or_not_and_once(t
     working.cancel()
 
 
-async def test_what_the_run_began_with_is_due(tmp_path: Path) -> None:
+async def test_the_first_version_is_due(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.export(4, 5)
     evaluations = run.evaluations(first_version=4)

@@ -1,4 +1,4 @@
-"""Evaluations by real processes beside the hub; in a cluster: tests/echo_hub/cluster/test_model_processes_ray.py."""
+"""Evaluations by real local processes; those in a cluster are in tests/echo_hub/cluster/test_model_processes_ray.py."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_the_hubs_side_loads_no_torch() -> None:
     assert {"torch", "transformers", "peft"}.isdisjoint(run.stdout.split())
 
 
-async def test_each_rollout_is_drawn_once_by_its_version_whatever_is_killed(
+async def test_each_rollout_is_sampled_once_whatever_process_is_killed(
     versions: Versions, evaluator: Evaluator
 ) -> None:
-    assert (await evaluator([], adapter=None, greedy=False)).rollouts == [] and not below(), "nothing to draw"
+    assert (await evaluator([], adapter=None, greedy=False)).rollouts == [] and not below(), "nothing to sample"
     for version in (0, 2):
         requests = asked(versions, version)
         adapter = versions.directory.adapter(version) if version else None
@@ -62,7 +62,7 @@ async def test_each_rollout_is_drawn_once_by_its_version_whatever_is_killed(
         assert (drawn, len(found)) == (right, len(right))
 
 
-async def test_where_no_process_can_work_it_is_said(
+async def test_a_failure_of_all_evaluator_processes_is_reported(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluators, "DEATHS_IN_A_ROW", 1)

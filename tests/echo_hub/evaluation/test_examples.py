@@ -47,7 +47,7 @@ def chosen(rewards: list[float | None], kind: EvaluationKind = EvaluationKind.GR
         ([], []),
     ],
 )
-def test_a_solved_and_an_unsolved_one_are_among_them(rewards: list[float | None], places: list[int]) -> None:
+def test_examples_include_a_solved_and_an_unsolved_rollout(rewards: list[float | None], places: list[int]) -> None:
     found = chosen(rewards)
     assert [example.completion for example in found] == [str(place) for place in places]
     assert [example.prompt for example in found] == [PROBLEMS.heldout_problem(place)[0].prompt for place in places]

@@ -24,7 +24,7 @@ RETURNED = LeaseReturned(lease_id=1, indices=(2,), reason="none")
 
 
 class Taking:
-    """An intake, whose node is connected by a gateway."""
+    """An intake whose node is connected by a gateway."""
 
     def __init__(self) -> None:
         me, self.book = Identity.generate(), Book()
@@ -56,7 +56,7 @@ class Taking:
         return [Kind.SAID, "node", self.number, encode(RETURNED)]
 
 
-async def test_what_was_stored_is_said_once_however_often_it_comes() -> None:
+async def test_a_message_delivered_twice_is_handled_once() -> None:
     taking = Taking()
     first = taking.stored("gateway", 1, taking.returned)
     second = taking.stored("gateway", 2, rollout_item("node", taking.number, rollout(3)))
@@ -67,7 +67,7 @@ async def test_what_was_stored_is_said_once_however_often_it_comes() -> None:
     async with asyncio.timeout(10):
         settled = [await taking.settled.get() for _ in range(4)]
     settling.cancel()
-    assert settled == [first, second, first, second], "and let go as often"
+    assert settled == [first, second, first, second], "and is settled as often as it was delivered"
 
 
 async def test_each_gateway_counts_for_itself() -> None:

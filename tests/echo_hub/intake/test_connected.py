@@ -70,7 +70,7 @@ ROLLOUT = Rollout(
 
 
 class Hub:
-    """What lies around them, and the order in which it was called."""
+    """Parts around the connected nodes; records the order of calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
@@ -129,7 +129,7 @@ class Hub:
         self.calls.append(("look_up", (node_id, rollout_ids)))
 
     def welcome(self, node: NodeInfo) -> Welcome:
-        assert node.node_id in self.nodes.live, "a version that is announced from here on must reach it"
+        assert node.node_id in self.nodes.live, "any version announced from here on must reach the node"
         self.calls.append(("welcome", node))
         offer = ArtefactOffer(manifest=b"", signature=bytes(64), torrent=b"", web_seed_path="/x")
         return Welcome(
@@ -167,14 +167,14 @@ async def test_fresh_keys_do_not_fill_the_log(hub: Hub, caplog: pytest.LogCaptur
     assert BURST <= caplog.text.count("joined") < 2 * BURST
 
 
-async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
+async def test_a_node_that_cannot_be_stored_is_not_connected(hub: Hub) -> None:
     hub.full = True
     with pytest.raises(StorageError):
         await hub.nodes.node_joined(NODE)
     assert (hub.nodes.live, hub.calls) == ({}, [])
 
 
-async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> None:
+async def test_a_node_banned_while_joining_is_not_connected(hub: Hub) -> None:
     hub.banned_meanwhile = True
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
@@ -183,7 +183,7 @@ async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> No
     assert hub.calls == [("remember", NODE), *(("report", event) for event in events)]
 
 
-async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
+async def test_a_node_that_left_is_not_connected(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_left("a")
     assert hub.nodes.live == {}
@@ -197,7 +197,7 @@ async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
     assert (hub.nodes.live, hub.calls) == ({}, [])
 
 
-async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_it(hub: Hub) -> None:
+async def test_an_invite_is_stored_with_its_node_and_has_a_limit(hub: Hub) -> None:
     assert (hub.nodes.find_invite("a", "let me in"), hub.nodes.find_invite("b", "let me in")) == (3, 3)
     assert not hub.nodes.knows("a")
     await hub.nodes.node_joined(replace(NODE, invite_id=3))
@@ -206,11 +206,11 @@ async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_i
     before = list(hub.calls)
     with pytest.raises(RefusedError, match="Ada is used up"):
         await hub.nodes.node_joined(replace(NODE, node_id="b", invite_id=3))
-    assert hub.calls == before, "it was at the door together with the other one, and nothing knows of it"
+    assert hub.calls == before, "both passed the gateway together, but the second one is not recorded"
     await hub.nodes.node_joined(replace(NODE, invite_id=hub.nodes.find_invite("a", None)))
 
 
-async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
+async def test_a_nodes_status_is_shown_and_reported(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_said("a", STATUS)
     live = hub.nodes.live["a"]
@@ -218,7 +218,7 @@ async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
     await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308, "precision": "bf16"}))
     assert live.precision == "bf16"
-    assert live.tokens_per_s == 1e9, "sums of such claims are numbers still"
+    assert live.tokens_per_s == 1e9, "sums of such claims stay finite"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
         KeyframeWanted(policy_version=1),
     ],
 )
-async def test_what_concerns_distribution_is_no_event_of_the_coordinators(
+async def test_distribution_messages_do_not_reach_the_coordinator(
     hub: Hub, message: Fetched | Have | Links | KeyframeWanted
 ) -> None:
     await hub.nodes.node_joined(NODE)
@@ -260,7 +260,7 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     assert hub.calls[-1] == ("report", expected)
 
 
-async def test_what_a_node_finds_of_others_goes_to_their_checks(hub: Hub) -> None:
+async def test_a_nodes_findings_go_to_the_checks(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_said("a", STATUS.model_copy(update={"checks": 7}))
     assert hub.calls[-1][1].checks == 7
@@ -294,7 +294,7 @@ async def test_parts_are_kept_until_the_rollout_is_there(hub: Hub) -> None:
     assert hub.partials.prefix(4, 1) is None and len(hub.calls) == 1
 
 
-async def test_a_rollout_that_was_begun_elsewhere_says_so_and_begins_as_it_was_given(hub: Hub) -> None:
+async def test_a_continued_rollout_keeps_its_given_prefix_and_spans(hub: Hub) -> None:
     hub.partials.leased("b", 3, (1,), policy_version=3)
     part = RolloutPart(
         lease_id=3,
@@ -340,7 +340,7 @@ async def test_a_node_costs_what_it_asks_for_and_its_power(hub: Hub) -> None:
     assert hub.nodes.live["a"].cost_per_hour == 0.5
 
 
-async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again(hub: Hub) -> None:
+async def test_a_standby_reason_is_shown_until_the_node_works_again(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     assert not hub.nodes.stands_by("a") and not hub.nodes.stands_by("b")
     told = hub.nodes.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
@@ -363,7 +363,7 @@ async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again
         ("", "cpu"),
     ],
 )
-async def test_where_a_node_is_and_what_it_computes_on_is_told(hub: Hub, device: str, kind: str) -> None:
+async def test_a_nodes_address_and_device_are_told(hub: Hub, device: str, kind: str) -> None:
     await hub.nodes.node_joined(replace(NODE, device=device, host="2001:db8::7"))
     (connected,) = [event for what, event in hub.calls if what == "report"]
     assert connected.numerics == NumericsClass("torch", "", kind)

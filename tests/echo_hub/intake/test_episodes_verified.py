@@ -1,4 +1,4 @@
-"""From the store to the verifier's process: honest rollouts of a run's own problems, as nodes would draw them."""
+"""Honest rollouts of a run's own problems, from the store to the verifier's process."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def drawn(
     return list(sample_groups(AutoModelForCausalLM.from_pretrained(resolve_base("builtin:tiny")), [request]))
 
 
-async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path) -> None:
-    """A group drawn as leased, and one that the scorer failed on, drawn again."""
+async def test_stored_honest_rollouts_pass_their_check(tmp_path: Path) -> None:
+    """Store a group sampled as leased, and one sampled again after a scorer failure."""
     config = HubConfig(trust=TrustConfig(verifier_device="cpu"))
     base = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base)

@@ -28,7 +28,7 @@ def node(node_id: str, name: str, *, host: str = "192.0.2.7", invite_id: int | N
 
 
 class Hub:
-    """What its books say, and the time."""
+    """Stored names, and the time."""
 
     def __init__(self) -> None:
         self.now, self.num_reads = 0.0, 0
@@ -49,13 +49,13 @@ class Hub:
 
 
 @pytest.mark.parametrize("name", ["Ada", "ADA", "Аda", "Ｂen", "Вen"])
-async def test_a_stranger_may_not_look_like_a_node_whose_work_has_counted(name: str) -> None:
+async def test_a_stranger_may_not_imitate_a_credited_nodes_name(name: str) -> None:
     refused = await Hub().refusal(node("new", name))
     assert refused is not None and refused.code == RefusalCode.NAME_TAKEN
     assert "--name" in str(refused) and "stays with its key" in str(refused)
 
 
-async def test_of_two_that_look_alike_the_first_keeps_its_name_and_the_other_is_told() -> None:
+async def test_the_first_of_two_similar_names_is_kept() -> None:
     hub = Hub()
     assert await hub.refusal(node("ada", "Ada")) is None
     refused = await hub.refusal(node("twin", "Аda"))
@@ -67,19 +67,19 @@ async def test_a_name_is_nobodys_before_work_has_counted() -> None:
     hub = Hub()
     assert await hub.refusal(node("new", "Cleo")) is None and await hub.refusal(node("newer", "Cleo")) is None
     hub.books = [*hub.books, CountedName("newer", "Cleo")]
-    assert await hub.refusal(node("new", "Cleo")) is None, "the books are read now and then"
+    assert await hub.refusal(node("new", "Cleo")) is None, "the store is read only now and then"
     hub.now += LOOK_S
     assert await hub.refusal(node("new", "Cleo")) is not None and await hub.refusal(node("newer", "Cleo")) is None
 
 
-async def test_one_persons_nodes_and_the_operators_may_share_a_name() -> None:
+async def test_nodes_of_one_person_may_share_a_name() -> None:
     hub = Hub()
     assert await hub.refusal(node("new", "Ben", invite_id=3)) is None
     assert await hub.refusal(node("new", "Ben", invite_id=4)) is not None
     assert await hub.refusal(node("new", "Ben", host="127.0.0.1")) is None
 
 
-async def test_nodes_that_join_at_once_are_held_against_one_look_at_the_database() -> None:
+async def test_nodes_that_join_at_once_share_one_database_read() -> None:
     hub = Hub()
     refused = await asyncio.gather(*(hub.refusal(node(f"new {number}", "Ada")) for number in range(3)))
     assert all(refused) and hub.num_reads == 1

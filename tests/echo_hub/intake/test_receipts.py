@@ -16,7 +16,7 @@ Drive = Callable[..., Awaitable[Any]]
 
 
 class Sent:
-    """What each node was sent, in order."""
+    """Messages to each node, in order."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[str, Receipts]] = []
@@ -34,7 +34,7 @@ class Sent:
                 await self.news.wait()
 
 
-async def test_a_node_hears_what_the_store_knows_of_its_rollouts(drive: Drive) -> None:
+async def test_a_node_gets_the_stored_state_of_its_rollouts(drive: Drive) -> None:
     driven = await drive()
     await driven.node("a")
     await driven.until(lambda: driven.of(SendLease) != [])
@@ -61,7 +61,7 @@ async def test_look_ups_are_answered_in_order_and_bounded(drive: Drive, monkeypa
     await sent.until(2)
     look_ups.submit(LookUpReceipt(node_id="n3", rollout_id="1-0"))
     await sent.until(3)
-    assert [node_id for node_id, _ in sent.messages] == ["n0", "n1", "n3"], "the third of three found no room"
+    assert [node_id for node_id, _ in sent.messages] == ["n0", "n1", "n3"], "the queue was full for the third of three"
     working.cancel()
     await asyncio.wait([working])
 
@@ -108,7 +108,7 @@ def test_that_a_rollout_is_scored_or_trained_goes_along_with_the_next_ack() -> N
     assert told(sent)[3:] == [("b", ["scored"])]
 
 
-async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_receipt_without_others_is_sent_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "WAIT_S", 0.001)
     sent = Sent()
     out = ReceiptsOut(send=sent.send)
@@ -121,7 +121,7 @@ async def test_without_one_it_goes_out_soon(monkeypatch: pytest.MonkeyPatch) -> 
     await asyncio.wait([running])
 
 
-async def test_each_node_is_told_when_its_own_have_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_nodes_receipts_wait_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(receipts_module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(receipts_module, "GATHER_S", 0.001)
@@ -141,7 +141,7 @@ async def test_each_node_is_told_when_its_own_have_waited(monkeypatch: pytest.Mo
     await asyncio.wait([running])
 
 
-def test_no_message_holds_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_exceeds_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "MAX_BATCHED", 3)
     sent = Sent()
     out = ReceiptsOut(send=sent.send)
@@ -151,7 +151,7 @@ def test_no_message_holds_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> N
     assert told(sent) == [("a", ["scored"] * 2), ("a", ["scored"] * 3)]
 
 
-async def test_what_is_looked_up_comes_behind_what_waited(drive: Drive) -> None:
+async def test_looked_up_receipts_come_after_waiting_ones(drive: Drive) -> None:
     driven = await drive()
     await driven.node("a")
     await driven.until(lambda: driven.of(SendLease) != [])
@@ -162,7 +162,7 @@ async def test_what_is_looked_up_comes_behind_what_waited(drive: Drive) -> None:
     assert told(sent) == [("a", ["scored"]), ("a", ["dropped"])]
 
 
-async def test_what_all_nodes_are_to_hear_goes_out_some_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receipts_for_all_nodes_are_sent_a_few_nodes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts_module, "WAIT_S", 0.0)
     monkeypatch.setattr(receipts_module, "GATHER_S", 0.0)
     sent = Sent()
@@ -171,7 +171,7 @@ async def test_what_all_nodes_are_to_hear_goes_out_some_nodes_at_a_time(monkeypa
         out.tell(f"n{number}", [Receipt("1-0", ReceiptState.TRAINED)])
     working = asyncio.create_task(out.run())
     await sent.until(1)
-    assert len(sent.messages) == receipts_module.AT_LEAST, "others have their turn"
+    assert len(sent.messages) == receipts_module.AT_LEAST, "other tasks have their turn"
     await sent.until(3 * receipts_module.AT_LEAST)
     working.cancel()
     await asyncio.wait([working])

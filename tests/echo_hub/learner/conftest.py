@@ -1,4 +1,4 @@
-"""A random base model small enough to train in milliseconds, and batches for it."""
+"""A random base model that trains in milliseconds, and batches for it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make_settings(base_dir: Path) -> Callable[..., LearnerSettings]:
-    """Small settings; sections are given as dicts and go over them: make_settings(training={"steps": 2})."""
+    """Return a function that makes small settings; sections override them: make_settings(training={"steps": 2})."""
 
     def make(*, publish_precision: Precision = "auto", **sections: dict[str, Any]) -> LearnerSettings:
         training = {"lora_rank": 4, "lora_alpha": 8, "learning_rate": 1e-2, **sections.get("training", {})}
@@ -80,7 +80,7 @@ def settings(make_settings: Callable[..., LearnerSettings]) -> LearnerSettings:
 
 @pytest.fixture
 def make_groups() -> Callable[[int], list[TrainingGroup]]:
-    """Six groups of four, of mixed lengths, from a seed; the fifth group's rewards are all equal."""
+    """Return a function that makes six groups of four by seed, with mixed lengths; the fifth has equal rewards."""
 
     def make(seed: int) -> list[TrainingGroup]:
         rng = np.random.default_rng(seed)

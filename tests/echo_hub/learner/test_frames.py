@@ -28,7 +28,7 @@ def assert_same(left: object, right: object) -> None:
             assert a == b and type(a) is type(b)
 
 
-def test_a_request_and_a_rollout_arrive_as_they_were() -> None:
+def test_a_request_and_a_rollout_arrive_unchanged() -> None:
     request = GroupRequest(
         lease_id=1,
         group_id=2,
@@ -58,7 +58,7 @@ def test_a_request_and_a_rollout_arrive_as_they_were() -> None:
     assert_same(frames.unpack_rollout(travelled(frames.pack_rollout(rollout))), rollout)  # type: ignore[arg-type]
 
 
-def test_groups_arrive_as_they_were() -> None:
+def test_groups_arrive_unchanged() -> None:
     rollout = TrainingRollout(
         completion_ids=np.array([8], dtype=np.int32),
         loss_mask=np.array([True]),

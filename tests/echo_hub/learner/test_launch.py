@@ -52,7 +52,7 @@ Drawn = dict[tuple[int, int], list[int]]
 
 
 def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> tuple[Path, Drawn, Drawn]:
-    """Three steps by one process, which is this one: the adapter, and what the third version and the base draw."""
+    """Train three steps in this process; return the adapter, and rollouts of version 3 and of the base."""
     run_dir.mkdir()
     worker = Worker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
 
@@ -81,7 +81,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 def ranks_below(pid: int | None) -> list[psutil.Process]:
-    """The processes below a launcher, by rank."""
+    """Return the processes of a launcher, by rank."""
     found = {process.environ()["RANK"]: process for process in psutil.Process(pid).children(recursive=True)}
     return [found[rank] for rank in sorted(found)]
 
@@ -92,7 +92,7 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
 
 
 class Hub:
-    """As the coordinator does: asks for the step after the version that the learner holds, until the third is done."""
+    """Act like the coordinator: request the step after the learner's version, until step 3 is done."""
 
     def __init__(self, settings: LearnerSettings, run_dir: Path, make_groups: MakeGroups) -> None:
         self.events: list[LearnerEvent] = []
@@ -109,7 +109,7 @@ class Hub:
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
         if step == 3 and not self.killed:
             self.killed = ranks_below(self.trainer.pid)
-            # Rank 0 takes the step up and waits for rank 1, which is dead before it has done its part.
+            # Rank 0 begins the step and waits for rank 1, which dies before its part is done.
             self.killed[1].suspend()
             asyncio.get_running_loop().call_later(0.3, self.killed[1].kill)
         return self._make_groups(step)
@@ -159,7 +159,7 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     assert_gone(hub.killed)
     expected, _, _ = alone(make_settings(training=training), make_groups, tmp_path / "alone")
     assert_close(expected, tmp_path / "v3")
-    # What two processes wrote, one goes on with.
+    # One process must resume from what two processes wrote.
     worker = Worker.open({"settings": make_settings().model_dump(mode="json"), "run_dir": str(tmp_path)})
     assert worker.policy_version == 3 == checkpoint.complete(tmp_path / "checkpoints")[0].step
 
@@ -201,7 +201,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
+async def test_two_hosts_train_like_one_process_and_survive_the_hub(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, base_dir: Path, tmp_path: Path
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -218,8 +218,8 @@ async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
         killed.kill()
         await killed.wait()
         await asyncio.to_thread(assert_gone, [launcher, *ranks])
-        assert host.returncode is None, "it waits for the hub to come back"
-        # A learner that starts anew finds the other host at the same address.
+        assert host.returncode is None, "the host waits for the hub to come back"
+        # A restarted learner finds the other host at the same address.
         learner = await Learner.start(settings, tmp_path)
         for step in (1, 2, 3):
             under_way = await learner.train(step, make_groups(step), tmp_path / f"v{step}")
@@ -238,7 +238,7 @@ async def test_two_hosts_train_as_one_process_and_outlive_the_hub(
 
 def test_an_address_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(variable, "lo")  # So that it is put back.
+        monkeypatch.setenv(variable, "lo")  # Set it here so that monkeypatch restores it.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch = Launch(processes=1, hosts=2, address=f"127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(LearnerError, match=r"(?s)cannot listen on its address.*learner\.address"):

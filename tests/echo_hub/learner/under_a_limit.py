@@ -1,6 +1,6 @@
-"""A step, and the same again with so little address space that it does not fit at once: `test_within_memory` runs it.
+"""Run a step, and the same step with too little address space; `test_within_memory` runs this program.
 
-`python under_a_limit.py BASE_DIR RUN_DIR`; prints a JSON object.
+`python under_a_limit.py BASE_DIR RUN_DIR` prints a JSON object.
 """
 
 from __future__ import annotations

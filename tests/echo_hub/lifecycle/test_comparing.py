@@ -20,12 +20,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def test_curves_are_what_the_books_say(store: Store) -> None:
+def test_curves_equal_the_stored_steps(store: Store) -> None:
     write_books(store, steps=6)
     curves = curves_of(store)
     assert curves["mean_reward"].points == tuple((step, 0.5) for step in range(1, 7))
     assert curves["completion_tokens_mean"].last == 3
-    assert [step for step, _ in curves["idle_share"].points] == [2, 3, 4, 5, 6], "of the first nobody knows"
+    assert [step for step, _ in curves["idle_share"].points] == [2, 3, 4, 5, 6], "the first step's value is unknown"
     assert curves["idle_share"].last == pytest.approx(1 - TRAIN_S / PERIOD_S)
     assert curves["rollouts_per_s"].last == pytest.approx(8 / PERIOD_S)
     assert curves["seconds"].last == TRAIN_S and HAND_OFF_S > 0

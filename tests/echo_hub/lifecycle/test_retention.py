@@ -51,7 +51,7 @@ async def test_the_newest_steps_stay(store: Store) -> None:
     await retention(store, 3, 8).let_go()
     assert steps_there(store) == [6, 7, 8]
     await retention(store, 1, 8).let_go()
-    assert steps_there(store) == [7, 8], "what is not pruned yet may have to be trained again"
+    assert steps_there(store) == [7, 8], "an unpruned step may have to be trained again"
     assert (
         store.read(read_leaderboard),
         store.read(read_accounting),
@@ -92,15 +92,15 @@ async def test_a_hub_that_was_stopped_in_the_middle_goes_on(store: Store, monkey
     assert steps_there(store) == [3]
 
 
-async def test_nothing_goes_unless_it_is_asked_for(store: Store) -> None:
+async def test_without_a_setting_nothing_is_removed(store: Store) -> None:
     train(store, 1)
     store.prune(1)
     await retention(store, 0, 1).run()
     assert steps_there(store) == [1]
 
 
-def test_rows_leave_while_others_come(store: Store) -> None:
-    """By another process than the hub's, here another connection: both write, and neither loses anything."""
+def test_old_rows_are_removed_while_new_ones_are_written(store: Store) -> None:
+    """Write with two connections, like two processes: neither loses rows."""
     for step in range(1, 41):
         train(store, step)
     store.prune(40)

@@ -1,4 +1,4 @@
-"""The reader on a real store, with a real tokenizer and real problems."""
+"""The rollout reader on a real store, with a real tokenizer and real problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def make(store: Store) -> Make:
-    """A reader of a run with these settings and texts."""
+    """Return a function that makes a reader of a run with these settings and texts."""
 
     def made(texts: tuple[str, ...] = TEXTS, **objective: Any) -> RolloutReader:
         codec = codec_of_bytes()
@@ -45,7 +45,7 @@ def make(store: Store) -> Make:
     return made
 
 
-def test_a_page_has_the_texts_and_the_next_one_goes_on(make: Make) -> None:
+def test_pages_of_texts_continue_each_other(make: Make) -> None:
     reader = make()
     first = reader.page(RolloutFilter(), before="", limit=4)
     assert [row.summary.rollout_id for row in first.rollouts] == ALL[:4]
@@ -69,9 +69,7 @@ def test_a_text_is_looked_for_in_any_case_and_with_other_conditions(make: Make) 
     assert found(text="nowhere") == []
 
 
-def test_a_search_stops_after_so_many_tokens_and_goes_on_where_it_stopped(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_stops_after_a_token_limit_and_can_continue(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = make()
     monkeypatch.setattr(module, "TOKENS_READ", 30)
     found, before, answers = [], "", 0
@@ -132,7 +130,7 @@ def test_a_dropped_group_has_no_advantage_and_still_its_texts(make: Make) -> Non
     assert [each.drawn.text for each in group.rollouts if each.drawn] == ["All wrong<end>", "all wrong<end>"]
 
 
-def test_of_what_is_not_kept_all_but_the_text_is_there(make: Make, store: Store) -> None:
+def test_a_rollout_without_kept_tokens_lacks_only_its_text(make: Make, store: Store) -> None:
     store.keeping = Keeping(share=0.0)
     reader = make()
     page = reader.page(RolloutFilter(), before="", limit=10)

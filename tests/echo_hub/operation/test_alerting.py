@@ -33,7 +33,7 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
             await task
 
 
-async def test_problems_and_the_end_are_told_as_they_come(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_problems_and_the_runs_end_are_told_at_once(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert, "PER_HOUR", 2)
     async with webhook() as hook:
         settings = AlertsConfig(webhook_url=hook.url)

@@ -18,7 +18,7 @@ from echo_shared.errors import StorageError
 
 
 class Run:
-    """What is observed, and what is told of it."""
+    """Scripted observations, and the reports about them."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -50,7 +50,7 @@ class Run:
         return self.seen
 
     async def _steps(self, since: int) -> Sequence[StepRecord]:
-        """Three an answer."""
+        """Return at most three steps."""
         if self.fails:
             raise StorageError("The hub's database cannot be read.")
         return [
@@ -70,7 +70,7 @@ class Run:
         ]
 
 
-async def test_what_begins_and_what_is_over_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run = Run()
     run.seen = Observation(disk_free_bytes=1_000_000_000)
@@ -96,7 +96,7 @@ async def test_each_step_is_counted_once_and_all_of_those_before_a_restart() -> 
     assert [change.problem.kind for change in run.told] == [ProblemKind.REWARD_FELL]
 
 
-async def test_it_goes_on_when_the_books_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watching_continues_when_the_store_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.0)
     run = Run()
     run.fails, run.rewards = True, [1.0] * 5

@@ -1,4 +1,4 @@
-"""Posted to a real server."""
+"""Alerts posted to a real server."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ async def test_a_refusal_says_the_host_and_nothing_more_of_the_address(
         hook.answers = [status] * 9
         with pytest.raises(ConnectError, match="does not take alerts") as caught:
             await to(hook.url).send(alert, about)
-    assert len(hook.got) == attempts, "redirects lead nowhere"
+    assert len(hook.got) == attempts, "redirects are not followed"
     assert f"status {status} from 127.0.0.1" in str(caught.value) and "the-secret" not in str(caught.value)
 
 
-async def test_one_that_never_answers_is_given_up(
+async def test_a_receiver_that_never_answers_times_out(
     alert: Alert, about: AboutRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "ATTEMPT_S", 0.05)
@@ -78,7 +78,7 @@ async def test_one_that_never_answers_is_given_up(
     assert "no answer within" in str(caught.value)
 
 
-async def test_one_that_is_not_there_is_tried_some_times(alert: Alert, about: AboutRun) -> None:
+async def test_an_unreachable_receiver_is_retried_some_times(alert: Alert, about: AboutRun) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # It does not listen.
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/the-secret"

@@ -22,7 +22,7 @@ from echo_hub.run.thinking import ends_in_thought, without_thinking
         ("<THINK>a</THINK>42", "<THINK>a</THINK>42"),
     ],
 )
-def test_what_is_thought_is_left_out(text: str, left: str) -> None:
+def test_thoughts_are_left_out(text: str, left: str) -> None:
     assert without_thinking(text) == left
 
 

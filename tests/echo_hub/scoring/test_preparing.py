@@ -28,10 +28,10 @@ async def test_groups_are_answered_in_order_with_their_own_seeds(
         events = [await prepared.get() for _ in range(4)]
     preparation.submit(3)
     async with asyncio.timeout(60):
-        assert (await prepared.get()).group_id == 3, "what comes later, too"
+        assert (await prepared.get()).group_id == 3, "later groups are prepared too"
     working.cancel()
     await asyncio.wait([working])
     assert [(event.group_id, event.seed) for event in events] == [(n, problems.seed(n)) for n in (0, 1, 2, 0)]
     assert [event.prompt_tokens for event in events] == [len(problems.prompt_ids(n)) for n in (0, 1, 2, 0)]
     assert len({event.seed for event in events}) == len({event.prompt for event in events}) == 3
-    assert events[0].prompt == events[3].prompt, "a prompt that comes again is known"
+    assert events[0].prompt == events[3].prompt, "a repeated prompt is recognized"

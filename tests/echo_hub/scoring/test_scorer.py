@@ -26,7 +26,7 @@ from tests.echo_hub.scoring.conftest import Opens
 
 
 class Bench:
-    """A scorer whose committed rollouts lie in a dict."""
+    """A scorer whose committed rollouts are in a dict."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self.codec = PromptCodec.load(resolve_base("builtin:tiny"))
@@ -61,7 +61,7 @@ class Bench:
         return [self.committed[each] for each in rollout_ids if each in self.committed]
 
     async def judge(self, count: int) -> list[Verdict]:
-        """Runs the scorer until it has given so many verdicts."""
+        """Run the scorer until it has given `count` verdicts."""
         enough = asyncio.Event()
 
         async def report(verdict: Verdict) -> None:
@@ -83,7 +83,7 @@ async def bench(numbers_pool: Opens) -> AsyncIterator[Bench]:
         yield Bench(pool)
 
 
-async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
+async def test_waiting_rollouts_are_loaded_in_one_query(bench: Bench) -> None:
     count = 2 * PART_CALLS + 1
     for number in range(count):
         bench.commit(f"1-{number}", str(30 + number % 50))
@@ -93,12 +93,12 @@ async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
     assert bench.loaded == [[f"1-{number}" for number in range(count)]]
 
 
-async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scorer_is_behind_until_its_verdicts_arrive(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorer_module, "FAR_BEHIND", 2)
     for number in range(3):
         assert not bench.scorer.is_behind
         bench.commit(f"1-{number}", "30")
-    bench.scorer.submit("1-3")  # It was dropped meanwhile: nobody has it.
+    bench.scorer.submit("1-3")  # Dropped meanwhile: the store does not have it.
     assert bench.scorer.is_behind
     await bench.judge(3)
     for number in range(4, 6):
@@ -136,10 +136,10 @@ async def test_a_judge_gives_a_component_or_the_rollout_has_no_reward(
     assert isinstance(two, RolloutRejected) and two.reason is DropReason.SCORER_FAILED and not two.killed_scorer
     assert "The judge style gave no verdict in 1 answers." in two.detail
     assert isinstance(three, RolloutRejected) and "13 brings bad luck" in three.detail
-    assert len(endpoint.asked) == 2, "what has no score is not judged"
+    assert len(endpoint.asked) == 2, "a rollout without a score is not judged"
 
 
-async def test_what_waits_for_a_judge_holds_up_no_other(numbers_pool: Opens, endpoint: FakeEndpoint) -> None:
+async def test_a_rollout_that_waits_for_a_judge_delays_no_other(numbers_pool: Opens, endpoint: FakeEndpoint) -> None:
     endpoint.rule = lambda said: HANGS if "\n50\n" in said else "<score>4</score>"
     async with numbers_pool(scorer_processes=1, reward=judged(endpoint)) as pool:
         bench = Bench(pool)
@@ -148,7 +148,7 @@ async def test_what_waits_for_a_judge_holds_up_no_other(numbers_pool: Opens, end
         assert {verdict.rollout_id for verdict in await bench.judge(2)} == {"1-1", "1-2"}
 
 
-async def test_what_was_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
+async def test_a_rollout_dropped_meanwhile_gets_no_verdict(bench: Bench) -> None:
     bench.scorer.submit("0-0")
     bench.commit("1-0", "50")
     assert await bench.judge(1) == [RolloutScored(rollout_id="1-0", reward=0.5)]
@@ -219,7 +219,7 @@ async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -
         first, second, last = sorted(await bench.judge(3), key=lambda verdict: verdict.rollout_id)
     assert isinstance(first, RolloutContinued) and isinstance(second, RolloutContinued)
     assert bench.codec.decode(first.observation_ids) == "?="
-    assert first.turn_reward + second.turn_reward < 0, "wasted turns cost chances"
+    assert first.turn_reward + second.turn_reward < 0, "wasted turns lower the chance of winning"
     assert last == RolloutScored(rollout_id="3-0", reward=0.0)
 
 
@@ -236,10 +236,10 @@ async def test_scoring_ends_when_no_process_can_be_started(tmp_path: Path) -> No
         assert caught.group_contains(ScorerError)
 
 
-async def test_what_is_at_hand_is_not_loaded(bench: Bench) -> None:
+async def test_a_payload_in_memory_is_not_loaded(bench: Bench) -> None:
     bench.commit("1-0", "1 + 1 = 2")
     at_hand = bench.committed.pop("1-0")
     bench.scorer.submit("2-0", FirstTurn(at_hand.group_id, at_hand.payload))
     verdicts = await bench.judge(1)
     assert [verdict.rollout_id for verdict in verdicts] == ["2-0"]
-    assert bench.loaded == [["1-0"]], "which is gone"
+    assert bench.loaded == [["1-0"]], "rollout 1-0 is gone"

@@ -38,7 +38,7 @@ def test_a_completion_ends_with_the_token_that_makes_the_text(strings: tuple[str
     completion = ids(text, END)
     count = stops(*strings).end(completion)
     assert count is not None and CODEC.text(completion[:count]) == left
-    assert stops(*strings).end(completion[: count - 1]) is None, "without that token it is not there"
+    assert stops(*strings).end(completion[: count - 1]) is None, "without that token the stop string is incomplete"
     assert stops(*strings).end(completion[:count]) == count
 
 
@@ -47,7 +47,7 @@ def test_most_completions_hold_none() -> None:
     assert stops("x").end(np.empty(0, np.int32)) is None
 
 
-def test_what_is_no_token_has_no_text_and_takes_no_long_time() -> None:
+def test_invalid_ids_have_no_text_and_are_fast() -> None:
     garbage = np.full(100_000, 2**31 - 1, np.int32)
     garbage[::2] = -5
     assert stops("x").end(garbage) is None
@@ -72,7 +72,7 @@ def arrived(completion: np.ndarray, *, num_logprobs: int | None = None, problem:
     return RolloutArrived(**names, policy_version_start=1, policy_version_end=3, payload=payload, problem=problem)  # type: ignore[arg-type]
 
 
-def test_what_comes_in_is_cut_with_all_that_belongs_to_its_tokens() -> None:
+def test_a_completion_is_truncated_with_all_its_token_data() -> None:
     event = stops("c").arrived(arrived(ids("abcdefg")))
     assert CODEC.text(event.payload.completion_ids) == "abc"
     assert event.payload.behavior_logprobs.tolist() == pytest.approx([0, -1 / 9, -2 / 9])
@@ -80,7 +80,7 @@ def test_what_comes_in_is_cut_with_all_that_belongs_to_its_tokens() -> None:
     assert [(span.node_id, span.num_tokens) for span in event.payload.spans] == [("a", 2), ("b", 1)]
 
 
-def test_what_holds_none_or_is_no_completion_stays_as_it_is() -> None:
+def test_completions_without_a_stop_string_are_unchanged() -> None:
     for event in (
         arrived(ids("abcdefg")),
         arrived(ids("xbcdefg"), num_logprobs=3),
@@ -89,7 +89,7 @@ def test_what_holds_none_or_is_no_completion_stays_as_it_is() -> None:
         assert stops("x").arrived(event) is event
 
 
-def test_what_the_hub_draws_is_cut_too() -> None:
+def test_the_hubs_own_completions_are_truncated_too() -> None:
     drawn = FinishedRollout(
         lease_id=1,
         group_id=0,
@@ -105,12 +105,12 @@ def test_what_the_hub_draws_is_cut_too() -> None:
     assert stops("x").finished(drawn) is drawn
 
 
-def test_nobody_can_say_that_a_completion_stopped_at_a_text_that_is_not_there() -> None:
+def test_a_stop_at_a_missing_stop_string_is_refused() -> None:
     bounds = SamplingBounds(
         vocabulary_size=CODEC.num_ids, max_tokens=9, stop_ids=frozenset({END}), stop_strings=stops("c")
     )
     check_payload(stops("c").arrived(arrived(ids("abcdefghi"))).payload, bounds)
-    for text in ("abd", "acb"):  # The latter would have been cut.
+    for text in ("abd", "acb"):  # The second text would have been truncated.
         payload = RolloutPayload(
             completion_ids=ids(text),
             behavior_logprobs=np.full(3, -0.5, np.float32),

@@ -98,7 +98,7 @@ async def test_sums_pay_for_the_right_number_alone(tmp_path: Path) -> None:
         assert problem.rendered == problem.prompt and problem.prompt_tokens == len(problem.prompt)
         (random_one,) = [a.text for a in problem.answers if a.kind == "random"]
         assert random_one != problem.reference and len(random_one) == len(problem.reference)
-    assert found == await tried(tmp_path, "arithmetic", {"digits": 2}), "the same seed, the same trial"
+    assert found == await tried(tmp_path, "arithmetic", {"digits": 2}), "the same seed gives the same trial"
 
 
 async def test_the_prompt_is_shown_with_the_runs_own_words(tmp_path: Path) -> None:
@@ -125,7 +125,9 @@ async def test_an_environment_is_played_to_its_end(tmp_path: Path) -> None:
         ({"sample": "one"}, [r"problems are the same"]),
     ],
 )
-async def test_what_looks_wrong_is_said(tmp_path: Path, odd: str, options: dict[str, str], warnings: list[str]) -> None:
+async def test_suspicious_trials_give_warnings(
+    tmp_path: Path, odd: str, options: dict[str, str], warnings: list[str]
+) -> None:
     found = await tried(tmp_path, f"{odd}:Odd", options)
     for pattern in warnings:
         assert any(re.search(pattern, warning) for warning in found.warnings), (pattern, found.warnings)

@@ -64,7 +64,7 @@ async def test_a_run_from_its_first_lease_to_its_end(drive: Drive) -> None:
     assert (books.trained, books.in_flight, books.leased) == (8, 0, books.trained + books.num_dropped)
 
 
-async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive) -> None:
+async def test_records_are_committed_before_any_action(drive: Drive) -> None:
     driven = await drive()
     seen: set[str] = set()
 
@@ -97,7 +97,7 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
     assert seen == {"SendLease", "SendReceipts", "ScoreRollout", "TrainStep", "AnnounceVersion"}
 
 
-async def test_what_waits_is_handled_in_order_and_committed_at_once(
+async def test_waiting_events_are_handled_in_order_with_one_commit(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "HANDLING_S", 60.0)
@@ -121,9 +121,7 @@ async def test_what_waits_is_handled_in_order_and_committed_at_once(
     await asyncio.wait([running])
 
 
-async def test_what_comes_by_the_thousand_is_gathered_and_nothing_else_waits_with_it(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_frequent_events_are_gathered(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "HANDLING_S", 1e6)
     driven = await drive()
     driven.answered.clear()
@@ -170,7 +168,7 @@ async def test_while_scoring_is_behind_nodes_wait_and_verdicts_do_not(
     assert handled == [scores[0], scores[1], told]
 
 
-async def test_who_waits_for_scoring_that_stands_still_is_heard_at_last(
+async def test_events_that_wait_for_a_stalled_scorer_are_handled_eventually(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "BEHIND_S", 0.001)
@@ -182,7 +180,7 @@ async def test_who_waits_for_scoring_that_stands_still_is_heard_at_last(
     assert driven.driver.coordinator.status().nodes_connected == 1
 
 
-async def test_in_lock_step_nobody_waits_for_scoring(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_lock_step_no_event_waits_for_scoring(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "BEHIND_S", 1e6)
     driven = await drive(mode="sequential", max_staleness=0)
     driven.driver._is_behind = lambda: True
@@ -192,7 +190,7 @@ async def test_in_lock_step_nobody_waits_for_scoring(drive: Drive, monkeypatch: 
 
 
 async def about_to_plan(driven: Any) -> list[RolloutScored]:
-    """All but the scores of the first step's batch is in the store."""
+    """Store all of the first step's batch except its scores, and return these."""
     driven.answered -= {ScoreRollout}
     await driven.driver.report(LearnerReady(policy_version=0))
     await driven.node("a")
@@ -203,7 +201,7 @@ async def about_to_plan(driven: Any) -> list[RolloutScored]:
     return [RolloutScored(rollout_id=scored.rollout_id, reward=1.0) for scored in driven.of(ScoreRollout)]
 
 
-async def test_the_learner_may_begin_a_step_while_its_plan_is_committed_and_waits_for_nothing_behind_it(
+async def test_the_learner_may_begin_a_step_during_its_plans_commit(
     drive: Drive,
 ) -> None:
     driven = await drive()
@@ -227,7 +225,7 @@ async def test_the_learner_may_begin_a_step_while_its_plan_is_committed_and_wait
     ]
 
 
-async def test_commits_are_apart_but_for_what_the_learner_waits_for(
+async def test_commits_are_spaced_except_for_those_the_learner_needs(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven = await drive()
@@ -271,13 +269,11 @@ async def test_a_step_that_was_begun_and_could_not_be_committed_is_planned_again
     await again.driver.report(LearnerReady(policy_version=0))
     await again.until(lambda: bool(again.of(TrainStep)))
     first, second = ([group.rollout_ids for group in each.of(BeginStep)[0].batch] for each in (driven, again))
-    assert first == second, "and scored again"
+    assert first == second, "both steps have the same batch, scored again"
     assert again.store.read(read_snapshot).planned[0].step == 1
 
 
-async def test_what_cannot_be_committed_is_not_acted_on(
-    drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_commit_causes_no_action(drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
     driven = await drive(running=False)
     other = sqlite3.connect(tmp_path / "echo.db")
@@ -299,7 +295,7 @@ async def test_what_cannot_be_committed_is_not_acted_on(
     assert again.of(SendLease)[0].group_id == 0
 
 
-async def test_a_restarted_hub_goes_on_with_what_the_store_has(drive: Drive) -> None:
+async def test_a_restarted_hub_resumes_from_the_store(drive: Drive) -> None:
     first = await drive(running=False)
     running = [asyncio.create_task(work) for work in (first.driver.run(first.act), first.answer())]
     first.answered.discard(ScoreRollout)
@@ -326,7 +322,7 @@ async def test_the_coordinator_is_told_the_time_when_it_is_due(drive: Drive, mon
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     await driven.node("b")
     await driven.driver.report(replace(driven.arrival(driven.of(SendLease)[0], 0), node_id="b"))
-    await driven.until(lambda: driven.of(LookUpReceipt) != [])  # So b is known before the time has passed.
+    await driven.until(lambda: driven.of(LookUpReceipt) != [])  # Node b must be known before the time has passed.
     driven.now += 61.0
     await driven.until(lambda: any(lease.node_id == "b" for lease in driven.of(SendLease)))
     assert {lease.node_id for lease in driven.of(SendLease)[:4]} == {"a"}, "all that may be leased"
@@ -358,7 +354,7 @@ async def test_an_impossible_event_ends_the_driver(drive: Drive) -> None:
         await driver.run(driven.act)
 
 
-async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_driver_blocks_no_caller(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "INBOX_EVENTS", 1)
     driven = await drive(running=False)
     driver: Driver = driven.driver
@@ -378,11 +374,11 @@ def noted(text: str) -> RunEvent:
 
 
 def stored(driven: Any) -> list[str]:
-    """Oldest first."""
+    """Return the stored events, oldest first."""
     return [one.text for one in driven.store.read(read_events, EventFilter(), 99)][::-1]
 
 
-async def test_what_is_noted_is_written_with_a_turn_and_without_one(drive: Drive) -> None:
+async def test_noted_events_are_stored_with_and_without_a_turn(drive: Drive) -> None:
     driven = await drive(running=False)
     seen = asyncio.Event()
     driver = Driver(coordinator=driven.driver.coordinator, store=driven.async_store, clock=lambda: 1.0, noted=seen.set)
@@ -400,9 +396,7 @@ async def test_what_is_noted_is_written_with_a_turn_and_without_one(drive: Drive
     assert stored(driven) == ["before it runs", "alone", "last"]
 
 
-async def test_a_store_that_takes_no_events_ends_nobody_and_gets_the_newest_later(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_refuses_events_gets_the_newest_later(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "MOST_NOTED", 3)
     driven = await drive(running=False)
     driver: Driver = driven.driver
@@ -444,7 +438,7 @@ async def test_a_decision_on_a_node_is_logged(drive: Drive) -> None:
     ]
 
 
-async def test_what_is_being_written_when_the_driver_is_cancelled_is_written_once(drive: Drive) -> None:
+async def test_a_write_in_progress_at_cancellation_is_done_once(drive: Drive) -> None:
     driven = await drive(running=False)
     driver: Driver = driven.driver
     inside, go_on = threading.Event(), threading.Event()
@@ -465,9 +459,7 @@ async def test_what_is_being_written_when_the_driver_is_cancelled_is_written_onc
     assert stored(driven) == ["begun", "last"]
 
 
-async def test_what_nodes_have_said_is_settled_once_it_is_committed(
-    drive: Drive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_node_messages_are_settled_after_their_commit(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     driven = await drive()
     await driven.driver.settled()
     await driven.driver.report(LearnerReady(policy_version=0))
@@ -485,7 +477,7 @@ async def test_what_nodes_have_said_is_settled_once_it_is_committed(
     await driven.driver.report(driven.arrival(lease, lease.indices[0]))
     settling = asyncio.create_task(driven.driver.settled())
     await is_asked.wait()
-    assert not settling.done(), "it is not in the store"
+    assert not settling.done(), "the message is not in the store yet"
     may_commit.set()
     async with asyncio.timeout(60):
         await settling
@@ -496,7 +488,7 @@ async def test_what_nodes_have_said_is_settled_once_it_is_committed(
         await driven.driver.settled()
 
 
-async def test_what_comes_after_the_end_is_never_settled(drive: Drive) -> None:
+async def test_messages_after_the_end_are_never_settled(drive: Drive) -> None:
     driven = await drive(running=False)
     work = asyncio.create_task(driven.driver.run(driven.act))
     await asyncio.sleep(0)

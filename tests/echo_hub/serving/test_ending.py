@@ -23,7 +23,7 @@ def test_another_versions_accuracy_ends_nothing() -> None:
     assert ending.last_is_published and not ending.finished.is_set()
 
 
-def test_what_was_evaluated_before_a_restart_counts() -> None:
+def test_evaluations_from_before_a_restart_count() -> None:
     ending = RunEnding(last_version=4, evaluated={4})
     assert not ending.finished.is_set()
     ending.published()

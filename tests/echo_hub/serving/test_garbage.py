@@ -11,19 +11,19 @@ from echo_hub.serving.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, SMALL_GRO
 
 
 class Knot:
-    """Nothing but the collector frees it."""
+    """A reference cycle, which only the garbage collector frees."""
 
     def __init__(self) -> None:
         self.me = self
 
 
 def num_looked_through() -> int:
-    """Objects that the next collection of all generations looks through."""
+    """Return the number of objects that the next full collection scans."""
     return len(gc.get_objects())
 
 
-def test_what_is_old_is_not_looked_through_again() -> None:
-    """Nor where as much is freed as is made, by which the collector itself is deceived."""
+def test_old_objects_are_not_scanned_again() -> None:
+    """Free as many objects as are made, which hides the growth from Python's own collector."""
     with Garbage() as collector:
         kept = [[number] for number in range(100_000)]
         most = 0
@@ -32,10 +32,10 @@ def test_what_is_old_is_not_looked_through_again() -> None:
             collector.handled(EVERY)
             most = max(most, num_looked_through())
         assert most < 10_000 < len(kept)
-    assert num_looked_through() > len(kept), "and afterwards it is"
+    assert num_looked_through() > len(kept), "afterwards they are scanned again"
 
 
-def test_young_cycles_are_freed_after_so_many_events() -> None:
+def test_young_cycles_are_freed_after_a_number_of_events() -> None:
     with Garbage() as collector:
         dead = weakref.ref(Knot())
         collector.handled(EVERY - 1)
@@ -45,7 +45,7 @@ def test_young_cycles_are_freed_after_so_many_events() -> None:
 
 
 class Memory:
-    """What the process has, and what the machine has left."""
+    """Scripted memory of the process, and free memory of the machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.own, self.left = 2**30, 2**40
@@ -65,7 +65,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def old_knot(collector: Garbage) -> weakref.ref[Knot]:
-    """A cycle that has grown old and is let go of."""
+    """Return a reference to an old cycle that nothing else refers to."""
     knot = Knot()
     collector.handled(EVERY)
     return weakref.ref(knot)
@@ -76,21 +76,21 @@ def test_at_a_quiet_moment_old_cycles_are_freed_if_memory_has_grown(memory: Memo
         dead = old_knot(collector)
         memory.own += LEAST_GROWTH - 1
         collector.quiet()
-        assert dead() is not None, "it is not worth it"
+        assert dead() is not None, "too little growth"
         memory.own += 1
         collector.quiet()
         assert dead() is None
         dead = old_knot(collector)
         collector.quiet()
-        assert dead() is not None, "since then it has not grown"
+        assert dead() is not None, "no growth since then"
 
 
-def test_who_works_is_held_up_only_where_memory_runs_short(memory: Memory) -> None:
+def test_a_busy_hub_collects_only_if_memory_is_short(memory: Memory) -> None:
     with Garbage() as collector:
         dead = old_knot(collector)
         memory.own += MOST_GROWTH - 1
         collector.handled(EVERY)
-        assert dead() is not None, "that a hub has grown is no reason"
+        assert dead() is not None, "the hub's own growth is no reason"
         memory.left = MOST_GROWTH - 1
         collector.handled(EVERY)
         assert dead() is None
@@ -98,48 +98,48 @@ def test_who_works_is_held_up_only_where_memory_runs_short(memory: Memory) -> No
         memory.left = 0
         memory.own += LEAST_GROWTH - 1
         collector.handled(EVERY)
-        assert dead() is not None, "others have taken it"
+        assert dead() is not None, "other processes took the memory"
         memory.own += 1
         collector.handled(EVERY)
         assert dead() is None
 
 
-def test_a_small_hub_lets_go_of_what_strangers_have_left_behind_while_it_works(memory: Memory) -> None:
+def test_a_small_busy_hub_collects_after_some_growth(memory: Memory) -> None:
     memory.is_soon_looked_through(True)
     with Garbage() as collector:
         dead = old_knot(collector)
         memory.own += SMALL_GROWTH - 1
         collector.handled(EVERY)
-        assert dead() is not None, "it is not worth it"
+        assert dead() is not None, "too little growth"
         memory.own += 1
         collector.handled(EVERY)
         assert dead() is None
         dead = old_knot(collector)
-        assert dead() is not None, "since then it has not grown"
+        assert dead() is not None, "no growth since then"
 
 
 def test_looking_through_takes_a_share_of_the_work_at_most(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.is_soon_looked_through(True)
     monkeypatch.setattr(garbage, "SHARE", 0.05)
     monkeypatch.setattr(garbage.time, "thread_time", iter([0.0, 0.1, 2.0, 2.2, 2.3, 2.4]).__next__)
-    with Garbage() as collector:  # From 0.0 to 0.1.
+    with Garbage() as collector:  # Lasts from 0.0 to 0.1.
         dead = old_knot_of(collector)
         memory.own += SMALL_GROWTH
         collector.handled(EVERY)  # At 2.0.
-        assert dead() is not None, "for 0.1 s, 2 s have to pass"
+        assert dead() is not None, "after 0.1 s of collection, 2 s must pass"
         collector.handled(EVERY)  # At 2.2.
         assert dead() is None
 
 
 def old_knot_of(collector: Garbage) -> weakref.ref[Knot]:
-    """As `old_knot`, where nothing has grown: the clock is not looked at."""
+    """Return an old cycle as `old_knot` does, without growth and without reading the clock."""
     knot = Knot()
     gc.collect(1)
     gc.freeze()
     return weakref.ref(knot)
 
 
-def test_a_process_in_a_container_is_not_let_grow_without_end(memory: Memory) -> None:
+def test_a_process_in_a_container_does_not_grow_without_limit(memory: Memory) -> None:
     with Garbage() as collector:
         dead = old_knot(collector)
         memory.own += MOST_GROWTH

@@ -25,7 +25,7 @@ Drive = Callable[..., Awaitable[Any]]
 
 
 class Barred:
-    """Every set of banned nodes that was told, in order."""
+    """Records every announced set of banned nodes, in order."""
 
     def __init__(self) -> None:
         self.told: asyncio.Queue[frozenset[str]] = asyncio.Queue()
@@ -72,17 +72,17 @@ async def house(drive: Drive, directory: RunDirectory, barred: Barred) -> tuple[
     return driven, keeping
 
 
-async def test_who_is_here_is_noted_and_adapters_that_nobody_needs_go(drive: Drive, tmp_path: Any) -> None:
+async def test_connected_nodes_are_noted_and_unneeded_adapters_deleted(drive: Drive, tmp_path: Any) -> None:
     directory = RunDirectory(tmp_path)
     for version in (1, 2, 3, 4):
         directory.adapter(version).mkdir(parents=True)
     barred = Barred()
     driven, keeping = await house(drive, directory, barred)
     await keeping.keep_house()
-    assert barred.known == [frozenset()], "nobody's work has been of use"
+    assert barred.known == [frozenset()], "no node has done useful work"
     seen = {row.node_id: row.last_seen for row in driven.store.read(read_leaderboard)}
     assert seen["a"] > 1.0 and seen["b"] == 1.0
-    assert set(directory.adapter_versions()) == {2, 4}, "one is evaluated, one is the newest"
+    assert set(directory.adapter_versions()) == {2, 4}, "one is being evaluated, one is the newest"
 
 
 async def test_bans_and_their_end_and_invites_are_told(
@@ -104,7 +104,7 @@ async def test_bans_and_their_end_and_invites_are_told(
     await barred.until(frozenset())
     await barred.until(frozenset())
     assert [(invite.name, invite.revoked_at) for invite in barred.invites] == [("Ada", 3.0)]
-    assert barred.num_renewed == 3, "at first, and when they have changed"
+    assert barred.num_renewed == 3, "once at first, and after each change"
     told = [(record.event, record.subject) for record in caplog.records if hasattr(record, "event")]  # type: ignore[attr-defined]
     assert told == [("node_banned", "b"), ("node_unbanned", "b")]
     watching.cancel()

@@ -1,4 +1,4 @@
-"""The whole hub in this process, its port open: what only the wiring can get wrong. tests/end_to_end has whole runs."""
+"""The whole hub in this process with an open port, to test its wiring; tests/end_to_end has whole runs."""
 
 from __future__ import annotations
 
@@ -80,10 +80,8 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
-    tmp_path: Path, endpoint: FakeEndpoint
-) -> None:
-    """The judge is away after four verdicts; the hub says so, is stopped, and goes on when the judge does."""
+async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
+    """Stop the judge after four verdicts; the hub reports it, is stopped, and resumes when the judge does."""
     judges = {"style": {"kind": "llm", "url": endpoint.url, "model": "m", "concurrency": 1}}
     reward = {"weights": {"style": 0.5}, "judges": judges}
     config, directory = settings(reward=reward, evaluation=EvaluationConfig(problems=1)), RunDirectory(tmp_path / "run")
@@ -120,7 +118,7 @@ async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
 
 
 def events(directory: RunDirectory) -> list[RunEvent]:
-    """Oldest first."""
+    """Return the events, oldest first."""
     store = Store.open(directory.database_url)
     try:
         return store.read(read_events, EventFilter(), 1_000)[::-1]
@@ -128,7 +126,7 @@ def events(directory: RunDirectory) -> list[RunEvent]:
         store.close()
 
 
-async def test_a_hub_that_fails_says_why_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failing_hub_logs_the_reason_before_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, directory = settings(), RunDirectory(tmp_path / "run")
     make_run(directory, config)
 

@@ -16,7 +16,7 @@ def taken(inbox: Inbox) -> list[Event]:
     return found
 
 
-async def test_what_the_hub_has_found_out_goes_before_what_nodes_say() -> None:
+async def test_the_hubs_own_events_come_before_node_messages() -> None:
     inbox = Inbox()
     of_nodes = [NodeConnected(node_id="a"), NodeDisconnected(node_id="a"), NodeConnected(node_id="b")]
     own = [RolloutScored(rollout_id="1-0", reward=1.0), StepDone(step=1, metrics={})]
@@ -25,14 +25,14 @@ async def test_what_the_hub_has_found_out_goes_before_what_nodes_say() -> None:
     assert taken(inbox) == [*own, *of_nodes]
 
 
-async def test_only_what_comes_by_the_thousand_is_taken_together() -> None:
+async def test_only_frequent_events_are_taken_together() -> None:
     inbox = Inbox()
     told = [NodeReported(node_id=name, capacity=1, policy_version=0) for name in "abcd"]
     events = [told[0], told[1], NodeDisconnected(node_id="a"), told[2], told[3]]
     for event in events:
         await inbox.put(event)
     assert inbox.take(3) == events[:2]
-    assert inbox.take(3) == events[2:3], "has a turn of its own"
+    assert inbox.take(3) == events[2:3], "this event has its own turn"
     assert inbox.take(1) == events[3:4]
 
 
@@ -47,7 +47,7 @@ async def test_a_taker_waits_for_the_next() -> None:
     assert len(taken(inbox)) == 1
 
 
-async def test_nodes_wait_while_it_is_full_and_verdicts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_inbox_blocks_nodes_but_no_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "INBOX_EVENTS", 1)
     inbox = Inbox()
     await inbox.put(NodeConnected(node_id="a"))
@@ -57,13 +57,13 @@ async def test_nodes_wait_while_it_is_full_and_verdicts_do_not(monkeypatch: pyte
     await inbox.put(RolloutScored(rollout_id="1-0", reward=1.0))
     inbox.take()
     await asyncio.sleep(0)
-    assert not waiting.done(), "there is no more room than before"
+    assert not waiting.done(), "no space was freed"
     inbox.take()
     await waiting
     assert taken(inbox) == [NodeConnected(node_id="b")]
 
 
-async def test_at_its_end_nobody_waits_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_closed_inbox_blocks_no_one_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "INBOX_EVENTS", 1)
     inbox = Inbox()
     await inbox.put(NodeConnected(node_id="a"))
@@ -75,7 +75,7 @@ async def test_at_its_end_nobody_waits_and_nothing_is_kept(monkeypatch: pytest.M
     assert taken(inbox) == []
 
 
-async def test_what_is_handled_alone_is_not_waited_with() -> None:
+async def test_an_event_handled_alone_is_taken_at_once() -> None:
     inbox = Inbox()
     await inbox.put(RolloutScored(rollout_id="1-0", reward=1.0))
     waiting = asyncio.create_task(inbox.wait_for_others())
@@ -90,18 +90,18 @@ async def test_what_is_handled_alone_is_not_waited_with() -> None:
     again.cancel()
 
 
-async def test_what_nodes_say_can_be_left_where_it_is() -> None:
+async def test_node_messages_can_stay_in_the_inbox() -> None:
     inbox = Inbox()
     waiting = asyncio.create_task(inbox.wait_for_own())
     await inbox.put(NodeConnected(node_id="a"))
     await asyncio.sleep(0)
-    assert not waiting.done() and inbox.take(of_nodes=False) == [], "only a node has said something"
+    assert not waiting.done() and inbox.take(of_nodes=False) == [], "only a node's message is waiting"
     await inbox.put(RolloutScored(rollout_id="1-0", reward=1.0))
     await waiting
     assert inbox.take(of_nodes=False) == [RolloutScored(rollout_id="1-0", reward=1.0)]
     assert inbox.take(of_nodes=False) == [] and inbox
     waiting = asyncio.create_task(inbox.wait_for_own())
     await asyncio.sleep(0)
-    assert not waiting.done(), "it was taken"
+    assert not waiting.done(), "the event was taken"
     waiting.cancel()
     assert taken(inbox) == [NodeConnected(node_id="a")]

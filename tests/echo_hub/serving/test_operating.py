@@ -1,4 +1,4 @@
-"""A hub's parts with a real store and a real receiver; `test_hub` has the whole hub."""
+"""A hub's parts with a real store and a real receiver; `test_hub` tests the whole hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writers that work, fail and hang, fed from a real store."""
+"""Writers that work, fail and hang, with data from a real store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.echo_hub.written_steps import train
 
 
 class Odd:
-    """Notes its calls, each on a thread. Fails, or hangs until it is released, where it is asked to."""
+    """Records its calls, each on a thread; fails or hangs until released if told to."""
 
     name = "Odd"
 
@@ -122,8 +122,8 @@ async def test_a_failure_is_said_once_and_tried_again(
         tried = ["open"] if where == "opening" else ["open", "write"]
         await writer.until(*tried, "close", *tried, "close", *tried, "close")
         assert one.problem is not None and one.problem.startswith("Odd gets no figures; the run goes on without it")
-        assert one.problem.endswith("Look at its settings: no luck"), "and what to do"
-        assert changes.number >= 1, "the pages hear of it"
+        assert one.problem.endswith("Look at its settings: no luck"), "the text says what to do"
+        assert changes.number >= 1, "the pages are notified"
         writer.odd = dict.fromkeys(writer.odd, "")
         await until_cured(one, changes)
     assert writer.steps == [1]

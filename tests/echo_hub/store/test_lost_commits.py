@@ -38,8 +38,7 @@ def short_directory() -> Iterator[Path]:
 class Line:
     """A proxy between a hub and its PostgreSQL server that breaks the connection at a commit.
 
-    `breaks_at` says when: "before" the commit reaches the server, "after" its answer, or "between", before the answer
-    is read.
+    `breaks_at` says when: "before" the commit reaches the server, "after" the server's answer, or "between" the two.
     """
 
     def __init__(self, server: Path) -> None:

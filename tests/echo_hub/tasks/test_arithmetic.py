@@ -62,7 +62,7 @@ def test_negative_answers_are_scored_with_their_sign() -> None:
         ({"operations": []}, "task.options.operations "),
     ],
 )
-def test_a_wrong_option_is_named_with_what_there_is(options: dict[str, object], named: str) -> None:
+def test_a_wrong_option_is_named_with_the_valid_ones(options: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make_arithmetic(options)
     assert named in str(caught.value)

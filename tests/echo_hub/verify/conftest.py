@@ -1,4 +1,4 @@
-"""Versions of a random base model small enough to be computed in milliseconds, and rollouts that they drew."""
+"""Versions of a random base model that computes in milliseconds, and rollouts sampled with them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOP_ID = 1
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A run directory with adapters of versions 1 to `VERSIONS`, and who samples from them."""
+    """A run directory with adapters of versions 1 to `VERSIONS`, and a policy that samples from them."""
 
     directory: RunDirectory
     settings: LearnerSettings
@@ -59,7 +59,7 @@ class Versions:
             return list(sample_groups(self.policy.model, requests))
 
     def drawn(self, version: int, *numbers: int, node_id: str = "a") -> list[DrawnRollout]:
-        """Whole groups by one node and one version."""
+        """Return whole groups sampled by one node with one version."""
         requests = {number: self.request(number) for number in numbers}
         return [
             as_drawn(rollout, requests[rollout.group_id], Span(node_id=node_id, policy_version=version, num_tokens=0))
@@ -68,7 +68,7 @@ class Versions:
 
 
 def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: Span) -> DrawnRollout:
-    """The last span is as long as is left."""
+    """Return the rollout with these spans; the last one has the remaining tokens."""
     *first, last = spans
     left = len(rollout.completion_ids) - sum(span.num_tokens for span in first)
     return DrawnRollout(

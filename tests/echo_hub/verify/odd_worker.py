@@ -1,6 +1,7 @@
-"""A verifier process that answers at once, but dies of some rollouts and roundings, by their names, or cannot begin.
+"""A verifier process that answers at once, but dies of some rollouts and roundings by name, or cannot start.
 
-A rounding that is `deadly` ends one process, one that is `fatal` ends each."""
+The rounding `deadly` ends one process, `fatal` ends each.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from echo_shared.child import ParentPipe
 
 
 def clean(count: int) -> Evidence:
-    """Of tokens that were drawn honestly."""
+    """Return the evidence of honestly sampled tokens."""
     return Evidence.of([0.0] * count, [-0.5] * count, [0.25] * count, [-0.5] * count)
 
 

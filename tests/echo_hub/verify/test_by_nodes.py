@@ -1,4 +1,4 @@
-"""What a node is sent of others' rollouts, and what its answer shows: with the draws computed by hand."""
+"""Messages to a checking node, and the evidence in its answer, with draws computed by hand."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -
     )
 
 
-def test_each_who_drew_is_shown_what_is_his() -> None:
-    """The first token's interval holds its u; the second's ends at 0.7, 0.024 below; the third's begins 0.25 above,
-    and what is claimed of it is a nat off, its odds from ln(.607 / .393) to ln(.223 / .777). In log-odds the second's
-    end is .12 below its u, and the third's beginning 2.1 above."""
+def test_each_sampler_gets_the_evidence_of_its_tokens() -> None:
+    """Token 1's interval contains its u. Token 2's ends at 0.7, 0.024 below its u, or .12 in log-odds.
+
+    Token 3's begins 0.25 above its u, or 2.1 in log-odds. Its claim is a nat off: its odds go from ln(.607 / .393) to
+    ln(.223 / .777).
+    """
     found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
     assert found.below == pytest.approx([0.4, 0.7 - np.exp(-0.5), 0.3], abs=1e-6)
     assert found.logprobs == pytest.approx([-0.5, -0.5, -0.5])
@@ -72,8 +74,8 @@ LOWEST, HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo
         ([0.5, 0.5, 0.5], [HIGHEST, 710.0, 1e3]),
     ],
 )
-def test_whatever_is_said_the_evidence_is_of_numbers(below: list[float], logprobs: list[float]) -> None:
-    """Of all that a message can hold: finite numbers, shares between 0 and 1."""
+def test_any_answer_gives_finite_evidence(below: list[float], logprobs: list[float]) -> None:
+    """Try everything that a message can contain: finite numbers, and shares between 0 and 1."""
     wild = replace(DRAWN, behavior_logprobs=np.array([-1e30, 0.0, -5.0], np.float32))
     found = finding_of(wild, result(below, logprobs))
     total = sum((evidence for _, evidence in found.spans), NO_EVIDENCE)
@@ -115,7 +117,7 @@ async def world() -> AsyncIterator[World]:
     running.cancel()
 
 
-async def test_a_node_is_told_the_tokens_and_who_drew_by_what_and_nothing_else(world: World) -> None:
+async def test_a_checking_node_gets_only_tokens_and_spans(world: World) -> None:
     lease = await world.ask()
     assert lease.versions == (
         VersionSpan(policy_version=4, num_tokens=2),
@@ -127,7 +129,7 @@ async def test_a_node_is_told_the_tokens_and_who_drew_by_what_and_nothing_else(w
     assert said == {"prompt_ids", "completion_ids", "versions"}
 
 
-async def test_an_answer_is_heard_once_and_only_from_who_was_asked(world: World) -> None:
+async def test_an_answer_counts_once_and_only_from_the_asked_node(world: World) -> None:
     await world.ask()
     answer = result([0.4, 0.2, 0.3], [-0.5, -0.5, -0.5])
     await world.checks.answered("b", answer)
@@ -155,7 +157,7 @@ async def test_an_answer_of_another_length_tells_nothing(world: World, count: in
         replace(DRAWN, prompt_ids=np.zeros(131_073, np.int32)),
     ],
 )
-async def test_what_cannot_be_checked_by_anybody_is_said_at_once(world: World, found: Any) -> None:
+async def test_a_rollout_that_no_node_can_check_is_reported_at_once(world: World, found: Any) -> None:
     world.found = {} if found is None else {"1-0": found}
     world.checks.submit(SendCheck(node_id="a", rollout_id="1-0", deadline_s=9.0))
     async with asyncio.timeout(5.0):
@@ -163,7 +165,7 @@ async def test_what_cannot_be_checked_by_anybody_is_said_at_once(world: World, f
     assert world.sent.empty()
 
 
-async def test_who_never_answers_and_who_has_left_is_forgotten(world: World) -> None:
+async def test_checkers_that_left_or_never_answer_are_forgotten(world: World) -> None:
     names = [f"{number}-0" for number in range(1, MOST_OUT + 3)]
     world.found = {name: replace(DRAWN, rollout_id=name) for name in names}
     for name in names:

@@ -8,7 +8,7 @@ from echo_hub.verify.drawn import DrawnRollout, pack, pack_evidence, unpack, unp
 from echo_shared.child import HEADER_BYTES, pack_frame, unpack_frame
 
 
-def test_a_rollout_comes_through_a_frame_as_it_was() -> None:
+def test_a_rollout_is_unchanged_by_a_frame() -> None:
     drawn = DrawnRollout(
         rollout_id="3-1",
         prompt_ids=np.array([1, 2], np.int32),
@@ -27,13 +27,13 @@ def test_a_rollout_comes_through_a_frame_as_it_was() -> None:
             assert one == other
 
 
-def test_evidence_comes_through_a_frame_as_it_was() -> None:
+def test_evidence_is_unchanged_by_a_frame() -> None:
     shown = Evidence.of([0.0, 0.3], [-0.5, -2.0], [0.25, 0.9], [-0.5, -7.0])
     found = unpack_evidence(unpack_frame(pack_frame(pack_evidence(shown))[HEADER_BYTES:]))
     assert found == shown and hash(found) == hash(shown)
 
 
-def test_spans_come_through_a_frame_as_they_were() -> None:
+def test_spans_are_unchanged_by_a_frame() -> None:
     spans = (("a", Evidence.of([0.0], [-0.5], [0.25], [-0.5])), ("b", NO_EVIDENCE))
     frames = [{"node_id": node_id, **pack_evidence(shown)} for node_id, shown in spans]
     assert unpack_spans(unpack_frame(pack_frame({"spans": frames})[HEADER_BYTES:])["spans"]) == spans

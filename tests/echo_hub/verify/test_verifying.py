@@ -1,4 +1,4 @@
-"""Checks by the odd process of the verifier's own tests."""
+"""Checks by the odd process of the verifier's tests."""
 
 from __future__ import annotations
 

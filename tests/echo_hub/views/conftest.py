@@ -1,4 +1,4 @@
-"""The hub's parts around its pages, and what they are asked for."""
+"""A hub's parts around its pages, with scripted answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STARTED = 900.0
 
 
 def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluation]:
-    """Greedy and sampled, the latter half as good."""
+    """Return a greedy and a sampled evaluation; the sampled one is half as good."""
     greedy = Evaluation(
         policy_version=version,
         kind=EvaluationKind.GREEDY,
@@ -68,13 +68,13 @@ def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluat
 
 
 class Hub:
-    """The hub's parts around its pages: what nodes say goes by the connected nodes and the driver into the store."""
+    """Parts of a hub around its pages: node messages go through the connected nodes and the driver into the store."""
 
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
         self.directory = directory
         self.said: dict[str, Any] = {}
-        """Of the moment, in the place of what a hub in mid-run would say."""
+        """Values of the moment that replace those of a hub in mid-run."""
         self.nodes = ConnectedNodes(
             report=driven.driver.report,
             check_name=self._check_name,
@@ -126,7 +126,7 @@ class Hub:
         return replace(mid_run, **self.said)
 
     async def _check_name(self, node: NodeInfo) -> None:
-        """Every name is free."""
+        """Accept every name."""
 
     async def _remember(self, node: NodeInfo) -> None:
         await self.driven.async_store.on_writer(
@@ -140,19 +140,19 @@ class Hub:
         )
 
     async def answered(self, node_id: str, result: CheckResult) -> None:
-        """Nobody checks others here."""
+        """Ignore checks of other nodes' rollouts."""
 
     def left(self, node_id: str) -> None:
-        """Likewise."""
+        """Ignore nodes that leave."""
 
     async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
-        """Nobody asks for receipts here."""
+        """Ignore requests for receipts."""
 
     def admit(self, node_id: str) -> None:
-        """Nobody is banned here."""
+        """Admit every node."""
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Nothing is distributed here, as in the two below."""
+        """Distribute nothing, like the two functions below."""
 
     def node_left(self, node_id: str) -> None: ...
 
@@ -205,7 +205,7 @@ class Hub:
             await self.nodes.node_said(lease.node_id, rollout)
 
     async def train_to_the_end(self) -> None:
-        """The whole run, by all that is leased; adapters appear where the learner writes them."""
+        """Train the whole run with all leases; adapters appear where the learner writes them."""
         driven = self.driven
         driven.answered |= {TrainStep, PublishVersion}
         for version in (1, 2):

@@ -41,7 +41,7 @@ async def test_a_whole_run(hub: Any) -> None:
     assert await hub.pages.steps(1) == steps[1:]
 
 
-async def test_a_node_is_known_in_full_by_its_whole_id(hub: Any) -> None:
+async def test_a_nodes_full_record_is_found_by_its_whole_id(hub: Any) -> None:
     await hub.join("a")
     await hub.train_to_the_end()
     record = await hub.pages.node("a")
@@ -92,7 +92,8 @@ async def test_health_is_of_this_moment(hub: Any) -> None:
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the page with its chart and column, in JSON, at /metrics and in TensorBoard: no reader is told of it."""
+    """Show it on the page with chart and column, in JSON, at /metrics and in TensorBoard, without a change in any
+    reader."""
     added = StepFigure(
         key="surprise",
         label="of the policy",
@@ -146,8 +147,8 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
     assert (view.nodes_known, view.nodes_useful) == (3, 1)
 
 
-async def test_what_is_leased_is_looked_at_as_it_was_when_somebody_asked(hub: Any) -> None:
-    """The coordinator goes on leasing while a thread looks."""
+async def test_leases_are_shown_as_of_the_request(hub: Any) -> None:
+    """Let the coordinator lease more while a thread reads."""
     await hub.join("a")
     live = dict.fromkeys(("a", "b"), 3)
     moment = hub.pages._moment()

@@ -60,7 +60,7 @@ async def test_a_run_before_its_first_step(hub: Any) -> None:
     assert (view.dissemination, view.nodes_on_newest, view.nodes_connected, view.uplink_bytes_s) == (None, 0, 0, None)
 
 
-async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
+async def test_the_stores_totals_are_shown(hub: Any) -> None:
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
@@ -71,14 +71,14 @@ async def test_the_books_are_shown_as_they_are(hub: Any) -> None:
     assert view.newest_step == (await hub.pages.steps(1))[0]
 
 
-async def test_what_was_gone_on_with_is_shown(hub: Any) -> None:
+async def test_continued_rollouts_are_shown(hub: Any) -> None:
     hub.said = {"rollouts_gone_on": 3, "tokens_saved": 700}
     view = await hub.pages.run_view()
     assert (view.rollouts_gone_on, view.tokens_saved) == (3, 700)
 
 
 async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
-    """The views decide nothing of it, whatever the books and the coordinator look like."""
+    """Views decide nothing about it, whatever the store and the coordinator contain."""
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
@@ -95,7 +95,7 @@ async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: An
     assert (view.accuracy_before, view.accuracy_after) == (0.25, 0.75)
 
 
-async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Any) -> None:
+async def test_a_step_is_shown_once_it_is_committed(hub: Any) -> None:
     driven = hub.driven
     driven.answered.add(PublishVersion)
     await hub.join("a")
@@ -108,10 +108,10 @@ async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Any
     await driven.driver.report(StepDone(step=2, metrics={"loss": 0.25}))
     for _ in range(10):
         await asyncio.sleep(0)
-    assert driven.driver.coordinator.status().trained_steps == 2, "it is on its way into the store"
+    assert driven.driver.coordinator.status().trained_steps == 2, "its commit is in progress"
     view = await hub.pages.run_view()
     may_commit.set()
-    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are there"
+    assert view.newest_step is not None, "the figures of step 1 stay until those of step 2 are stored"
     assert (view.trained_step, view.newest_step.step, view.newest_step.figures["loss"]) == (1, 1, 0.5)
     assert (view.mean_reward, view.staleness_mean, view.staleness_max) == (0.5, 0.0, 0)
     await driven.until(lambda: bool(driven.of(FinishRun)))
@@ -150,7 +150,7 @@ async def test_without_a_curriculum_none_is_shown(hub: Any) -> None:
     assert (await hub.pages.run_view()).curriculum is None
 
 
-async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
+async def test_a_curriculums_status_is_shown(make_hub: Any) -> None:
     settings = CurriculumSettings(rule="skip", by="problem")
     choosy = await make_hub(curriculum=settings, tasks=(TrainedTask(key="sums"),))
     await choosy.join("a")
@@ -160,7 +160,7 @@ async def test_what_a_curriculum_knows_is_shown(make_hub: Any) -> None:
     assert known.solved + known.hopeless + known.between > 0
 
 
-async def test_what_nodes_cost_is_shown_once_any_costs_something(hub: Any) -> None:
+async def test_costs_are_shown_once_a_node_costs_something(hub: Any) -> None:
     await hub.join("a")
     assert (await hub.pages.run_view()).cost is None
     await hub.train_to_the_end()
@@ -199,7 +199,7 @@ async def test_only_async_runs_have_a_staleness_bound(make_hub: Any, mode: str) 
         ({"finished": True, "learner_is_down": True}, None),
     ],
 )
-async def test_what_the_learner_waits_for(hub: Any, moment: dict[str, bool], reason: str | None) -> None:
+async def test_the_reason_that_the_learner_waits(hub: Any, moment: dict[str, bool], reason: str | None) -> None:
     hub.said.update(moment)
     assert waits_for(hub.moment()) == reason
 
@@ -212,8 +212,8 @@ async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
     assert waits_for(hub.moment()) is None
 
 
-async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations: Any) -> None:
-    """One word for each moment; where several hold, what keeps the others from mattering."""
+async def test_a_runs_activity_is_the_one_that_must_end_first(hub: Any, make_evaluations: Any) -> None:
+    """Show one activity for each moment; of several, the one that makes the others irrelevant."""
 
     async def doing(**said: Any) -> Doing:
         hub.said = said
@@ -225,18 +225,18 @@ async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations
     assert await doing() is Doing.LACKS_NODES
     assert await doing(needs_nodes=False) is Doing.COLLECTING, "it samples for itself"
     assert await doing(learner_is_down=True) is Doing.LEARNER_DOWN
-    assert await doing(last_is_published=True) is Doing.EVALUATING, "nobody is needed any more"
+    assert await doing(last_is_published=True) is Doing.EVALUATING, "no node is needed any more"
     hub.driven.store.record_evaluations(make_evaluations(0, 0.25, at=1.0))
     assert await doing(last_is_published=True, finished=True) is Doing.FINISHED
     assert set(DETAILS) == set(Doing)
 
 
-def test_whose_claims_are_far_off_is_shown() -> None:
+def test_nodes_with_deviating_claims_are_shown() -> None:
     status = TrustStatus(mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),))
     assert trust_view(status).mismatch == (MismatchView(node_id="a", kl=0.25, num_tokens=90),)
 
 
-def test_what_all_nodes_fail_on_is_a_problem() -> None:
+def test_a_fault_of_all_nodes_is_a_problem() -> None:
     status = TrustStatus(
         checked={"mlx/f32/metal": 9},
         failed={"mlx/f32/metal": 3},
@@ -251,7 +251,7 @@ def test_what_all_nodes_fail_on_is_a_problem() -> None:
     assert "mlx/f32/metal on version 7" in COMMON_FAULT.format(what=view.suspended[0])
 
 
-async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub: Any) -> None:
+async def test_watched_problems_are_shown_and_the_hub_stays_ready(hub: Any) -> None:
     disk = Problem(kind=ProblemKind.DISK, text="The disk is nearly full.", since=1.0)
     down = Problem(kind=ProblemKind.LEARNER_DOWN, text=LEARNER_IS_DOWN, since=1.0)
     hub.said = {"watched": (disk,)}
@@ -293,7 +293,7 @@ async def test_a_cluster_that_is_away_is_broken_and_said_once(
     assert "(connection refused)" in text
 
 
-async def test_what_the_run_goes_on_with_is_said_and_makes_the_hub_no_less_ready(hub: Any) -> None:
+async def test_degraded_parts_are_shown_and_the_hub_stays_ready(hub: Any) -> None:
     status = replace(hub.driven.driver.coordinator.status(), withdrawn={8: "not finite"})
     lagging = replace(status, trust=TrustStatus(lagging=(("a" * 32, "It lags."),)))
     hub.said = {"status": lagging}
@@ -323,7 +323,7 @@ async def test_a_database_that_is_away_is_broken_and_said_once(hub: Any) -> None
     assert view.broken and hub.pages.health().reasons == view.problems
 
 
-async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
+async def test_operators_changes_are_shown(make_hub: Any) -> None:
     hub = await make_hub(max_staleness=3)
     view = await hub.pages.run_view()
     assert (view.leasing, view.live["max_staleness"]) == ("open", 3)

@@ -1,4 +1,4 @@
-"""Checks by nodes: the choice of checkers and the outcomes, alone and in a coordinator."""
+"""Checks by nodes: choice of checkers, and outcomes, alone and in a coordinator."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_rounding_explains_claims_too_high_by_its_variance() -> None:
 
 
 def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
-    """One sum of a node that rounds twice as coarsely as its class reaches the alarm."""
+    """Let one sum of a node that rounds twice as coarsely as its class reach the alarm."""
     honest, recent = measured(0.02), engine(3, 0.04)
     before = tuple(ALARM - 1e-6 if place == Alternative.CLAIMS_INVENTED else ALARM / 2 for place in range(len(NOTHING)))
     one = evidence(1, error=0.3)
@@ -246,7 +246,7 @@ def test_a_node_that_forges_a_fifth_is_found(noise: float, times: float) -> None
 def test_a_forger_of_any_share_is_found_unmeasured(precision: str, forged: float) -> None:
     """Without measurements, a node may round four times as coarsely as assumed.
 
-    Still a forger of all or some tokens is found in every precision.
+    Forgers of all or some tokens are found in every precision.
     """
     noise = {"f32": 0.003, "bf16": 0.03, "q8_0": 0.08}.get(precision, 0.3)
     found = tokens_until(ALARM, default(NumericsClass("x", precision)), rollouts(9, 50, noise, forged=forged))

@@ -82,7 +82,7 @@ def test_a_growth_that_all_nodes_show_is_no_lag() -> None:
 
 
 def test_an_older_policy_explains_a_larger_mismatch() -> None:
-    """From step 20 on, rollouts of one of three nodes are five versions old, not one."""
+    """Make rollouts of one of three nodes five versions old instead of one, from step 20 on."""
 
     def late(node_id: str, step: int) -> int:
         return 5 if node_id == "a" and step > 20 else 1

@@ -172,7 +172,7 @@ def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
 def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
     """Honest claims are too high by half of the noise's variance, or not at all.
 
-    The noise has the class's scale, or the measured scale, one step finer.
+    Scales of the noise are the class's, and the measured one, a step finer.
     """
     curves = claim_curves(CLAIMS)
     for place, scale in enumerate(SCALES / rounded_up):

@@ -748,7 +748,7 @@ def test_each_rounding_is_measured_and_not_each_name(world) -> None:
 
 
 def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """Measure again once the version is a fourth older, as if each version had rollouts."""
+    """Measure again when the version is a fourth older, assuming rollouts of each version."""
     bench = world()
     trust, found = bench.coordinator._trust, []
     for version in range(40):
