@@ -1,4 +1,4 @@
-"""Engines of this machine, measured for real; and what the node makes of figures."""
+"""Real measurements of this machine's engines, and the node's use of the figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def paths(tmp_path: Path) -> Paths:
 
 @pytest.fixture
 async def fetched(hub: Any, paths: Paths) -> HubRecord:
-    """A hub whose base model is here, as the fetcher left it."""
+    """Return a hub whose base model is here, as left by the fetcher."""
     from echo_node.host.address import HubAddress
     from echo_node.net.fetcher import Fetcher, Source
     from echo_shared.swarm import SwarmSettings, open_swarm
@@ -86,7 +86,7 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
     )
     assert report.chosen is not None and report.chosen.name == best.choice.name
     assert "measured the fastest" in report.chosen.reason and report.width == 2
-    assert base.derived.is_dir()  # What the engines made of the model is there for the node.
+    assert base.derived.is_dir()  # The engines' converted files are there for the node.
 
 
 @pytest.mark.usefixtures("odd_worker")
@@ -114,7 +114,7 @@ async def test_where_memory_is_short_less_width_is_tried(paths: Paths, tmp_path:
     assert outcome.speeds is not None and set(outcome.speeds.decode) == {1, 8, 16}
 
 
-async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
+async def test_a_single_engine_can_be_measured(paths: Paths, fetched: HubRecord) -> None:
     Widths(paths.widths).remember(place_of(TORCH, hardware.detect(), "base"), 2**33, 4)
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
@@ -123,12 +123,10 @@ async def test_one_engine_only(paths: Paths, fetched: HubRecord) -> None:
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
-    assert not paths.widths.exists()  # Learnt again if need be.
+    assert not paths.widths.exists()  # Learned again if needed.
 
 
-async def test_an_engine_whose_weights_were_deleted_is_not_held_to_have_failed(
-    paths: Paths, fetched: HubRecord
-) -> None:
+async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: Paths, fetched: HubRecord) -> None:
     with base_for(paths, fetched, None) as base:
         bench = Bench(paths, CONFIG, hardware.detect(), base)
         await bench.run(backend="llama_cpp", seconds=0.3, begin=ignore)

@@ -1,4 +1,4 @@
-"""A node's connections over real sockets: opened as one, closed as one."""
+"""A node's connections over real sockets: opened and closed together."""
 
 import asyncio
 import socket
@@ -34,7 +34,7 @@ def listens(port: int) -> bool:
         return prober.connect_ex((LOOPBACK, port)) == 0
 
 
-async def test_it_listens_until_it_is_closed(about: About) -> None:
+async def test_a_node_listens_until_it_is_closed(about: About) -> None:
     async with opened(about) as connections:
         ports = connections.swarm.port, connections.mesh.port
         assert 0 not in ports and await asyncio.to_thread(listens, connections.mesh.port)

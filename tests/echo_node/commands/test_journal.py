@@ -1,4 +1,4 @@
-"""`echo-node log`."""
+"""The command `echo-node log`."""
 
 from __future__ import annotations
 

@@ -54,6 +54,6 @@ def test_lengths_are_written_as_people_do(length: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("length", ["", "2", "h", "-2h", "2x", "0s", "999d", "2h or so", "1e9s", "٣h"])
-def test_what_is_no_length_is_refused(length: str) -> None:
+def test_an_invalid_duration_is_refused(length: str) -> None:
     with pytest.raises(ConfigError, match="not a length of time"):
         pause_for(length)

@@ -16,7 +16,7 @@ def shares(file: SharesFile) -> dict[str, float]:
     return {hub: one.share for hub, one in file.load().items()}
 
 
-def test_a_hub_that_is_joined_beside_another_leaves_that_its_part(file: SharesFile) -> None:
+def test_joining_a_second_hub_keeps_the_firsts_share(file: SharesFile) -> None:
     file.joined("http://b", 2.0, before="http://a")
     assert shares(file) == {"http://a": 1.0, "http://b": 2.0}
     file.joined("http://c", 1.0, before="http://b")
@@ -25,9 +25,9 @@ def test_a_hub_that_is_joined_beside_another_leaves_that_its_part(file: SharesFi
     assert shares(file)["http://b"] == 5.0
 
 
-def test_a_hub_that_is_joined_alone_ends_the_others_parts(file: SharesFile, tmp_path: Path) -> None:
+def test_joining_one_hub_alone_ends_other_shares(file: SharesFile, tmp_path: Path) -> None:
     file.joined("http://a", 0.0, before=None)
-    assert list(tmp_path.iterdir()) == [], "nothing to say"
+    assert list(tmp_path.iterdir()) == [], "no share to store"
     file.joined("http://b", 2.0, before="http://a")
     file.joined("http://c", 0.0, before="http://b")
     assert set(shares(file).values()) == {0.0}

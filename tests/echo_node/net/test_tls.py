@@ -1,4 +1,4 @@
-"""Failures of real handshakes, as they would be told of hubs elsewhere."""
+"""Failures of real handshakes, as reported for hubs on the internet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from echo_node.net.tls import handshake_failure
 
 
 async def failed_handshake(answer: bytes) -> ssl.SSLError:
-    """What comes of TLS to a server that answers this."""
+    """Return the error of a TLS handshake with a server that sends this answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
