@@ -1,4 +1,4 @@
-"""The messages by which an installation checks itself hold every array that a message may have."""
+"""An installation checks itself with messages that hold every array of every message."""
 
 from typing import get_args
 

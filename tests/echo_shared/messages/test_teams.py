@@ -11,13 +11,13 @@ from tests.echo_shared.messages.examples import TEAM, changed
 @pytest.mark.parametrize(
     ("field", "value"), [("action", "destroy"), ("name", "x" * (MAX_TEAM_NAME + 1)), ("name", 7), ("name", None)]
 )
-def test_what_a_node_wants_is_bounded(field: str, value: object) -> None:
+def test_a_nodes_team_request_is_bounded(field: str, value: object) -> None:
     with pytest.raises(CodecError):
         decode_from_node(changed(TeamWanted(action="create", name="Herons"), **{field: value}))
 
 
 @pytest.mark.parametrize(("field", "value"), [("page", "javascript:alert(1)"), ("page", "/\n"), ("rank", 0)])
-def test_what_a_hub_says_is_bounded(field: str, value: object) -> None:
+def test_a_hubs_team_answer_is_bounded(field: str, value: object) -> None:
     with pytest.raises(CodecError):
         decode_from_hub(changed(TEAM, **{field: value}))
 
