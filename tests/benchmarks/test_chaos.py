@@ -1,4 +1,4 @@
-"""The headline's figures; and a real run that is killed, cut and hung for some seconds."""
+"""The headline's figures; and a real run with some seconds of kills, cuts and hangs."""
 
 from __future__ import annotations
 

@@ -17,10 +17,8 @@ def test_the_headline_counts_failures() -> None:
 
 
 @pytest.mark.parametrize(("whole_s", "left_out"), [(gpu.WHOLE_S, 0), (gpu.WHOLE_S - 30, 1)])
-def test_all_parts_have_their_turn_within_the_time(
-    whole_s: float, left_out: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each takes all that it may: the last one has what is left, and is left out where that is too little."""
+def test_all_parts_run_within_the_time(whole_s: float, left_out: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each part use its whole limit; the last part gets the remainder, and is left out if that is too little."""
     now = [0.0]
     asked: list[tuple[str, float]] = []
 
@@ -40,6 +38,6 @@ def test_all_parts_have_their_turn_within_the_time(
     assert now[0] <= whole_s and [one.case for one in progress.left_out] == names[len(names) - left_out :]
 
 
-def test_a_real_model_gives_the_end_to_end_part_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_end_to_end_part_is_named_after_a_real_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(REAL_MODEL, str(tmp_path / "SmolLM2"))
     assert ("end to end, SmolLM2", "end to end", "SmolLM2") in gpu.cases()

@@ -1,4 +1,4 @@
-"""The study at the size of a test: dishonest samplers stand out, honest ones with the same numerics show nothing."""
+"""The study on a test's scale: dishonest samplers are found, honest ones with the same numerics are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CASES = (
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_what_is_dishonest_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dishonest_samplers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_run, "GROUPS", 16)
     monkeypatch.setattr(honesty, "HONEST_GROUPS", 64)
     monkeypatch.setattr(honesty, "DISHONEST_GROUPS", 64)
@@ -48,7 +48,7 @@ def test_an_exact_node_that_says_four_bits_earns_by_neighbours_and_is_found(monk
     gain = {row["case"]: row["reward_shopped"] - row["reward"] for row in measured.rows}
     assert gain[as_coarse["case"]] > gain[as_exact["case"]] + 0.03
     assert as_coarse["to_detection"] < shopping.UNDETECTED and not as_coarse["claims_round"]
-    assert with_noise["claims_round"] and with_noise["to_detection"] < shopping.UNDETECTED, "by its rewards"
+    assert with_noise["claims_round"] and with_noise["to_detection"] < shopping.UNDETECTED, "found by its rewards"
     assert diluted["takes"] == shopping.EQUALS and diluted["to_detection"] < shopping.UNDETECTED
     assert as_coarse["reward"] < half["reward_shopped"] < as_coarse["reward_shopped"] == diluted["reward_shopped"]
     assert measured.headline["most_earned_unfound_with_noise"] >= 0

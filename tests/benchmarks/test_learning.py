@@ -1,4 +1,4 @@
-"""Where time is short, each case is trained with fewer seeds, and the JSON says with which not."""
+"""With little time, each case is trained with fewer seeds, and the JSON names the missing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = {"steps": 2, "groups_per_step": 2, "group_size": 2, "problems": 4}
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_when_time_is_over_every_case_has_its_first_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_case_runs_its_first_seed_even_without_time(monkeypatch: pytest.MonkeyPatch) -> None:
     small = tuple(replace(case, **SMALL) for case in (cases.COLOCATED, cases.SEQUENTIAL, cases.BY_STALENESS[1]))
     monkeypatch.setattr(cases, "ALL", small)
     monkeypatch.setattr(cases, "COLOCATED", small[0])

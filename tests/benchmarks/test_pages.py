@@ -21,14 +21,14 @@ def test_faults_are_counted_by_element_and_said_by_rule() -> None:
     assert said_of(VIOLATIONS)[0] == "serious: color-contrast: ['#a'] (2)"
 
 
-def test_pages_that_differ_in_ids_are_one() -> None:
+def test_pages_that_differ_only_in_ids_count_as_one() -> None:
     assert shape("/rollouts/17?colour=version") == shape("/rollouts/18") == "/rollouts/*"
     assert shape("/nodes/0a1b2c3d4e") == "/nodes/*"
     assert shape("/fleet/009e3779b10000000000") == "/fleet/*" != shape("/fleet?state=away")
     assert shape("/leaderboard?node=1") == "/leaderboard" != shape("/")
 
 
-def test_what_leaves_the_hub_is_told() -> None:
+def test_requests_to_other_hosts_are_reported() -> None:
     loaded = Loaded(
         "http://127.0.0.1:8710", urls=["http://127.0.0.1:8710/x", "data:image/png;base64,", "https://cdn.org/x"]
     )
@@ -57,7 +57,7 @@ def test_the_headline_has_sums_of_faults_and_the_worst_of_all_else() -> None:
     }
 
 
-async def test_what_is_found_stands_if_the_rest_is_broken_off() -> None:
+async def test_findings_are_kept_if_the_measurement_is_interrupted() -> None:
     progress = Progress([Planned(name="live", seconds=1), Planned(name="snapshot", seconds=1)], ["live", "snapshot"])
     findings = Findings(progress, {"nodes": 5})
 

@@ -1,4 +1,4 @@
-"""The reference says yes to its own draws, and no to one other token."""
+"""The reference accepts its own samples, and finds a single changed token."""
 
 from __future__ import annotations
 

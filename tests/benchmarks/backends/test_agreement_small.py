@@ -1,4 +1,4 @@
-"""The built-in model with long completions draws the same in every engine, in spite of its weights' 16 bits."""
+"""For long completions of the built-in model, all engines sample the same tokens in spite of 16-bit weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = resolve_base("builtin:small")
 
 
 def requests() -> list[GroupRequest]:
-    """Short sums and puzzles, whose completions are unequally long."""
+    """Return short sums and puzzles, whose completions have unequal lengths."""
     codec = PromptCodec.load(BASE)
     tasks = [make_task("worked", {"longest": 3}), make_task("reasoning-gym:knights_knaves", {})]
     return [
@@ -60,7 +60,7 @@ def test_engines_draw_the_references_tokens_by_default(make: Callable[[], Engine
     assert found.max_difference < 1e-3
 
 
-def test_weights_are_stored_in_16_bits_and_no_larger_than_they_may_be() -> None:
+def test_weights_are_stored_in_16_bits_within_the_size_limit() -> None:
     (weights,) = BASE.glob("*.safetensors")
     assert weights.stat().st_size <= 7 * 2**20
     assert PromptCodec.load(BASE).context_tokens >= 1_024

@@ -1,4 +1,4 @@
-"""The baseline counts what its users would keep, and no more."""
+"""The baseline counts exactly the tokens that its users would keep."""
 
 from __future__ import annotations
 

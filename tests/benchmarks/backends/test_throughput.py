@@ -1,4 +1,4 @@
-"""Ratios are of runs that stood next to each other; workloads fill every width."""
+"""Ratios compare neighbouring runs; workloads fill every width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_ratios_are_the_medians_of_neighbours() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_width_has_more_work_than_it_holds_at_once(width: int) -> None:
+def test_every_width_has_more_work_than_fits_at_once(width: int) -> None:
     for workload in (tiny_workload(0), mid_workload(0)):
         groups = workload(width)
         assert sum(len(group.indices) for group in groups) > width

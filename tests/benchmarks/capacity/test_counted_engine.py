@@ -1,5 +1,4 @@
-"""What a counted engine has drawn is on disk at once; its news are those of the engine in it, whenever they are asked
-for."""
+"""A counting engine writes each token to the disk at once, and reports its inner engine's news at any time."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from echo_shared.sampling import DrawnPart, FinishedRollout, GroupRequest
 
 
 class _ThreeSteps:
-    """Draws token 5 for indices 0 and 1 of lease 7, which go on from two given tokens; index 1 ends at step three."""
+    """Draws token 5 for indices 0 and 1 of lease 7, which continue from two given tokens; index 1 ends at step
+    three."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -93,7 +93,7 @@ def test_news_are_joined_and_told_once(counted: CountedEngine) -> None:
     assert [(part.index, part.start, len(part.ids)) for part in counted.news()] == [(0, 4, 1)]
 
 
-def test_of_what_is_finished_or_cancelled_there_are_no_news(counted: CountedEngine) -> None:
+def test_finished_or_cancelled_rollouts_have_no_news(counted: CountedEngine) -> None:
     steps = counted.sample(iter(()))
     next(steps)
     counted.cancel(7)

@@ -1,4 +1,4 @@
-"""What counts as lost by a kill; and one that is played through: the hub's own tokens are not drawn anew."""
+"""Counting of tokens lost by a kill; and a real kill, after which the tokens that reached the hub are not resampled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BEFORE_AND_AFTER = {"first": 1.0, "killed": 4.0, "next": 20.0, "last": 30.0}
     [
         ([("killed", 8), ("next", 20)], 0),
         ([("first", 3), ("killed", 5), ("next", 20)], 0),
-        ([("first", 8), ("next", 1)], 0),  # The killed one had drawn nothing that the hub knew of.
+        ([("first", 8), ("next", 1)], 0),  # The killed node had drawn no token known to the hub.
         ([("killed", 6), ("next", 20)], 2),
         ([("next", 28)], 8),
-        ([("next", 9), ("last", 28)], 8),  # Drawn anew, and gone on with after another kill.
-        ([("first", 28)], 0),  # It was at it already when the other was killed.
+        ([("next", 9), ("last", 28)], 8),  # Sampled again, and continued after another kill.
+        ([("first", 28)], 0),  # It had already begun before the other was killed.
         ([("killed", 30)], 0),
     ],
 )
-def test_what_a_later_holder_draws_of_what_was_there_is_lost(drawn_by: list[tuple[str, int]], expected: int) -> None:
+def test_tokens_that_a_later_holder_samples_again_are_lost(drawn_by: list[tuple[str, int]], expected: int) -> None:
     assert lost(8, KILLED_AT, Finished(drawn_by=drawn_by, holders=BEFORE_AND_AFTER)) == expected
 
 

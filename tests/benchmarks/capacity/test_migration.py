@@ -1,4 +1,4 @@
-"""What is cut is the beginning of what was whole, and one other token is found."""
+"""Interrupted completions are beginnings of whole ones, and a single changed token is found."""
 
 from __future__ import annotations
 

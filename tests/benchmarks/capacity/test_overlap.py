@@ -1,4 +1,4 @@
-"""How runs are sized, and what is made of their books."""
+"""Sizing of runs, and evaluation of their records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PACE = Pace(
 """It needs exactly these nodes: 100 rollouts every 2.5 s."""
 
 
-def test_every_case_is_planned_and_its_settings_hold() -> None:
+def test_every_case_is_planned_and_has_valid_settings() -> None:
     assert len({case.name for case in plan()}) == len(CASES)
     for case in CASES:
         config = HubConfig.model_validate(case.settings(seed=7))
@@ -51,7 +51,7 @@ def test_every_case_is_planned_and_its_settings_hold() -> None:
     assert len(ENOUGH_CASES) == 3
 
 
-def test_the_first_run_is_sized_by_what_is_assumed() -> None:
+def test_the_first_run_is_sized_by_the_assumed_pace() -> None:
     needed = times_as_many(replace(SEEN.workload, max_staleness=2), SEEN.nodes, 1.0)
     assert needed is not None
     assert Sizing().slots(ASYNC) == round(SLOTS_SEEN * needed * 1.2)
@@ -61,7 +61,7 @@ def test_a_run_is_sized_by_those_before() -> None:
     sizing, first = Sizing(), Case(over=0.5, max_staleness=2)
     sizing.see(first, 30, PACE)
     assert sizing.slots(Case(over=0.6, max_staleness=2)) == 18
-    slow = replace(PACE.workload, train_s=4.5)  # Half of the nodes are enough; what they yield now is not looked at.
+    slow = replace(PACE.workload, train_s=4.5)  # Half of the nodes suffice; their present yield does not matter.
     sizing.see(first, 18, Pace(workload=slow, nodes=(), kinds=()))
     assert sizing.slots(Case(over=0.8, max_staleness=2)) == 12
 
@@ -86,8 +86,8 @@ def test_a_slower_uplink_takes_longer() -> None:
         sizing.slots(Case(over=1.2, max_staleness=1))
 
 
-def test_the_warm_up_is_left_out() -> None:
-    """Four slow steps, then steps that each take 0.5 s of waiting, 0.5 s of hand-off and 2 s of training."""
+def test_figures_leave_out_the_warm_up() -> None:
+    """Take four slow steps; later ones have 0.5 s of waiting, 0.5 s of hand-off and 2 s of training each."""
     ends = [100.0 * step for step in range(1, WARM_UP + 1)]
     ends += [ends[-1] + 3.0 * after for after in range(1, STEPS + 1 - WARM_UP)]
     books = Books(steps=tuple(_step(number, at) for number, at in enumerate(ends, start=1)), pace=PACE)

@@ -1,4 +1,4 @@
-"""A paced step is the real one, later."""
+"""A paced step computes like the real one, but ends later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echo_hub.run.base_model import resolve_base
 from echo_shared.step_figures import TRAIN_S
 
 
-def test_a_step_lasts_as_long_as_it_should_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_takes_the_given_time_and_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     monkeypatch.setenv(paced_learner.STEP_S, "1.5")
     settings = LearnerSettings(

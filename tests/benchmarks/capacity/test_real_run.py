@@ -1,4 +1,4 @@
-"""The nodes share the slots; a real run trains its steps and leaves books that the model can read."""
+"""Nodes share the slots; a real run trains its steps and leaves records for the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_all_slots_are_some_nodes(slots: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_its_books(tmp_path: Path) -> None:
+def test_a_run_leaves_complete_records(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     small = {**SETTINGS["training"], "groups_per_step": 2, "group_size": 2, "lora_rank": 2}
     fleet = Fleet(slots=4, token_s=0.02, step_s=0.3)
@@ -28,5 +28,5 @@ def test_a_run_leaves_its_books(tmp_path: Path) -> None:
     assert books.pace.workload.rollouts_per_step >= 4
     assert books.pace.workload.train_s >= 0.3
     assert len(books.pace.nodes) == NUM_NODES
-    # Four slots, tokens of 0.02 s, and no rollout shorter than one of them.
+    # Four slots, 0.02 s per token, and at least one token per rollout.
     assert 0 < sum(node.rollouts_per_s for node in books.pace.nodes) <= 4 / 0.02

@@ -1,4 +1,4 @@
-"""Which blows fall, in which order."""
+"""Kinds and order of the injected faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def names(seed: int, count: int, **where: bool) -> list[str]:
     return [kind.name for kind in islice(decks(random.Random(seed), **where), count)]
 
 
-def test_every_kind_falls_by_its_weight_and_the_order_follows_from_the_seed() -> None:
+def test_faults_occur_by_their_weights_in_an_order_set_by_the_seed() -> None:
     possible = [kind for kind in kinds() if not kind.lacks]
     one_deck = sum(kind.weight for kind in possible)
     assert Counter(names(1, 2 * one_deck)) == {kind.name: 2 * kind.weight for kind in possible}

@@ -1,4 +1,4 @@
-"""What counts as lost, as trained twice, and as balanced, on rows written by hand."""
+"""Lost rollouts, rollouts trained twice, and balanced accounts, counted on handwritten rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from echo_hub.store.tables import groups, rollouts, steps
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
-    """Two groups of two: the first is trained in step 1, of the second one is dropped and one under way."""
+    """Write two groups of two: one trained in step 1; the other with a dropped rollout and a leased one."""
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     with store.engine.begin() as connection:
         for group in (0, 1):
@@ -65,7 +65,7 @@ def test_a_database_without_tables_has_nothing_to_tell(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_what_was_acknowledged_and_is_leased_still_or_unknown_is_lost(engine: Engine) -> None:
+def test_acknowledged_rollouts_still_leased_or_unknown_are_lost(engine: Engine) -> None:
     assert check(engine, {"1-0", "2-1", "7-0"}).lost_after_ack == 2
 
 
@@ -78,10 +78,10 @@ def test_a_member_in_two_batches_is_trained_twice(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"state": "dropped", "final_at": 1.0},  # For no reason.
-        {"state": "trained", "final_at": 1.0},  # In no step.
-        {"state": "received", "final_at": 1.0},  # Ended in no final state.
-        {"state": "dropped", "drop_reason": "stale"},  # Final, and under way.
+        {"state": "dropped", "final_at": 1.0},  # Dropped without a reason.
+        {"state": "trained", "final_at": 1.0},  # Trained in no step.
+        {"state": "received", "final_at": 1.0},  # Closed in a state that is not final.
+        {"state": "dropped", "drop_reason": "stale"},  # Final, but without a time.
     ],
 )
 def test_books_that_do_not_balance(engine: Engine, values: dict[str, Any]) -> None:

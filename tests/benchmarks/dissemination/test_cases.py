@@ -1,4 +1,4 @@
-"""The cases cover what the headline needs."""
+"""The cases cover all that the headline needs."""
 
 from benchmarks.dissemination import cases
 from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, LINK_SETS, LOSSES, MIDDLE, NUM_NODES, SMALL
@@ -13,7 +13,7 @@ def measured() -> set[tuple[float | str, ...]]:
     }
 
 
-def test_every_case_has_a_name_of_its_own() -> None:
+def test_case_names_are_unique() -> None:
     fleets = [*cases.in_turns(), *cases.beside(), *cases.over_wan()]
     planned = cases.plan(fleets)
     assert len({case.name for case in planned}) == len(planned) == sum(len(fleet.cases) for fleet in fleets)
@@ -27,7 +27,7 @@ def test_echo_is_measured_on_all_links_with_all_fleets() -> None:
                 assert ("echo", size, num_nodes, links.hub_up, links.node_up) in measured()
 
 
-def test_unicast_is_measured_once_a_hub_uplink_and_never_beside_itself() -> None:
+def test_unicast_is_measured_once_per_hub_uplink() -> None:
     for hub_up in (20, 100):
         for num_nodes in NUM_NODES:
             assert ("http", MIDDLE, num_nodes, hub_up, 20) in measured()

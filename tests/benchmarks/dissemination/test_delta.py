@@ -1,4 +1,4 @@
-"""The whole measurement, of shorter runs."""
+"""The whole measurement, with shorter runs."""
 
 from __future__ import annotations
 

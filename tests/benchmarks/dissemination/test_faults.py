@@ -1,4 +1,4 @@
-"""Every fault, done to real hubs and nodes: all of them end well."""
+"""Every fault, injected into real hubs and nodes: all transfers still end well."""
 
 import pytest
 
@@ -16,7 +16,7 @@ pytestmark = [
 async def test_every_honest_node_ends_with_the_very_files(
     monkeypatch: pytest.MonkeyPatch, fault: Fault, way: str
 ) -> None:
-    # Midway lies an eighth of the way behind the beginning: on a busy machine, a moment comes late.
+    # Midway is an eighth after the beginning, because moments come late on a busy machine.
     monkeypatch.setattr(faults, "PAYLOAD_BYTES", 6_000_000)
     monkeypatch.setattr(faults, "MIDWAY_S", 0.3)
     tried = await try_one(fault, way, seed=1)

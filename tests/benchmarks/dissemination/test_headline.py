@@ -85,6 +85,6 @@ def test_the_worst_of_the_link_sets_counts() -> None:
         "wan_emulator_cores": 0.4,
         "planner_cpu_s_per_version": 0.9,
     }
-    assert {*headline([], [], [], [], []).values()} == {None, 0}, "nothing was measured"
+    assert {*headline([], [], [], [], []).values()} == {None, 0}, "without measurements, no figure is set"
     inexact = [*deltas, delta(1e-4, 1, "float32", 0.9, exact=False)]
     assert headline(rows, inexact, tried, [], far)["delta_exact"] is False

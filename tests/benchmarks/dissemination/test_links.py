@@ -1,4 +1,4 @@
-"""The bound by hand, and real links where this process may make them."""
+"""The lower bound, computed by hand, and real links if this process may create them."""
 
 import subprocess
 import sys
@@ -35,9 +35,9 @@ raise SystemExit(left)
 @pytest.mark.parametrize(
     ("hub_up", "node_up", "megabytes", "num_nodes", "bound_s"),
     [
-        (20, 20, 64, 8, 25.6),  # What the hub must send at least once.
-        (1000, 40, 8, 1, 0.64),  # What a node can take.
-        (100, 20, 64, 8, 8 * 64 * 8 / (100 + 8 * 20)),  # What all can send together.
+        (20, 20, 64, 8, 25.6),  # The hub's minimum upload.
+        (1000, 40, 8, 1, 0.64),  # The limit of a node's download.
+        (100, 20, 64, 8, 8 * 64 * 8 / (100 + 8 * 20)),  # The limit of all uploads together.
     ],
 )
 def test_the_bound(hub_up: int, node_up: int, megabytes: int, num_nodes: int, bound_s: float) -> None:
@@ -60,7 +60,7 @@ def reaches(net: Links, *, host: int, to: int, port: int, size: int = 1) -> bool
 
 @pytest.fixture
 def serve():
-    """`serve(net, host, port, size)`: whoever connects gets so many bytes."""
+    """Yield `serve(net, host, port, size)`, which starts a server that sends each client `size` bytes."""
     servers = []
 
     def start(net: Links, host: int, port: int, size: int = 1) -> None:
@@ -98,7 +98,7 @@ def test_hosts_reach_each_other_until_something_is_in_the_way(serve) -> None:
 
 
 @shaped
-def test_an_uplink_carries_what_it_is_said_to(serve) -> None:
+def test_an_uplink_has_its_configured_rate(serve) -> None:
     size = 1_000_000
     with open_links(1, SET) as net:
         assert isinstance(net, Links)
@@ -130,7 +130,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 @shaped
-def test_what_a_killed_run_left_is_removed() -> None:
+def test_leftovers_of_a_killed_run_are_removed() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert not psutil.pid_exists(child.pid)

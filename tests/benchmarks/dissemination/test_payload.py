@@ -1,4 +1,4 @@
-"""An adapter as peft writes it, which neither compresses nor holds a number that is not finite."""
+"""An adapter like peft's, incompressible and with finite numbers alone."""
 
 import json
 import zlib
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from benchmarks.dissemination.payload import digest_of, write_adapter
 
 
-def test_it_is_as_large_as_asked_for_and_finite(tmp_path: Path) -> None:
+def test_the_payload_has_the_requested_size_and_finite_numbers(tmp_path: Path) -> None:
     write_adapter(tmp_path / "a", 500_000, seed=1)
     weights = (tmp_path / "a" / "adapter_model.safetensors").read_bytes()
     assert abs(len(weights) - 500_000) < 2_000
@@ -21,7 +21,7 @@ def test_it_is_as_large_as_asked_for_and_finite(tmp_path: Path) -> None:
         assert torch.isfinite(weight).all()
 
 
-def test_the_digest_tells_versions_apart(tmp_path: Path) -> None:
+def test_each_version_has_another_digest(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("same", 1), ("b", 2)):
         write_adapter(tmp_path / name, 10_000, seed=seed)
     assert digest_of(tmp_path / "a") == digest_of(tmp_path / "same") != digest_of(tmp_path / "b")

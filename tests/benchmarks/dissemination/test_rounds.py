@@ -1,4 +1,4 @@
-"""The whole benchmark in small: real hub, real nodes, all sides."""
+"""The whole benchmark on a small scale: a real hub, real nodes, all sides."""
 
 import pytest
 
@@ -19,7 +19,7 @@ TOY = FleetCases(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shaped", [True, False])
-async def test_every_side_brings_it_to_every_node(monkeypatch: pytest.MonkeyPatch, shaped: bool) -> None:
+async def test_every_side_delivers_the_payload_to_every_node(monkeypatch: pytest.MonkeyPatch, shaped: bool) -> None:
     if not shaped:
         monkeypatch.setattr(links, "can_shape", lambda: False)
     elif not links.can_shape():

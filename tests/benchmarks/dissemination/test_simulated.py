@@ -1,4 +1,4 @@
-"""The planner over simulated lines, with fleets that are small enough for a test."""
+"""The planner on simulated links, with fleets small enough for a test."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def test_every_size_is_measured_with_every_kind() -> None:
     assert set(HEADLINE_KINDS) < set(KINDS)
 
 
-def test_uplinks_are_what_the_kind_says() -> None:
+def test_uplinks_match_the_kind_of_fleet() -> None:
     equal, unequal, silent = (
         uplinks(SimulatedCase(num_nodes=20, kind=kind), 7) for kind in ("equal", "unequal", "some hand on nothing")
     )
     assert set(equal) == {NODE_UP * MBIT}
     assert min(unequal) == 8 * MBIT and max(unequal) == 40 * MBIT and unequal != sorted(unequal)
     assert sum(up < MBIT for up in silent) == 2
-    assert unequal == uplinks(SimulatedCase(num_nodes=20, kind="unequal"), 7), "the same seed, the same fleet"
+    assert unequal == uplinks(SimulatedCase(num_nodes=20, kind="unequal"), 7), "the same seed gives the same fleet"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_have_it_and_no_sooner_than_the_bound(kind: Kind) -> None:
+def test_all_nodes_get_the_payload_but_not_before_the_lower_bound(kind: Kind) -> None:
     fleet = SimulatedFleet(SimulatedCase(num_nodes=6, kind=kind), 7)
     assert fleet.bound_s >= PAYLOAD_BYTES / (HUB_UP * MBIT)
     took_s = fleet.spread(1)

@@ -1,4 +1,4 @@
-"""The fuzzed readers on what is valid, on the kept corpus, and on any bytes."""
+"""The fuzzed readers, with valid input, the stored corpus, and random bytes."""
 
 from __future__ import annotations
 

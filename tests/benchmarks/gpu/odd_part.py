@@ -1,4 +1,4 @@
-"""Parts that behave as their names say, for the server to run."""
+"""Parts that behave by their names, to be run by the server."""
 
 from __future__ import annotations
 

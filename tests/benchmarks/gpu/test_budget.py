@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu.budget import Budget
 
 
-def test_it_says_what_is_done_and_what_is_left(
+def test_it_reports_finished_and_remaining_parts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = time.monotonic()

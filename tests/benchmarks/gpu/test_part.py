@@ -1,4 +1,4 @@
-"""All but the calls of CUDA itself, on a CPU: the same code on a shape of milliseconds."""
+"""The parts' code on a CPU, with a shape of milliseconds; only CUDA's own calls are left out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def measured(tmp_path: Path, *arguments: str, **environment: str) -> tuple[dict[
 
 
 @pytest.mark.slow
-def test_every_part_gives_its_figures(tmp_path: Path) -> None:
+def test_every_part_returns_its_figures(tmp_path: Path) -> None:
     document, said = measured(tmp_path, **{ON_CPU: "1"})
     rows = {row["case"]: row for row in document["rows"]}  # type: ignore[attr-defined]
     assert rows.keys() >= {"learner, tiny", "sampler, tiny", "end to end, builtin:tiny"}
@@ -50,7 +50,7 @@ def test_every_part_gives_its_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_gpu_it_says_so_and_that_is_no_failure(tmp_path: Path) -> None:
+def test_without_a_gpu_the_benchmark_reports_it_and_succeeds(tmp_path: Path) -> None:
     document, said = measured(tmp_path)
     assert "left out: learner, Qwen3-8B: there is no GPU" in said
     assert (document["rows"], document["headline"]) == ([], {"failed": 0})

@@ -1,4 +1,4 @@
-"""Parts that fail in every way, in forks of one server; and the same alone."""
+"""Parts that fail in every way, in forks of one server and alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="forks")
-def test_a_part_that_fails_costs_its_own_row_alone(server: Server) -> None:
+def test_a_failing_part_affects_only_its_own_row(server: Server) -> None:
     first = server.run("fine", "tiny", 7, limit_s=30.0)
     assert (first["shape"], first["seed"], first["limit_s"]) == ("tiny", 7, 30.0)
     assert server.run("raises", "tiny", 0, limit_s=30.0) == {"error": "ValueError: no memory"}
@@ -36,11 +36,11 @@ def test_a_part_that_fails_costs_its_own_row_alone(server: Server) -> None:
     assert server.run("hangs", "tiny", 0, limit_s=0.3) == {"error": "took more than 0 s"}
     assert time.monotonic() - began_at < 20
     assert server.run("fine", "tiny", 0, limit_s=30.0)["parent"] == first["parent"], "libraries are imported once"
-    assert len(psutil.Process(first["parent"]).children()) == 0, "what hung is gone"
+    assert len(psutil.Process(first["parent"]).children()) == 0, "the hanging part is gone"
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="forks")
-def test_a_server_that_is_gone_is_an_error_and_the_next_one_starts(server: Server) -> None:
+def test_a_dead_server_is_an_error_and_the_next_server_starts(server: Server) -> None:
     parent = server.run("fine", "tiny", 0, limit_s=30.0)["parent"]
     psutil.Process(parent).kill()
     answers = [server.run("fine", "tiny", 0, limit_s=30.0) for _ in range(2)]
@@ -55,7 +55,7 @@ def test_a_part_for_which_cuda_works_in_no_fork_runs_alone(server: Server, monke
     assert server.run("fine", "tiny", 0, limit_s=30.0) == alone
 
 
-def test_a_part_alone_gives_its_figures_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_alone_returns_its_figures_or_the_reason_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.run
 
     def of_child(code: str, limit_s: float) -> dict[str, object]:

@@ -16,7 +16,7 @@ def test_a_process_has_ended_however_the_block_is_left() -> None:
     assert process.returncode is not None
 
 
-def test_a_hub_that_does_not_serve_is_said_with_its_log(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_start_is_reported_with_its_log(tmp_path: Path) -> None:
     log = tmp_path / "hub.log"
     with pytest.raises(RunFailed, match=str(log)), hub_process(tmp_path / "nothing", log):
         pass

@@ -1,4 +1,4 @@
-"""What is sent is what a hub takes."""
+"""A hub accepts the benchmark's frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub and the echo as they are measured, with few nodes and for a short time."""
+"""The measured hub and echo server, with few nodes and for a short time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_window_tells_of_each_rollout() -> None:
     assert window.wait_ms(50) == pytest.approx(250)
 
 
-def test_the_echo_says_every_frame_back_and_its_processor_time_is_known(
+def test_the_echo_server_returns_every_frame_and_its_processor_time_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running, "SETTLE_S", 0.1)

@@ -22,12 +22,12 @@ def test_lengths_are_spread_as_the_case_says(case: Case) -> None:
     assert max(lengths) == case.spread * min(lengths) == case.longest
 
 
-def test_what_is_asked_for_is_measured() -> None:
+def test_the_required_cases_are_measured() -> None:
     assert any(case.vocabulary == 151_936 for case in CASES)
     assert any(case.precision == "float32" and case.steps > 1 for case in CASES)
 
 
-def test_cases_with_a_base_in_the_box_have_its_shape() -> None:
+def test_cases_of_a_built_in_base_have_its_shape() -> None:
     for case in (case for case in CASES if case.base):
         config = json.loads((resolve_base(case.base) / "config.json").read_text())
         assert case.vocabulary == config["vocab_size"] and case.layers == config["num_hidden_layers"]
@@ -42,7 +42,7 @@ def test_a_seed_gives_the_same_batch() -> None:
     assert [len(r.completion_ids) for group in first for r in group.rollouts] == TINY.lengths(0)
 
 
-def test_the_model_is_of_its_shape(tmp_path: Path) -> None:
+def test_the_model_has_the_cases_shape(tmp_path: Path) -> None:
     directory = make_model(TINY, tmp_path, 0)
     assert make_model(replace(TINY, checkpointing=True), tmp_path, 0) == directory
     model = AutoModelForCausalLM.from_pretrained(directory)
@@ -53,7 +53,7 @@ def test_the_model_is_of_its_shape(tmp_path: Path) -> None:
     assert operations == 4 * (inputs * weights + tokens * model.lm_head.weight.numel())
 
 
-def test_adapters_of_one_seed_are_equal_whatever_their_order() -> None:
+def test_adapters_of_one_seed_are_equal_in_any_order() -> None:
     names = {"b": (3, 2), "a": (2, 4)}
     first = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in names.items()}
     second = {name: torch.nn.Parameter(torch.zeros(names[name])) for name in sorted(names)}

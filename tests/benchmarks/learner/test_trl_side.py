@@ -14,7 +14,7 @@ pytest.importorskip("trl")
 TINY = replace(CASES[0], hidden=64, layers=2, intermediate=128, vocabulary=500, prompt_tokens=4, longest=16, steps=2)
 
 
-def test_the_batch_is_padded_as_trl_pads_it() -> None:
+def test_the_batch_is_padded_like_trls() -> None:
     from benchmarks.learner.trl_side import padded_batch
 
     groups = make_batch(TINY, 0)

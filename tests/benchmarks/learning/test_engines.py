@@ -21,7 +21,7 @@ def tokens(rollouts: list[FinishedRollout]) -> dict[int, list[int]]:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_nodes_engine_draws_by_the_weights_it_is_given(tmp_path: Path) -> None:
+def test_a_nodes_engine_samples_with_its_given_weights(tmp_path: Path) -> None:
     learning = Learning(cases.COLOCATED.config(0))
     policy = learning.policy
     request = GroupRequest(

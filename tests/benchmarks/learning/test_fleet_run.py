@@ -8,7 +8,7 @@ from benchmarks.learning import cases, fleet_run, recording
 from benchmarks.learning.fleet_run import TRAINED, Fate, FleetFigures
 
 
-def test_a_bias_is_what_was_trained_against_what_was_asked_for() -> None:
+def test_a_bias_compares_trained_with_requested_rollouts() -> None:
     fates = [
         Fate(outcome=TRAINED, rollouts=30, tokens=10.0, reward=0.5),
         Fate(outcome="stale", rollouts=10, tokens=30.0, reward=0.1),

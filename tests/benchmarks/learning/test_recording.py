@@ -8,7 +8,7 @@ from benchmarks.learning import recording
 from benchmarks.learning.recording import Machine
 
 
-def test_what_was_recorded_are_unequal_machines() -> None:
+def test_the_recording_holds_unequal_machines() -> None:
     nodes = recording.load()
     assert [(node.backend, node.precision, node.width) for node in nodes] == [
         (machine.backend, machine.precision, machine.width) for machine in recording.FLEET

@@ -14,7 +14,7 @@ def test_a_base_is_measured_once_for_all_seeds_and_ways_to_train(monkeypatch: py
     sizes = {"evaluation": {"problems": 64}}
     first, second = (smaller(case, sizes) for case in (COLOCATED, Case(name="", settings=stale(3))))
     measured = accuracy_of_base(first.config(0), Learning(first.config(0)).accuracy)
-    assert measured == Learning(second.config(7)).accuracy(), "what is taken for another run is what it comes to itself"
+    assert measured == Learning(second.config(7)).accuracy(), "the base's accuracy equals that measured in another run"
     assert 0 < measured < 1
     assert accuracy_of_base(second.config(7), lambda: pytest.fail("it is known")) == measured
 
@@ -28,7 +28,7 @@ def test_a_base_is_measured_once_for_all_seeds_and_ways_to_train(monkeypatch: py
         {"model": {"base": "builtin:small"}},
     ],
 )
-def test_another_task_or_base_is_measured_anew(
+def test_another_task_or_base_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, dict[str, object]]
 ) -> None:
     monkeypatch.setattr(bases, "_found", {})

@@ -12,14 +12,14 @@ def test_every_cases_settings_fit(table: object) -> None:
         assert case.config(7).run.seed == 7
 
 
-def test_an_old_runs_settings_are_its_own_and_the_bound() -> None:
+def test_a_stale_run_has_its_settings_and_the_staleness_bound() -> None:
     settings = stale(11, training={"updates_per_step": 4}, objective={"name": "aipo"})
     config = Case(name="", settings=settings).config(0)
     assert (config.run.mode, config.training.max_staleness, config.training.updates_per_step) == ("async", 11, 4)
     assert config.objective.name == "aipo"
 
 
-def test_a_smaller_case_keeps_what_it_is() -> None:
+def test_a_smaller_case_keeps_its_other_settings() -> None:
     case = smaller(Case(name="", settings=stale(3)), {"training": {"steps": 2}})
     config = case.config(0)
     assert (config.training.steps, config.training.max_staleness, config.run.mode) == (2, 3, "async")

@@ -11,13 +11,13 @@ GAME = Case(name="", settings={"task": {"name": "environment:guess"}, "sampling"
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_what_an_environment_says_is_not_trained_on_and_turns_are_drawn_as_the_hub_draws_them() -> None:
+def test_environment_texts_are_not_trained_on_and_turns_use_the_hubs_draws() -> None:
     play = Play(smaller(GAME, SIZES).config(1))
     groups = play.groups(0)
     assert [len(group.rollouts) for group in groups] == [2, 2]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     several = [rollout for rollout in rollouts if len(rollout.draws) > 1]
-    assert several, "a game of guesses takes more than one"
+    assert several, "a guessing game takes several turns"
     for rollout in several:
         assert not rollout.loss_mask.all()
         assert rollout.draws[:, 2].sum() == rollout.loss_mask.sum()
@@ -30,7 +30,7 @@ def test_what_an_environment_says_is_not_trained_on_and_turns_are_drawn_as_the_h
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_of_one_turn_the_batch_is_that_of_a_virtual_run() -> None:
+def test_with_one_turn_the_batch_equals_a_virtual_runs() -> None:
     from benchmarks.papers.ran import carry_out
 
     case = smaller(COLOCATED, SIZES)

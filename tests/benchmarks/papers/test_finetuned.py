@@ -23,7 +23,7 @@ def problems() -> Problems:
     return Problems.of_run(config, PromptCodec.load(resolve_base(config.model.base)))
 
 
-def test_no_held_out_problem_is_demonstrated_and_what_is_earns_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demonstrations_leave_out_held_out_problems_and_earn_full_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     given = problems()
     lines = list(demonstrations(given, 20, 7))
     assert len({line["prompt"] for line in lines}) == 20
@@ -37,7 +37,7 @@ def test_no_held_out_problem_is_demonstrated_and_what_is_earns_all(monkeypatch: 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_all_seeds_begin_with_what_the_demonstrations_have_come_to() -> None:
+def test_all_seeds_start_from_the_demonstrations_adapter() -> None:
     first = replace(smaller(DEMONSTRATED, SIZES), demonstrations=24)
     then = replace(smaller(TRAINED_KNIGHTS, SIZES), start=first)
     told: dict[int, Found] = {}

@@ -40,14 +40,14 @@ def test_sequential_is_colocated_and_far_nodes_wait_for_the_way() -> None:
     assert colocated.utilisation is not None and colocated.utilisation > 0.6
 
 
-def test_a_base_as_it_is_has_a_single_point() -> None:
+def test_an_untrained_base_has_a_single_point() -> None:
     run = small(LARGE)
     assert len(run.points) == 1 and not run.steps and 0 <= run.accuracy <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_quantised_fleet_draws_by_its_own_weights() -> None:
+def test_a_quantised_fleet_samples_with_its_own_weights() -> None:
     larger = {**SIZES, "training": {**SIZES["training"], "group_size": 8}}
     run = carry_out(replace(smaller(QUANTISED["q4_k_m"], larger), evaluate_every=1), 1)
     found = [step["mismatch_kl"] for step in run.steps if "mismatch_kl" in step]

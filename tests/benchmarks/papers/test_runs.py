@@ -21,7 +21,7 @@ def test_a_run_that_two_tables_name_is_carried_out_once() -> None:
     assert set(told[1]) == {one, other} and len(told[0][one]) == 2 and len(told[1][one]) == 1
 
 
-def test_a_tables_runs_go_seed_by_seed_and_what_is_not_trained_has_one() -> None:
+def test_runs_are_ordered_by_seed_and_untrained_cases_run_once() -> None:
     untrained = replace(COLOCATED, runner="untrained")
     assert runs_of(([COLOCATED, untrained, SEQUENTIAL], 2)) == [
         (COLOCATED, 0),
@@ -38,7 +38,7 @@ def test_nothing_wanted_is_nothing_done() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_base_as_it_is_is_measured_once_for_all_seeds() -> None:
+def test_an_untrained_base_is_measured_once_for_all_seeds() -> None:
     untrained = replace(smaller(COLOCATED, SIZES), runner="untrained")
     told: dict[int, Found] = {}
     carry_out_all([([untrained], 3)], 0, told.__setitem__)

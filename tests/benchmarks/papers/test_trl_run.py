@@ -13,7 +13,7 @@ SIZES = {"training": {"steps": 2, "groups_per_step": 2, "group_size": 2}, "evalu
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_it_trains_on_the_runs_problems_and_is_evaluated_as_the_run_is() -> None:
+def test_it_trains_on_the_runs_problems_and_is_evaluated_like_the_run() -> None:
     pytest.importorskip("trl")
     run = carry_out(replace(smaller(TRL, SIZES), evaluate_every=1), 1)
     assert [point.trained_rollouts for point in run.points] == [0, 4, 8]
@@ -22,7 +22,7 @@ def test_it_trains_on_the_runs_problems_and_is_evaluated_as_the_run_is() -> None
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_by_the_same_draws_it_takes_the_hubs_own_steps() -> None:
+def test_with_the_same_samples_its_steps_equal_the_hubs() -> None:
     pytest.importorskip("trl")
     sizes = {**SIZES, "training": {**SIZES["training"], "steps": 4, "group_size": 8}, "evaluation": {"problems": 64}}
     theirs, ours = (

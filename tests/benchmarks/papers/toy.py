@@ -1,4 +1,4 @@
-"""Made-up runs."""
+"""Invented runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.papers.ran import Ran
 
 
 def ran(*accuracies: float, norms: Sequence[float] = (1.0, 1.0)) -> Ran:
-    """A run with these points and steps."""
+    """Return a run with these points and steps."""
     return Ran(
         points=[
             Point(trained_rollouts=number, reward=None, accuracy=accuracy, staleness=0.0)

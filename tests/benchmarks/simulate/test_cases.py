@@ -1,4 +1,4 @@
-"""The grid's pools are just enough."""
+"""The grid's pools are barely large enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_hub.simulator.simulation import simulate
 
 
 @pytest.mark.parametrize("case", [case for case in GRID if not case.lacks], ids=lambda case: case.name)
-def test_a_pool_samples_in_time_the_margin_over_what_is_taken(case: GridCase) -> None:
+def test_a_pool_samples_the_margin_above_the_demand_in_time(case: GridCase) -> None:
     scenario = case.scenario(3)
     demand = demand_of(scenario)
     assert (demand.step_s, demand.max_staleness) == (case.step_s, case.max_staleness)
@@ -34,9 +34,9 @@ def test_no_pool_is_enough_where_the_steps_are_over_before_a_rollout_is_scored()
             0,
             16,
             0.95,
-        ),  # Between a version and the step that may take it last there is time for two rollouts.
-        (1.0, 1, 5.0, 1, 16, 0.95),  # One node takes longer than that for one, and nobody knows it at first.
-        (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps: who begins a moment too late is stale.
+        ),  # The time from a version to the last step that may use it fits two rollouts.
+        (1.0, 1, 5.0, 1, 16, 0.95),  # A slow node needs longer for one rollout, which is unknown at the beginning.
+        (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps, so a slightly late start makes it stale.
         (1.0, 2, 5.0, 0, 16, 0.95),
     ],
 )

@@ -1,4 +1,4 @@
-"""The linear programme is the least cost of any shares of the pool."""
+"""The linear programme's solution costs no more than any other division of the pool."""
 
 from __future__ import annotations
 

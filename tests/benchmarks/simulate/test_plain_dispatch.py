@@ -1,4 +1,4 @@
-"""The dispatch that the hub's is compared with leases as it says; all the rest is the hub's."""
+"""The baseline dispatch leases in its documented order; all other parts are the hub's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from echo_hub.simulator.world import World
 
 
 class Watched(World):
-    """What is leased, in order, with when."""
+    """Records the leases in order, with their times."""
 
     leases: list[tuple[float, SendLease]]
 
@@ -46,7 +46,7 @@ def test_whole_groups_in_order_as_soon_as_may_be_as_many_as_are_claimed() -> Non
     assert report.finished and report.balanced
 
 
-def test_members_apart_go_to_one_node_after_the_other() -> None:
+def test_spread_members_go_to_the_nodes_in_turn() -> None:
     world, report = ran(spread=True, aware=False)
     first = [(lease.group_id, lease.indices, lease.node_id) for at, lease in world.leases if at == 0]
     assert len(first) == 3 * 8

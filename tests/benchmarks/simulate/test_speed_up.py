@@ -1,4 +1,4 @@
-"""Where the pool is not enough, knowledge of lengths and young tokens pay."""
+"""Knowledge of lengths and fresh tokens help if the pool is too small."""
 
 from __future__ import annotations
 

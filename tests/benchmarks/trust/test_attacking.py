@@ -1,4 +1,4 @@
-"""An attack that goes through is reported."""
+"""A successful attack is reported."""
 
 from __future__ import annotations
 

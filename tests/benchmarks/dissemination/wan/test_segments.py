@@ -1,4 +1,4 @@
-"""Frames of several segments: counted, and cut into frames that are right by themselves."""
+"""Frames of several segments: counted, and divided into valid frames."""
 
 import struct
 
@@ -12,7 +12,7 @@ SOURCE, DESTINATION = bytes((10, 78, 0, 1)), bytes((10, 78, 0, 2))
 
 
 def train(num_bytes: int, *, sequence: int = 1_000, options: bytes = b"") -> bytes:
-    """A frame as the kernel hands it out: TCP data of so many bytes, to be cut into segments of GSO_SIZE."""
+    """Return a frame like the kernel's: TCP data of `num_bytes` bytes, to be divided into segments of GSO_SIZE."""
     offset = (20 + len(options)) // 4 << 4
     tcp = struct.pack("!HHIIBBHHH", 5_000, 80, sequence, 7, offset, FIN_PSH_ACK, 512, 0, 0) + options
     total = 20 + len(tcp) + num_bytes
@@ -27,7 +27,7 @@ def ones_complement_sum(data: bytes) -> int:
 
 
 def parts(frame: bytes) -> tuple[int, int, bytes, int]:
-    """Sequence number, TCP flags, data, and IP identification; what must hold of every frame is checked."""
+    """Check a frame's lengths and checksums; return its sequence number, TCP flags, data, and IP identification."""
     ip, tcp = frame[HEADER_BYTES : HEADER_BYTES + 20], frame[HEADER_BYTES + 20 :]
     assert int.from_bytes(ip[2:4]) == len(frame) - HEADER_BYTES
     assert ones_complement_sum(ip) == 0xFFFF
@@ -37,7 +37,7 @@ def parts(frame: bytes) -> tuple[int, int, bytes, int]:
     return int.from_bytes(tcp[4:8]), tcp[13], tcp[data_at:], int.from_bytes(ip[4:6])
 
 
-def test_a_packet_by_itself_is_one() -> None:
+def test_a_single_packet_counts_as_one() -> None:
     assert sizes(bytes(HEADER_BYTES) + bytes(700)) == [700]
 
 
@@ -57,14 +57,15 @@ def test_the_middle_is_lost() -> None:
     first, last = cut(whole, 0, 2), cut(whole, 3, 5)
     data = whole[HEADER_BYTES + 40 :]
     assert parts(first) == (1_000, 0x10, data[:200], 65_535)
-    assert parts(last) == (1_300, FIN_PSH_ACK, data[300:], 2)  # Of 16 bits; FIN and PSH are the last segment's.
+    # The field has 16 bits; only the last segment has FIN and PSH.
+    assert parts(last) == (1_300, FIN_PSH_ACK, data[300:], 2)
     assert sizes(first) == [140, 140]
     assert sizes(last) == [140, 90]
 
 
-def test_what_is_left_of_one_segment_is_a_packet_by_itself() -> None:
+def test_the_last_remaining_segment_becomes_a_plain_packet() -> None:
     one = cut(train(450, sequence=2**32 - 100), 1, 2)
     assert parts(one)[0] == 0
     assert one[1:6] == bytes(5)
-    assert one[0] == 1, "its checksum is still to be completed"
+    assert one[0] == 1, "its checksum is still incomplete"
     assert sizes(one) == [140]
