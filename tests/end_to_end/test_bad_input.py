@@ -1,4 +1,4 @@
-"""What users get wrong: each gets an error that says what happened, what was got and what to do; nothing is lost."""
+"""Users' mistakes: each error names the problem, the value and the remedy, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_port_and_a_run_in_use(site: Any) -> None:
     assert url
 
 
-async def test_a_hub_that_is_not_there_and_addresses_that_are_none(site: Any) -> None:
+async def test_an_unreachable_hub_and_invalid_addresses(site: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         free = probe.getsockname()[1]
     status, said = await join(site, f"http://127.0.0.1:{free}")

@@ -1,4 +1,4 @@
-"""`echo-hub demo` as a newcomer runs it: to its end, and interrupted."""
+"""`echo-hub demo` by a newcomer: to its end, and interrupted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Everything that names this directory on its command line, or was started by what does."""
+    """Return the processes with this directory on their command line, and all their children."""
     found = []
     for process in psutil.process_iter():
         try:
             if any(str(directory) in argument for argument in process.cmdline()):
                 found += [process, *process.children(recursive=True)]
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # It ended while we looked.
+            continue  # It ended in the meantime.
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT reads what transformers renamed.
+# PEFT reads an attribute that transformers has renamed.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 async def test_the_demo_ends_by_itself_and_reports(site: Any) -> None:
     run, report_file = site.root / "demo", site.root / "report.json"
     status, said = await site.command(

@@ -1,4 +1,4 @@
-"""A node is killed in the middle of its completions: another goes on with what the hub has of them."""
+"""A node is killed in the middle of its completions, and another continues from the tokens that reached the hub."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from echo_shared.sampling import GroupRequest
 pytestmark = pytest.mark.timeout(600)
 
 FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
-"""Nothing is likely, the end neither: completions are long."""
+"""No token is likely at this temperature, not even the end: completions are long."""
 TOLD = 24
-"""Tokens of one completion that the hub has when its node is killed, at least."""
+"""Minimum number of a completion's tokens at the hub before its node is killed."""
 
 CONFIG = HubConfig(
     run=RunConfig(mode="async"),
@@ -43,7 +43,8 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
-    trust=TrustConfig(verifier="off"),  # Nobody goes on with what a node has drawn before its first check.
+    # A verifier would keep other nodes from continuing completions before a node's first check.
+    trust=TrustConfig(verifier="off"),
 )
 
 
@@ -56,13 +57,13 @@ async def wait_for(condition: Callable[[], Any], serving: asyncio.Task[None]) ->
 
 
 def told(hub: Hub) -> dict[tuple[int, int], int]:
-    """How much the hub has of each rollout in progress, by lease and index."""
+    """Return the number of tokens at the hub for each rollout in progress, by lease and index."""
     leases = hub._opened.partials._leases.items()
     return {(name, i): one.num_tokens for name, lease in leases for i, one in lease.rollouts.items() if one.num_tokens}
 
 
 def finished(hub: Hub) -> list[Any]:
-    """All rollouts of the run that have come in."""
+    """Return all rollouts of the run that have arrived."""
     columns = (
         rollouts.c.lease_id,
         rollouts.c.index.label("at"),
@@ -79,7 +80,7 @@ def finished(hub: Hub) -> list[Any]:
 
 
 def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any, list[int]]]:
-    """Each rollout with the tokens that an engine draws for it from the first one on."""
+    """Yield each rollout with the tokens that an engine samples for it without interruption."""
     engine = make_engine("torch")
     engine.open(resolve_base("builtin:tiny"), derived, EngineSettings(width=4, threads=1, precision="f32"))
     requests = [
@@ -112,7 +113,7 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         nodes = hub._opened.coordinator._nodes
-        # However busy this machine is, it does not get through before the hub's news of it have been looked at.
+        # Slow the node down, so that it cannot finish before the test sees the hub's news.
         first = await site.node(hub.url, "first", backend="torch", module="benchmarks.capacity.paced_node")
 
         def in_the_middle() -> bool:
@@ -130,14 +131,16 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
         rows = finished(hub)
         assert len(rows) > before
         gone_on = [row for row in rows if row.spans]
-        assert sorted(row.spans[0][2] for row in gone_on) == sorted(had.values()), "all that the hub had, of each"
+        assert sorted(row.spans[0][2] for row in gone_on) == sorted(had.values()), (
+            "each rollout continues from all tokens at the hub"
+        )
         for row in gone_on:
             assert [node_id for node_id, _, _ in row.spans] == [killed, row.node_id] and killed != row.node_id
             assert sum(count for _, _, count in row.spans) == len(row.completion_ids) // 4
         view = await hub.pages.run_view()
         gone_on_with, expected = (view.rollouts_gone_on, view.tokens_saved), (len(had), sum(had.values()))
         if view.accounting.dropped.get("duplicate"):
-            # What was late on a busy machine was given out once more, and gone on with there as well.
+            # A rollout that was late on a busy machine was leased once more, and continued there too.
             assert all(np.greater_equal(gone_on_with, expected))
         else:
             assert gone_on_with == expected

@@ -1,4 +1,4 @@
-"""docs/guide.md on the real model: every block of it, in order, with settings by which it takes minutes."""
+"""Every code block of docs/guide.md on the real model, in order, with settings for minutes instead of hours."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_the_guide_goes_through(
 
 
 async def ran(site: Any, *command: str) -> str:
-    """What a program prints, which ends well."""
+    """Return a program's output; fail unless it succeeds."""
     status, text = await (await site.program(*command)).ended()
     assert status == 0, f"{command}\n{text}"
     return str(text)

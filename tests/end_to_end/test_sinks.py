@@ -1,4 +1,4 @@
-"""A run whose metric sink is broken: it is trained to its end, and the operator is told."""
+"""A run with a broken metric sink trains to its end, and the operator is informed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ async def test_a_broken_sink_stops_nothing_and_is_told(
     view = await until(url, lambda view: view["state"] == "finished" and view["problems"])
     (problem,) = view["problems"]
     assert problem.startswith("Weights & Biases gets no figures; the run goes on without it, ")
-    assert [problem in event["text"] for event in view["events"]].count(True) == 1, "it is said once"
+    assert [problem in event["text"] for event in view["events"]].count(True) == 1, "the problem is logged once"
     async with aiohttp.ClientSession(url, headers=operator(url)) as http, http.get("/readyz") as answer:
-        assert answer.status == 200, "the run does not need it"
+        assert answer.status == 200, "the run does not need the sink"
     assert (await node.end())[0] == 0
     assert (await hub.end())[0] == 0
-    assert list((run / "tensorboard").glob("events.out.tfevents.*")), "the other one has all"
+    assert list((run / "tensorboard").glob("events.out.tfevents.*")), "the working sink has all figures"

@@ -1,4 +1,4 @@
-"""What a volunteer's node goes through: a full disk, and the service that takes up where `join` began."""
+"""A volunteer's node: a full disk, and the service that continues from `join`."""
 
 from __future__ import annotations
 
