@@ -1,4 +1,4 @@
-"""The layers hold: who imports whom, what the pure parts never touch, and that every test has its module."""
+"""The layers hold: allowed imports between rooms, purity of pure parts, and a module for every test file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOMS = (
     "echo_hub.core.trust.likelihood",
     "echo_node.config",
 )
-"""Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
+"""Separate rooms; otherwise a room is a folder below a package, with its subfolders, or a package's root modules."""
 WIRING = ("echo_hub", "echo_hub.commands", "echo_hub.serving", "echo_node", "echo_node.commands")
 """Root modules, commands and the hub's serving process import any room of their side; no room imports them."""
 ARROWS: dict[str, set[str]] = {
@@ -153,7 +153,7 @@ ARROWS: dict[str, set[str]] = {
     "echo_shared.delta": {"echo_shared"},
     "echo_shared.swarm": {"echo_shared", "echo_shared.messages"},
 }
-"""Which rooms each room imports within its package; both sides may import all of echo_shared."""
+"""Each room's imports within its package; both sides may import all of echo_shared."""
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 IMPURE = (
     "asyncio",
@@ -183,13 +183,13 @@ PURE = (
     "echo_shared.sessions",
     "echo_shared.messages",
 )
-"""No I/O, no clock, no chance: neither here nor in anything that these import, however far down."""
+"""Modules without I/O, clock or randomness, also in their direct and indirect imports."""
 TORCH_ALLOWED = (
-    "echo_hub.evaluation.worker",  # A process of its own, which samples with the learner's policy.
-    "echo_hub.judges.worker",  # A process of its own, of a reward model.
+    "echo_hub.evaluation.worker",  # A separate process, which samples with the learner's policy.
+    "echo_hub.judges.worker",  # A separate process, for a reward model.
     "echo_hub.learner",
-    "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
-    "echo_hub.verify.measuring",  # Of that process, as the next.
+    "echo_hub.verify.worker",  # A separate process, which computes with the learner's policy.
+    "echo_hub.verify.measuring",  # Part of that process, like the next one.
     "echo_hub.verify.emulation",
     "echo_node.backends.torch_",
     "echo_node.backends.vllm_",
@@ -209,7 +209,7 @@ MODULES = {module_name(path): path for directory in PACKAGES.values() for path i
 
 @cache
 def imports(module: str) -> tuple[str, ...]:
-    """All that `module` imports, inside functions too; `from a import b` counts as a.b."""
+    """Return all imports of `module`, inside functions too; `from a import b` counts as a.b."""
     return tuple(_imports(ast.parse(MODULES[module].read_text(encoding="utf-8"))))
 
 
@@ -243,7 +243,7 @@ def test_the_sides_do_not_know_each_other(package: str, strangers: tuple[str, ..
 
 
 def ours(module: str) -> frozenset[str]:
-    """The modules of this project that `module` imports, inside functions too, and their packages' own."""
+    """Return this project's modules that `module` imports, inside functions too, and their packages."""
     found = set()
     for name in imports(module):
         name = name if name in MODULES else name.rpartition(".")[0]
@@ -282,12 +282,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def parents(module: str) -> set[str]:
-    """The packages around it: importing it imports them first."""
+    """Return the packages around a module, which Python imports first."""
     parts = module.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
-def test_what_is_pure_is_pure_all_the_way_down() -> None:
+def test_pure_modules_import_only_pure_modules() -> None:
     reached: dict[str, str] = {}
     waiting = {module: module for module in modules_of(*PURE)}
     while waiting:
@@ -306,7 +306,7 @@ def test_cores_import_only_themselves_of_their_side(side: str) -> None:
     ] == []
 
 
-def test_torch_stays_in_its_places() -> None:
+def test_only_listed_modules_import_torch() -> None:
     elsewhere = [module for module in MODULES if not module.startswith(TORCH_ALLOWED)]
     assert offences(elsewhere, "torch", "peft", "accelerate") == []
 
@@ -330,11 +330,12 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
     assert sorted(set(run.stdout.split()) & set(absent)) == []
 
 
-def test_every_test_has_its_module() -> None:
-    """tests/<package>/<path>/test_<module>.py tests <package>.<path>.<module>; other folders mirror the root's.
+def test_every_test_file_has_its_module() -> None:
+    """Check that tests/<package>/<path>/test_<module>.py tests <package>.<path>.<module>; other folders mirror the
+    root's.
 
-    A module with several test files has them as test_<module>_<aspect>.py. What belongs to no module (this file,
-    whole-system tests) lies in tests/ itself or in tests/end_to_end/.
+    A module's further test files are named test_<module>_<aspect>.py. Tests without a module (this file, whole-system
+    tests) are in tests/ itself or in tests/end_to_end/.
     """
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -1,4 +1,4 @@
-"""What the documentation points at is there."""
+"""Files, links and settings named in the documentation exist."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build", "dist"
 
 
 def paths(text: str) -> set[str]:
-    """What stands in backticks and begins with a folder of this repository."""
+    """Return quoted texts that begin with a folder of this repository."""
     quoted = re.findall(r"`([\w./-]+/[\w./-]*)`", text)
     return {name for name in quoted if name.split("/")[0] in TOP}
 
 
 def links(text: str) -> set[str]:
-    """Targets of links that lead to no other site."""
+    """Return targets of links within this site."""
     return {target for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in target}
 
 

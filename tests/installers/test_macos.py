@@ -1,4 +1,4 @@
-"""What the macOS installer chooses, on a Mac of either kind; the rest is posix.sh, tested on Linux."""
+"""Choices of the macOS installer on both kinds of Mac; its other part, posix.sh, is tested on Linux."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnMac = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def on_mac(home: Any, tmp_path: Path) -> OnMac:
-    """`on_mac(machine, release, *command)`: run a command where `uname` says that this is such a Mac."""
+    """Return `on_mac(machine, release, *command)`: it runs a command with a `uname` of such a Mac."""
 
     def run(machine: str, release: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
         uname = tmp_path / "bin" / "uname"

@@ -34,7 +34,7 @@ def test_every_section_of_the_results_is_of_a_benchmark() -> None:
     assert len(re.findall(r"(?m)^## ", RESULTS)) == len(re.findall(r"(?m)^## \w+: ", RESULTS))
 
 
-def test_what_was_measured_is_shown_with_its_pictures(tmp_path: Path) -> None:
+def test_measurements_are_shown_with_their_pictures(tmp_path: Path) -> None:
     figures, pages = tmp_path / "figures", tmp_path / "pages"
     (figures / "learning").mkdir(parents=True)
     pages.mkdir()

@@ -65,7 +65,7 @@ def test_models_are_found_however_deep() -> None:
     assert set(models_in(kind)) == {Part, Kind}
 
 
-def test_numbers_are_written_as_people_know_them() -> None:
+def test_numbers_are_written_in_everyday_form() -> None:
     assert [number(bound) for bound in (2**53, 2**31, 1_000.0, 0.5, 2_000_001)] == [
         "2^53",
         "2^31",
