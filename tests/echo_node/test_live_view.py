@@ -100,7 +100,7 @@ def test_every_state_has_a_colour() -> None:
     assert set(COLOURS) == set(get_args(State))
 
 
-def test_optional_parts_are_shown_if_they_fit() -> None:
+def test_parts_that_may_be_left_out_exist() -> None:
     paid = replace(FULL, rollouts={**FULL.rollouts, "checked:passed": 1})
     assert set(GOES_FIRST) <= {name for name, _ in rows(paid)} | {"keys"}
 

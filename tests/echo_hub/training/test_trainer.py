@@ -206,7 +206,7 @@ async def test_jobs_of_the_learner_and_its_death(hub: Hub, monkeypatch: pytest.M
         assert trainer.pid not in (None, first_pid)
         trainer.train(2)
         await hub.until(lambda: hub.steps() == [1, 2])
-        assert len(hub.events) == 13, "what was lost waits until the coordinator asks for it again"
+        assert len(hub.events) == 13, "the lost step waits until the coordinator requests it again"
         assert not (hub.run_dir / "v2").exists()
         assert trainer.state is LearnerState.RUNNING
     assert trainer.pid is None

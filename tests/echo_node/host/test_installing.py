@@ -101,7 +101,7 @@ asyncio.run(main())
     await until(done.exists)
 
 
-def test_the_installed_version_becomes_current(tmp_path: Path) -> None:
+def test_the_node_restarts_as_the_installed_version(tmp_path: Path) -> None:
     copy = make_copy(tmp_path)
     python = copy.environment / "bin" / "python"
     python.parent.mkdir()

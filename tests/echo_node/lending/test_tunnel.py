@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 
 class Device:
-    """Lends an echo server, and counts its loans; `can` can refuse."""
+    """Lends an echo server, and counts its loans; fails if `broken`."""
 
     def __init__(self) -> None:
         self.lent = 0
