@@ -262,7 +262,7 @@ def room(module: str) -> str:
     return f"{package}.{path[0]}" if is_folder else package
 
 
-def test_arrows_between_rooms_are_those_of_the_table() -> None:
+def test_imports_between_rooms_match_the_table() -> None:
     drawn: dict[str, set[str]] = {name: set() for name in ARROWS}
     for module in MODULES:
         if (start := room(module)) not in WIRING:

@@ -55,7 +55,7 @@ def test_there_are_two_targets_with_the_expected_stages() -> None:
         assert instructions[0][1] in ("${BASE}", *list(STAGES)[: list(STAGES).index(name)])
 
 
-def test_every_path_that_is_copied_is_there_and_not_ignored() -> None:
+def test_every_copied_path_exists_and_is_not_ignored() -> None:
     ignored, *kept = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert ignored == "*"
     copied = [name for stage in STAGES for line in arguments(stage, "COPY") for name in line.split()[:-1]]
@@ -72,7 +72,7 @@ def test_every_path_that_is_copied_is_there_and_not_ignored() -> None:
 
 
 @pytest.mark.parametrize("kind", ["node", "hub"])
-def test_the_wheelhouse_is_made_by_options_that_there_are(kind: str) -> None:
+def test_the_wheelhouse_is_made_with_existing_options(kind: str) -> None:
     (making,) = [command for command in commands(f"made-{kind}") if command[1] == "scripts/make_wheelhouse.py"]
     helped = subprocess.run(
         [sys.executable, ROOT / making[1], "--help"], capture_output=True, text=True, check=True, timeout=60

@@ -100,7 +100,7 @@ def test_a_runs_settings_are_shown_without_secrets(tmp_path: Path) -> None:
     assert set(SAID) <= {*secrets_of(config), "webhook-address"}, "logs hide all of these, and the password of a URL"
 
 
-def test_that_secrets_differ_is_all_that_is_told() -> None:
+def test_differing_secrets_are_reported_without_their_values() -> None:
     found = differing([load_config(None, SECRETS), load_config(None, {})])
     assert found["alerts.webhook_secret"] == ("(set, and not shown)", "")
     assert not [secret for secret in SAID if secret in repr(found)]

@@ -45,7 +45,7 @@ def test_the_map_names_every_folder_of_code() -> None:
     assert code - named == set()
 
 
-def test_settings_that_volunteers_are_told_of_are_settings() -> None:
+def test_settings_in_the_volunteers_pages_exist() -> None:
     pages = [ROOT / "docs" / "volunteer.md", *sorted((ROOT / "docs" / "volunteer").glob("*.md"))]
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     manners, top = set(MannersConfig.model_fields), set(NodeConfig.model_fields)

@@ -64,7 +64,7 @@ def test_every_benchmark_defines_its_three_names() -> None:
         (("demo", "--json", "no/such/directory/x.json"), "there is no directory"),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_measured(arguments: tuple[str, ...], expected: str) -> None:
+def test_wrong_usage_is_reported_before_anything_is_measured(arguments: tuple[str, ...], expected: str) -> None:
     result = process(*arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert expected in result.stderr

@@ -41,7 +41,7 @@ def test_the_headline_is_of_all_rounds() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_a_run_goes_on_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_run_continues_and_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     end = await disturbed.run(tmp_path, seed=7, seconds=20.0, on_postgresql=False)
     assert end.rounds and all(row["recovered_s"] is not None for row in end.rounds)

@@ -21,7 +21,7 @@ def test_headlines_are_by_nodes_and_none_without_their_case() -> None:
     } <= told.keys()
 
 
-def test_postgresql_is_left_out_where_there_is_no_server() -> None:
+def test_postgresql_is_left_out_if_there_is_no_server() -> None:
     lacks = {case.name: case.lacks for case in growth.plan()}
     assert lacks["1,000 nodes, PostgreSQL"] == lacking() and not lacks["1,000 nodes"]
 

@@ -35,7 +35,7 @@ def test_requests_to_other_hosts_are_reported() -> None:
     assert loaded.external == ["https://cdn.org/x"]
 
 
-def test_the_headline_has_sums_of_faults_and_the_worst_of_all_else() -> None:
+def test_the_headline_sums_faults_and_takes_the_worst_of_other_figures() -> None:
     rows = [
         {"page": "/", "axe_serious": 1, "axe_moderate": 0},
         {"page": "/x", "axe_serious": 2, "axe_moderate": 0},

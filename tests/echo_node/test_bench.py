@@ -90,7 +90,7 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
 
 
 @pytest.mark.usefixtures("odd_worker")
-async def test_an_engine_that_fails_says_why_and_the_others_go_on(paths: Paths, tmp_path: Path) -> None:
+async def test_an_engine_that_fails_gives_the_reason_and_the_others_continue(paths: Paths, tmp_path: Path) -> None:
     base = Base(title="nonsense", directory=tmp_path, derived=tmp_path / "derived", content="x")
     report = await Bench(paths, CONFIG, hardware.detect(), base).run(backend="auto", seconds=1.0, begin=ignore)
     assert report.chosen is None and len(report.outcomes) >= 2
@@ -173,7 +173,7 @@ def test_a_model_of_the_users(paths: Paths, tmp_path: Path) -> None:
         assert base.content != first
 
 
-def test_a_data_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be used"), base_for(Paths.find(tmp_path / "file" / "x"), None, None):
         pass
@@ -207,7 +207,7 @@ def test_the_table_can_be_read_on_narrow_terminals(columns: int) -> None:
 
 
 @pytest.mark.usefixtures("odd_worker")
-async def test_a_gpu_that_cannot_be_used_is_told_in_the_verdict(
+async def test_a_gpu_that_cannot_be_used_is_reported_in_the_verdict(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')

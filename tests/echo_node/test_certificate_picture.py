@@ -24,7 +24,7 @@ def test_the_picture_shows_node_work_and_hub() -> None:
     assert any("echo-node receipts verify" in text for text in shown)
 
 
-def test_names_are_text_and_nothing_else() -> None:
+def test_names_are_drawn_as_plain_text() -> None:
     hostile = '</text><script>alert(1)</script><image href="http://x/"/>&amp;'
     document = picture(contribution(node_name=hostile, run_name=hostile))
     root = ElementTree.fromstring(document)

@@ -42,7 +42,7 @@ async def test_a_node_listens_until_it_is_closed(about: About) -> None:
     assert not await asyncio.to_thread(listens, ports[1])
 
 
-async def test_a_port_that_is_taken_is_said_and_nothing_stays_open(about: About) -> None:
+async def test_a_port_that_is_taken_is_reported_and_nothing_stays_open(about: About) -> None:
     async with opened(about) as first:
         taken = first.mesh.port
         with pytest.raises(SwarmError, match="cannot listen"):

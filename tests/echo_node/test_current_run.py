@@ -113,7 +113,7 @@ async def test_ending_a_run_closes_its_shell_and_keeps_its_figures(place: Place)
     assert place.run.shell is not None and place.run.shell.writer.counts["sent"] == 1
 
 
-async def test_counts_are_those_of_the_spool(place: Place) -> None:
+async def test_counts_equal_the_spools(place: Place) -> None:
     await place.take_up()
     assert place.run.shell is not None and place.run.welcomed is not None
     place.run.shell.writer.put(spooled(1, 0))

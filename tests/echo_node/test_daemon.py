@@ -524,7 +524,7 @@ async def test_refusals_end_the_daemon(hub: Any, node: Node) -> None:
     assert Hubs(node.paths).all() == []
 
 
-async def test_an_unreachable_hub_is_said_at_once(bare_hub: Any, node: Node) -> None:
+async def test_an_unreachable_hub_is_reported_at_once(bare_hub: Any, node: Node) -> None:
     await bare_hub.close()
     with pytest.raises(ConnectError, match="cannot be reached"):
         await node.daemon(bare_hub.url).run()
@@ -546,7 +546,7 @@ async def test_a_changed_hub_key_is_refused_until_trusted(hub: Any, node: Node) 
     assert [record.hub_key for record in Hubs(node.paths).all()] == [hub.me.public_key]
 
 
-async def test_a_damaged_spool_is_said_at_once(hub: Any, node: Node) -> None:
+async def test_a_damaged_spool_is_reported_at_once(hub: Any, node: Node) -> None:
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
     spool_file = node.paths.hub(hub.me.public_key) / "spool.db"

@@ -73,9 +73,7 @@ async def test_a_full_disk_is_one_trouble_and_loses_nothing(
 
 
 @needs_mounts
-async def test_a_model_that_cannot_be_converted_for_want_of_room_is_once_there_is_some(
-    hub: Any, tmp_path: Path
-) -> None:
+async def test_a_model_is_converted_once_the_full_disk_has_room(hub: Any, tmp_path: Path) -> None:
     with mounted(tmp_path / "derived", 2 * 2**20) as disk:
         node = Node(tmp_path / "node")
         node.paths.data_dir.mkdir()

@@ -66,7 +66,7 @@ async def test_earlier_work_does_not_count_for_this_session(hub: Any, node: Node
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="D-Bus is how Linux desktops do it")
-async def test_a_ban_is_told_on_the_desktop_and_kept_until_the_next_start(
+async def test_a_ban_is_reported_on_the_desktop_and_kept_until_the_next_start(
     hub: Any, node: Node, desktop: Desktop
 ) -> None:
     desktop.answers[PATH, "GetCapabilities"] = ("as", (["body", "body-markup"],))

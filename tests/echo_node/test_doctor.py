@@ -352,7 +352,7 @@ def test_an_engine_that_works_only_uncaged_is_reported(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(("mode", "works"), [("auto", True), ("required", False)])
-def test_a_gpu_that_needs_a_wider_cage_is_told(
+def test_a_gpu_that_needs_a_wider_cage_is_reported(
     mode: CageMode, works: bool, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GpuCages, "find", lambda *_: Fit(leeway=BY_NAME["local sockets"]))

@@ -27,7 +27,7 @@ def found(paths: Paths, reading: Reading, **manners: object) -> list[Finding]:
     return findings
 
 
-def test_which_sensors_there_are_and_which_are_not(tmp_path: Path) -> None:
+def test_available_and_missing_sensors_are_listed(tmp_path: Path) -> None:
     told, missing, held = found(Paths.find(tmp_path), Reading(idle_s=math.inf, on_battery=False, cpu_celsius=45.4))
     assert (told.subject, told.level) == ("sensors", "ok")
     assert told.what == (

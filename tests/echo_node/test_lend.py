@@ -91,7 +91,7 @@ class Elsewhere:
         self.start = site.start
 
 
-async def test_a_port_in_use_is_said(site: Any) -> None:
+async def test_a_port_in_use_is_reported(site: Any) -> None:
     helper, printed = await lend(site)
     port = str(HelperAddress.parse(printed).port)
     status, said = await site.command(

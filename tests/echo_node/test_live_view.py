@@ -74,7 +74,7 @@ def test_a_usual_terminal_shows_all_that_matters() -> None:
         assert part in words, part
 
 
-def test_without_colours_there_are_none_and_without_unicode_there_is_none() -> None:
+def test_colours_and_unicode_are_used_only_if_supported() -> None:
     plain = drawn(FULL, no_color=True, color_system=None, encoding="ascii")
     assert "\x1b" not in plain and plain.isascii()
     assert "* sampling" in plain and "_+#" in plain

@@ -270,13 +270,13 @@ def test_an_unreachable_hub_ends_join() -> None:
     assert "The hub cannot be reached." in result.stderr and "http://127.0.0.1:1" in result.stderr
 
 
-def test_commands_that_need_a_hub_say_so() -> None:
+def test_commands_that_need_a_hub_report_it() -> None:
     for command in (["run"], ["leave"], ["service", "install"]):
         with pytest.raises(ConfigError, match="joined no hub yet"):
             invoke(*command)
 
 
-def test_status_without_a_daemon_says_so() -> None:
+def test_status_without_a_daemon_reports_it() -> None:
     with pytest.raises(ConnectError, match="No node is running"):
         invoke("status")
 

@@ -63,7 +63,7 @@ def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
 
 
-async def test_changes_are_told_once(watched: Watched) -> None:
+async def test_changes_are_reported_once(watched: Watched) -> None:
     async with watched.running():
         await watched.sensors.looked_at()
         assert watched.told.empty(), "a free machine is not reported"
@@ -103,7 +103,7 @@ async def test_a_pause_that_cannot_be_stored_still_holds(watched: Watched, tmp_p
 
 
 @needs_mounts
-async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room(tmp_path: Path) -> None:
+async def test_a_pause_is_stored_once_the_full_disk_has_room(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 64 * 1024) as disk:
         watched = Watched(disk.directory)
         disk.fill()
@@ -118,7 +118,7 @@ async def test_a_pause_that_a_full_disk_refuses_is_kept_there_once_there_is_room
         assert watched.troubles.now == () and watched.file.load() == Pause()
 
 
-async def test_other_settings_are_told_even_where_the_reasons_stay(watched: Watched) -> None:
+async def test_changed_settings_are_reported_even_if_the_reasons_stay(watched: Watched) -> None:
     watched.sensors.reading = Reading(on_battery=True)
     await watched.watch.look()
     assert (await watched.told.get()).keep_memory_s == 7.0

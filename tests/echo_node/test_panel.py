@@ -94,7 +94,9 @@ def test_a_file_gets_a_line_when_the_counts_have_changed(caplog: pytest.LogCaptu
     assert [record.message for record in caplog.records] == [summary(SNAPSHOT)]
 
 
-def test_a_long_fetch_is_told_now_and_then(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fetch_is_reported_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter([0.0, 1.0, PLAIN_EVERY_S, PLAIN_EVERY_S + 1.0, 2 * PLAIN_EVERY_S - 1.0, 2 * PLAIN_EVERY_S])
     monkeypatch.setattr(panel.time, "monotonic", lambda: next(clock))
     shown, counted = PlainPanel(), replace(SNAPSHOT, rollouts={})

@@ -41,7 +41,7 @@ def test_every_setting_has_a_meaning_and_bounds_in_words() -> None:
     assert allowed("width") == "a whole number, at least 0, at most 1024"
 
 
-def test_a_change_keeps_comments_order_and_all_else(file: SettingsFile) -> None:
+def test_a_change_keeps_comments_order_and_all_other_text(file: SettingsFile) -> None:
     file.path.parent.mkdir()
     file.path.write_text(WRITTEN)
     assert file.set("width", ["4"]) == 4
@@ -108,7 +108,7 @@ def test_settings_that_do_not_go_together_are_refused(file: SettingsFile) -> Non
     assert file.path.read_text() == before
 
 
-def test_the_source_of_a_setting_is_told(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_a_setting_is_reported(file: SettingsFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.set("width", ["4"])
     file.set("threads", ["2"])
     file.set("name", ["n"])
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_toml_is_left_alone(file: SettingsFile) -> None:
     assert file.path.read_text() == "width = \n"
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
         SettingsFile(tmp_path / "file" / "config.toml", {}).set("width", ["4"])

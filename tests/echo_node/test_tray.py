@@ -219,7 +219,7 @@ def test_pictures_differ_in_colour_and_in_form() -> None:
     assert still.getpixel((25, 32)) == (255, 255, 255, 255) != working.getpixel((25, 32))
 
 
-def test_without_a_desktop_the_command_says_so(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_desktop_the_command_reports_it(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tray_module.sys, "platform", "linux")
     for variable in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(variable, raising=False)

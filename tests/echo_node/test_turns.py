@@ -120,7 +120,7 @@ async def test_a_hub_that_refuses_this_node_has_no_further_turn(hub: Any, other:
     assert sorted(owner.made) == sorted([hub.url, other.url]), "each hub was asked once"
 
 
-async def test_a_hub_that_is_being_joined_and_fails_is_said_at_once(hub: Any, tmp_path: Path) -> None:
+async def test_a_failed_join_is_an_error_at_once(hub: Any, tmp_path: Path) -> None:
     owner = Owner(Node(tmp_path / "node"), Paces(), **{hub.url: 1.0})
     with pytest.raises(ConnectError):
         async with asyncio.timeout(PATIENCE_S):

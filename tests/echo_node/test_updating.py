@@ -96,7 +96,7 @@ async def test_an_owner_can_cancel_an_update_while_the_node_finishes(tmp_path: P
     ("installer", "trouble"),
     [("echo 'error: no such processor'; exit 1", "no such processor"), ("true", "had no other release")],
 )
-async def test_an_update_that_fails_is_not_tried_again_and_the_node_goes_on(
+async def test_an_update_that_fails_is_not_tried_again_and_the_node_continues(
     tmp_path: Path, installer: str, trouble: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     copy = make_copy(tmp_path / "home", f"echo ran >> '{tmp_path}/runs'; {installer}")

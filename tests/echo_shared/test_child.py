@@ -96,7 +96,7 @@ def test_a_value_that_cannot_be_packed_is_the_senders_error() -> None:
         pack_frame({"x": object()})
 
 
-async def test_frames_come_back_in_order(start: Starter) -> None:
+async def test_frames_are_returned_in_order(start: Starter) -> None:
     child = await start(ECHO)
     for n in range(50):
         await child.send({"n": n})
@@ -364,7 +364,7 @@ async def test_the_first_frame_is_taken_before_there_is_a_thread(tmp_path: Path)
     assert unpack_frame(said[4:]) == {"first": {"n": 1}, "second": {"n": 2}}
 
 
-async def test_a_pipe_that_ends_before_the_first_frame_is_told(tmp_path: Path) -> None:
+async def test_a_pipe_that_ends_before_the_first_frame_is_reported(tmp_path: Path) -> None:
     script = (
         "from echo_shared.child import ParentPipe\n"
         "pipe = ParentPipe(begun=False)\n"

@@ -54,12 +54,12 @@ PADDING = msgpack.packb("x" * SMALL_BYTES)
 
 
 @pytest.mark.parametrize("message", FROM_HUB, ids=lambda m: m.type)
-def test_a_large_frame_of_a_newer_hub_is_read_as_a_small_one_is(message: FromHub) -> None:
+def test_a_large_frame_of_a_newer_hub_is_read_like_a_small_one(message: FromHub) -> None:
     assert plain(decode_from_hub(with_field(message, "of_a_later_version", PADDING))) == plain(message)
 
 
 @pytest.mark.parametrize("message", FROM_NODE, ids=lambda m: m.type)
-def test_a_large_frame_of_a_newer_node_is_read_as_a_small_one_is(message: FromNode) -> None:
+def test_a_large_frame_of_a_newer_node_is_read_like_a_small_one(message: FromNode) -> None:
     assert plain(decode_from_node(with_field(message, "of_a_later_version", PADDING))) == plain(message)
 
 
@@ -80,7 +80,7 @@ def largest() -> list[FromHub | FromNode]:
 
 
 @pytest.mark.parametrize("message", largest(), ids=lambda m: m.type)
-def test_the_largest_messages_come_back_the_same(message: FromHub | FromNode) -> None:
+def test_the_largest_messages_decode_unchanged(message: FromHub | FromNode) -> None:
     frame = encode(message)
     assert SMALL_BYTES < len(frame) < MAX_FRAME_FROM_NODE_BYTES / 1.5, (
         "the limit leaves space for a newer node's additions"

@@ -71,7 +71,7 @@ def test_losses_by_full_queues_do_not_count() -> None:
     assert not looks([(0.0, QUIET), (0.0, FULL), (0.3, FULL), (0.0, FULL)] * 200).is_lossy
 
 
-def test_lines_that_each_carry_too_little_are_told_together() -> None:
+def test_lines_that_each_carry_too_little_are_reported_together() -> None:
     together = [found_after([0.002] * 8, 1_500, seed) for seed in range(40)]
     assert None not in together
     alone = sum(looks([(0.002, QUIET)] * 25, seed).is_lossy for seed in range(40))

@@ -46,13 +46,13 @@ def test_headers_of_other_schemes_are_ignored(header: str) -> None:
         "Echo hello=" + "a" * MOST_CHARACTERS,
     ],
 )
-def test_broken_ones_are_the_peers_error(header: str) -> None:
+def test_broken_credentials_are_the_peers_error(header: str) -> None:
     with pytest.raises(RemoteProtocolError):
         Credentials.of_header(header)
 
 
 @given(st.text(max_size=60))
-def test_hostile_headers_raise_nothing_else(rest: str) -> None:
+def test_hostile_headers_raise_no_other_error(rest: str) -> None:
     for read in (Credentials.of_header, challenge_of):
         with contextlib.suppress(RemoteProtocolError):
             read(f"Echo {rest}")

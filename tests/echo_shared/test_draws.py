@@ -35,7 +35,7 @@ def test_a_prefix_never_changes(seed: int, index: int, count: int, more: int) ->
 
 
 @given(st.lists(st.tuples(SEEDS, st.integers(0, 2_000), st.integers(0, 20)), max_size=4))
-def test_those_of_several_follow_each_other(drawn: list[tuple[int, int, int]]) -> None:
+def test_uniforms_of_several_draws_are_concatenated(drawn: list[tuple[int, int, int]]) -> None:
     assert all_uniforms(drawn).tolist() == [u for each in drawn for u in uniforms(*each).tolist()]
 
 
@@ -181,7 +181,7 @@ def test_a_rounding_error_moves_a_distance_equally_at_every_edge() -> None:
         assert rounded - exact == pytest.approx(0.1, abs=1e-6)
 
 
-def test_less_than_so_much_to_either_side_is_as_good_as_nothing() -> None:
+def test_distances_within_the_least_tail_count_as_zero() -> None:
     assert distance_of([12.0, 0.0], 0, 1.0 - 1e-6)[0] == 0.0
     assert distance_of([12.0, 0.0], 1, 1.0 - LEAST_TAIL / 2)[0] == 0.0
 

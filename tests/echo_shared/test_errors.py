@@ -6,7 +6,7 @@ from echo_shared.errors import EchoError
 TREE = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EchoError)]
 
 
-def test_every_error_has_a_code_of_its_own() -> None:
+def test_every_error_has_its_own_code() -> None:
     assert len({kind.default_code for kind in TREE}) == len(TREE)
 
 

@@ -27,7 +27,7 @@ def test_sync_does_not_change_the_file(tmp_path: Path) -> None:
         sync(tmp_path / "nowhere")
 
 
-def test_a_disks_refusal_is_told_in_the_projects_words(tmp_path: Path) -> None:
+def test_a_disks_refusal_is_reported_in_the_projects_words(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be kept") as caught, disk_errors("It cannot be kept.", tmp_path):
         (tmp_path / "nowhere" / "file").read_bytes()
     assert "nowhere" in str(caught.value) and str(tmp_path) in str(caught.value.do)

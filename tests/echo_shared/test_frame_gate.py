@@ -60,7 +60,7 @@ def test_large_frames_are_their_readers_business(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, SMALL_BYTES])
-def test_a_message_has_only_so_many_fragments(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_the_number_of_a_messages_fragments_is_limited(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(frame_gate, "CONTROLS_AT_ONCE", 1e9)
     part, end = wire(Frame(Opcode.CONT, bytes(size), fin=False)), wire(Frame(Opcode.CONT, bytes(SMALL_BYTES)))
     gate = FrameGate(now=0.0)

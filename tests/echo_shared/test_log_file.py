@@ -13,9 +13,7 @@ def record(text: str) -> logging.LogRecord:
 
 
 @needs_mounts
-def test_a_full_disk_costs_lines_that_are_counted_and_nothing_else(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_only_lines_and_they_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with mounted(tmp_path / "disk", 256 * 1024) as disk:
         told: list[OSError] = []
         kept = LogFile(disk.directory / "node.log", refused=told.append)

@@ -80,7 +80,7 @@ def test_older_files_are_read_as_many_as_there_are(path: Path) -> None:
     assert LogReader(path, kept=1).last(9) == ["1", "0"]
 
 
-def test_a_log_that_cannot_be_read_is_said(path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported(path: Path) -> None:
     path.mkdir()
     with pytest.raises(StorageError, match="log cannot be read"):
         LogReader(path).last(1)

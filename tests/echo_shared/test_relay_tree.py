@@ -48,7 +48,7 @@ def test_a_wide_node_and_a_deep_chain() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_whatever_a_node_sends_is_split_or_refused(way: bytes) -> None:
+def test_any_bytes_are_split_or_refused(way: bytes) -> None:
     try:
         branches = split(way)
     except CodecError:

@@ -143,7 +143,7 @@ def test_the_last_rows_move_into_the_gaps() -> None:
     assert table.close_gaps() == ([], [])
 
 
-def test_a_moved_rollout_goes_on() -> None:
+def test_a_moved_rollout_continues() -> None:
     table = RolloutTable()
     table.start([2], group(0, stop_ids=(8, 9)), [4], started=0.0)
     assert (len(table), table.free()) == (3, [0, 1])

@@ -55,7 +55,7 @@ async def test_each_kind_of_failure_has_a_separate_room() -> None:
 
 
 @pytest.mark.parametrize("error", [StorageError("The disk is broken."), OSError("what"), KeyError("x")])
-async def test_nothing_else_is_tried_again(error: Exception) -> None:
+async def test_other_errors_are_not_retried(error: Exception) -> None:
     room, write = Room(retry_s=0.0), failing(1, error)
 
     async def later() -> str:

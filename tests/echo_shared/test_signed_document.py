@@ -42,7 +42,7 @@ def test_the_signed_bytes_are_the_prefix_and_the_sorted_fields() -> None:
     assert verify(HUB.public_key, bytes.fromhex(document["signature"]), PREFIX + canonical)
 
 
-def test_another_kind_of_document_is_none() -> None:
+def test_another_kind_of_document_is_refused() -> None:
     with pytest.raises(CodecError, match="signature is wrong"):
         read(signed(), prefix=b"another kind 1\0")
     with pytest.raises(CodecError, match="no document"):

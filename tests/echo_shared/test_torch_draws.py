@@ -155,7 +155,7 @@ def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
 
 @pytest.mark.parametrize("vocabulary", [10, 4_000])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_intervals_in_logits_that_are_no_numbers_are_none(vocabulary: int, value: float) -> None:
+def test_intervals_of_nan_logits_are_nan(vocabulary: int, value: float) -> None:
     logits = torch.zeros((2, vocabulary))
     logits[0, 4] = value
     below, logprobs = torch_draws.interval(logits, torch.tensor([1, 1]), torch.ones(2, dtype=torch.float64))

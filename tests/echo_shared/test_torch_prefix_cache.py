@@ -28,7 +28,7 @@ def test_the_longest_beginning_is_found_and_never_the_whole() -> None:
     assert [length_of(one) for one in (short, long, ())] == [2, 4, 0]
 
 
-def test_the_oldest_go_where_there_is_too_little_room() -> None:
+def test_the_oldest_entries_are_removed_to_make_space() -> None:
     cache = PrefixCache(6)
     first, second, third = states(2), states(3), states(2)
     for kept, length, own in ((first, 2, 1), (second, 3, 2), (third, 2, 3)):

@@ -53,7 +53,7 @@ def test_a_node_below_any_home(name: str, home: Path) -> None:
     assert {path.name for path in home.iterdir()} <= {".local", ".config", ".cache"}, "all files are in one home"
 
 
-def test_a_join_that_fails_says_why_below_any_home(home: Path) -> None:
+def test_a_join_that_fails_gives_the_reason_below_any_home(home: Path) -> None:
     joined = run("C to ASCII", home, "-m", "echo_node", "join", "http://127.0.0.1:1")
     assert joined.returncode == 1 and "127.0.0.1:1" in shown(home, joined)
 

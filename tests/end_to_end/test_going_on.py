@@ -103,7 +103,7 @@ def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any,
 
 
 @pytest.mark.slow
-async def test_a_killed_nodes_completions_are_gone_on_with(
+async def test_a_killed_nodes_completions_are_continued(
     site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ECHO_NODE_STREAM_S", "0.02")

@@ -183,7 +183,7 @@ async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
     await node.until(lambda: known in node.states)
 
 
-async def test_whatever_is_streamed_others_work_is_untouched_and_memory_bounded(tmp_path: Path) -> None:
+async def test_hostile_streams_leave_other_nodes_work_untouched_and_memory_bounded(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
         partials = site.hub.partials
         good, bad = await site.stranger(), await site.stranger()
@@ -309,7 +309,7 @@ async def test_a_nodes_introduction_cannot_relax_checks_or_imitate_others(tmp_pa
         assert "precision is unknown here (known: f32" in (await last_word(node)).what
 
 
-async def test_whatever_is_claimed_of_costs_and_speed_pages_show_numbers_and_the_cap_holds(tmp_path: Path) -> None:
+async def test_for_any_claimed_costs_and_speeds_pages_show_numbers_and_the_cap_holds(tmp_path: Path) -> None:
     cap = 5.0
     async with attacked(tmp_path, cost={"spend_cap_per_hour": cap, "electricity_per_kwh": 0.5}) as site:
         for claim in NO_COSTS:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 4
 
 
-async def test_a_run_with_all_that_can_be_elsewhere(site: Any, until: Any, cluster: RayCluster) -> None:
+async def test_a_run_with_all_possible_processes_in_the_cluster(site: Any, until: Any, cluster: RayCluster) -> None:
     run = await site.make_run(
         "run",
         "--mode",

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-async def test_a_broken_sink_stops_nothing_and_is_told(
+async def test_a_broken_sink_stops_nothing_and_is_reported(
     site: Any, until: Any, operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lib").mkdir()

@@ -124,7 +124,7 @@ def test_a_running_node_keeps_its_hub_and_the_output_explains_how_to_join_anothe
         assert "usage: echo-node join" not in done.stdout, "nothing is joined"
 
 
-def test_a_node_that_works_for_this_hub_goes_on(bare_home: Any, small_wheelhouse: Any) -> None:
+def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhouse: Any) -> None:
     wheelhouse = small_wheelhouse("1.0", RUNS)
     for page in ("", "/", "/leaderboard"):
         done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}")

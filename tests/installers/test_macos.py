@@ -38,7 +38,7 @@ def test_the_engine_follows_the_processor(home: Any, on_mac: OnMac, machine: str
     assert home.tree() == {}
 
 
-def test_a_macos_without_a_libtorrent_is_told_so_first(home: Any, on_mac: OnMac) -> None:
+def test_a_macos_too_old_for_libtorrent_is_refused_first(home: Any, on_mac: OnMac) -> None:
     done = on_mac("arm64", "22.6.0", home.checkout / INSTALLER)
     assert done.returncode == 1
     assert "macOS 14 or newer" in done.stdout and "Update macOS" in done.stdout

@@ -14,7 +14,7 @@ from echo_hub.run.base_model import resolve_base
 from echo_shared.torch_sampler import sample_groups
 
 
-def test_cut_completions_go_on_to_the_same_end() -> None:
+def test_cut_completions_continue_to_the_same_end() -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(resolve_base("builtin:tiny"), dtype=torch.float32).eval()
     groups = sums(10, seed=1, group_size=4)

@@ -20,12 +20,12 @@ def test_faults_occur_by_their_weights_in_an_order_set_by_the_seed() -> None:
     assert names(1, 20) == names(1, 20) != names(2, 20)
 
 
-def test_a_database_is_restarted_only_where_there_is_a_server() -> None:
+def test_a_database_is_restarted_only_if_there_is_a_server() -> None:
     assert DATABASE_RESTARTED.name not in names(1, 200)
     assert DATABASE_RESTARTED.name in names(1, 200, on_postgresql=True)
 
 
-def test_gateways_and_their_broker_are_killed_only_where_there_are_some() -> None:
+def test_gateways_and_their_broker_are_killed_only_if_there_are_any() -> None:
     of_gateways = {kind.name for kind in OF_GATEWAYS}
     assert of_gateways.isdisjoint(names(1, 200))
     assert of_gateways <= set(names(1, 200, by_gateways=True))

@@ -29,7 +29,7 @@ def test_any_bytes_are_read_or_refused(name: str, data: bytes) -> None:
     run(TARGETS[name], data)
 
 
-def test_whatever_else_is_raised_is_a_finding() -> None:
+def test_any_other_exception_is_a_finding() -> None:
     def refuses(_data: bytes) -> None:
         raise CodecError("No.")
 

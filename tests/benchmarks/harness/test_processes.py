@@ -9,7 +9,7 @@ import pytest
 from benchmarks.harness.processes import RunFailed, ended, hub_process
 
 
-def test_a_process_has_ended_however_the_block_is_left() -> None:
+def test_a_process_ends_with_its_block_in_every_case() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], text=True)
     with pytest.raises(ZeroDivisionError), ended(process):
         raise ZeroDivisionError

@@ -13,7 +13,7 @@ from benchmarks.ingest.lender import Counts
 from benchmarks.ingest.running import Window
 
 
-def test_a_window_tells_of_each_rollout() -> None:
+def test_a_window_reports_each_rollout() -> None:
     counts = Counts(acked=4, waits_s=[0.1, 0.2, 0.3, 0.4])
     window = Window(seconds=2.0, counts=counts, hub_s=0.002)
     assert window.us_each(window.hub_s) == pytest.approx(500)

@@ -16,7 +16,7 @@ TINY = replace(CASES[0], hidden=64, layers=1, intermediate=128, vocabulary=50)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_lengths_are_spread_as_the_case_says(case: Case) -> None:
+def test_lengths_have_the_cases_spread(case: Case) -> None:
     lengths = case.lengths(seed=3)
     assert len(lengths) == case.groups * case.group_size
     assert max(lengths) == case.spread * min(lengths) == case.longest

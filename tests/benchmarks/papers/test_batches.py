@@ -6,7 +6,7 @@ from benchmarks.papers import batches
 from tests.benchmarks.papers.toy import ran
 
 
-def test_steps_of_a_run_that_never_comes_there_are_no_number() -> None:
+def test_the_step_ratio_of_a_run_that_misses_the_goal_is_none() -> None:
     found = {batches.SHUFFLE_GRPO: [ran(0.4, 0.8)], batches.SHUFFLED: [ran(0.6, 1.0)]}
     assert batches.SHUFFLE_R1.headline(found) == {"shuffle_steps_ratio": pytest.approx(0.5)}
     never = found | {batches.SHUFFLED: [ran(0.4, 0.5)]}

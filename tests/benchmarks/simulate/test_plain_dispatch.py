@@ -77,7 +77,7 @@ def test_the_longest_of_a_step_go_to_the_fastest_node() -> None:
 
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_every_rollout_is_accounted_for_whatever_nodes_do(spread: bool, seed: int) -> None:
+def test_every_rollout_is_accounted_for_under_any_node_behaviour(spread: bool, seed: int) -> None:
     _, report = ran(
         spread=spread,
         aware=bool(seed % 2),

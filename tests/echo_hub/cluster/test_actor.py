@@ -74,7 +74,7 @@ async def test_frames_reach_the_child_in_their_order(tmp_path: Path, monkeypatch
     assert directories(tmp_path) == []
 
 
-async def test_answers_before_a_childs_exit_and_its_reason_are_told(
+async def test_answers_before_a_childs_exit_and_its_reason_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = await prepared(tmp_path, monkeypatch)

@@ -40,7 +40,7 @@ def test_a_run_is_put_into_a_file_and_back(tmp_path: Path) -> None:
     assert (tmp_path / "again" / "config.toml").read_bytes() == directory.config.read_bytes()
 
 
-def test_a_database_elsewhere_comes_into_the_directory(tmp_path: Path) -> None:
+def test_a_database_outside_the_run_is_restored_into_the_run_directory(tmp_path: Path) -> None:
     directory = run_with(tmp_path / "run", url=f"sqlite:///{tmp_path / 'books.db'}")
     said("backup", directory.root, tmp_path / "run.backup")
     assert "store.url is empty now" in said("restore", tmp_path / "run.backup", tmp_path / "again")

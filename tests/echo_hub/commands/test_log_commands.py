@@ -105,7 +105,7 @@ def test_new_log_lines_are_followed(
     assert capsys.readouterr().out.count("and more") == 3
 
 
-def test_a_run_without_a_log_says_so(tmp_path: Path) -> None:
+def test_a_run_without_a_log_is_reported(tmp_path: Path) -> None:
     assert "No hub has written a log here yet" in said("log", make(tmp_path / "new"))
 
 

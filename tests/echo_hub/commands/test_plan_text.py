@@ -19,7 +19,7 @@ def text(workload: Workload, *nodes: NodeClass) -> str:
     return "\n".join(plan_lines(make_plan(Fleet(workload=workload, nodes=nodes, kinds=nodes), target=0.98)))
 
 
-def test_all_that_a_plan_says() -> None:
+def test_a_whole_plan_as_text() -> None:
     lines = text(WORKLOAD, FAST, SLOW).splitlines()
     assert lines[:3] == [
         "Mode          async, staleness <= 2, a version every step",

@@ -57,7 +57,7 @@ def test_rollouts_in_progress_are_not_reported_as_lost(run: Path) -> None:
     assert "(a node draws it)" in line and "never" not in line
 
 
-def test_json_goes_on_where_the_last_list_ended(run: Path) -> None:
+def test_json_continues_where_the_last_list_ended(run: Path) -> None:
     first = listed(run, "--limit", "4")
     rest = listed(run, "--before", first["before"])
     ids = [row["rollout_id"] for row in [*first["rollouts"], *rest["rollouts"]]]

@@ -66,7 +66,7 @@ async def shown(run: Run, monkeypatch: pytest.MonkeyPatch, *, terminal: bool, ou
     return screen.getvalue() if terminal else plain.getvalue()
 
 
-def test_a_line_says_how_the_run_is() -> None:
+def test_a_line_shows_the_runs_state() -> None:
     assert line_of(VIEW) == "ready · step 17 of 1,200 · 3 nodes · 12.3 rollouts/s · training"
     alone = replace(VIEW, nodes_connected=1, health=Health(state=HubState.DEGRADED, reasons=("It died.", "And more.")))
     assert line_of(alone) == "degraded · step 17 of 1,200 · 1 node · 12.3 rollouts/s · It died."
@@ -74,7 +74,7 @@ def test_a_line_says_how_the_run_is() -> None:
     assert line_of(replace(FINISHED, mode="colocated")) == "finished · step 1,200 of 1,200 · 12.3 rollouts/s"
 
 
-async def test_without_a_terminal_a_line_comes_with_every_state_and_the_end_is_said(
+async def test_without_a_terminal_each_state_and_the_end_print_a_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     live = replace(VIEW, health=Health(state=HubState.LIVE, reasons=("No node is connected.",)))

@@ -32,6 +32,6 @@ def test_inconsistent_settings_are_refused_with_a_fix(settings: dict[str, Any], 
         RewardConfig.model_validate(settings)
 
 
-def test_the_names_are_those_that_are_asked_for() -> None:
+def test_the_names_list_the_enabled_components() -> None:
     assert RewardConfig().names == ()
     assert RewardConfig(format="x", length_least=3).names == ("format", "length")

@@ -20,7 +20,7 @@ def test_a_new_run_prepares_what_the_bound_allows(bench: BenchOf) -> None:
     assert b.coordinator.status().groups_preparing == 4
 
 
-def test_groups_are_opened_in_order_whatever_comes_first(bench: BenchOf) -> None:
+def test_groups_are_opened_in_order_even_if_prepared_out_of_order(bench: BenchOf) -> None:
     b = bench(max_staleness=1, prepare=False)
     b.tell(GroupPrepared(group_id=1, seed=11), GroupPrepared(group_id=3, seed=13))
     assert b.effects == []

@@ -195,7 +195,7 @@ def test_a_node_that_crashes_scoring_in_several_groups_rests(bench: BenchOf) -> 
         assert bool(b.of(SendLease)) == (lease_id == 1), "it has capacity for another group"
 
 
-def test_status_counts_what_is_there(bench: BenchOf) -> None:
+def test_status_counts_groups_leases_and_nodes(bench: BenchOf) -> None:
     b = bench(max_staleness=1)
     b.node("a", capacity=6)
     b.learner()
@@ -259,7 +259,7 @@ def test_a_lease_from_before_a_restart_is_still_good(bench: BenchOf) -> None:
     assert b.receipts("a") == [Receipt(rollout_id="7-1", state=ReceiptState.RECEIVED)]
 
 
-def test_a_restart_goes_on_with_the_seed_that_has_not_failed_yet(bench: BenchOf) -> None:
+def test_a_restart_continues_with_the_seed_that_has_not_failed_yet(bench: BenchOf) -> None:
     before = bench(mode="sequential", groups_per_step=1, prepare=False)
     before.tell(GroupPrepared(group_id=0, seed=66))
     before.node("a")
@@ -275,7 +275,7 @@ def test_a_restart_goes_on_with_the_seed_that_has_not_failed_yet(bench: BenchOf)
     assert [(lease.indices, lease.seed) for lease in after.of(SendLease)] == [((0,), 66), ((1,), again.seed)]
 
 
-def test_a_failure_of_an_earlier_turn_is_none_of_the_turn_in_progress(bench: BenchOf) -> None:
+def test_an_earlier_turns_failure_does_not_count_for_the_present_turn(bench: BenchOf) -> None:
     answered = RolloutRow(
         rollout_id="7-0",
         lease_id=7,

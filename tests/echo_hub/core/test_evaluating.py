@@ -132,7 +132,7 @@ def test_a_node_that_cannot_get_the_version_returns_the_lease(bench: Callable[..
     assert (again.node_id, again.group_id) == ("b", lease.group_id)
 
 
-def test_where_the_scorer_fails_there_is_no_reward_and_no_second_attempt(bench: Callable[..., Any]) -> None:
+def test_a_scorer_failure_gives_no_reward_and_no_second_attempt(bench: Callable[..., Any]) -> None:
     b = bench(evaluation_problems=1)
     b.node("a", version=0)
     b.tell(EvaluationWanted(policy_version=0))

@@ -18,7 +18,7 @@ def test_an_evaluation_groups_id_encodes_its_content_and_fits_the_wire(version: 
 
 
 @pytest.mark.parametrize("group_id", [0, 5, FIRST_EVALUATION_ID - 1])
-def test_groups_of_training_are_none(group_id: int) -> None:
+def test_training_groups_are_not_evaluation_groups(group_id: int) -> None:
     assert EvaluationGroup.of(group_id) is None
 
 

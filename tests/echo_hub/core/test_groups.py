@@ -91,7 +91,7 @@ def test_a_group_lists_its_received_and_leased_rollouts() -> None:
     assert not group.complete
 
 
-def test_whether_a_group_has_an_advantage() -> None:
+def test_only_unequal_rewards_give_a_group_an_advantage() -> None:
     slots = [Slot(winner=rollout(0, reward=0.5)), Slot(winner=rollout(0, reward=0.5))]
     group = RolloutGroup(0, 1, slots, OWNER, num_ended=2)
     assert group.complete and not group.has_advantage()
@@ -102,7 +102,7 @@ def test_whether_a_group_has_an_advantage() -> None:
     assert not group.has_advantage(), "a rounding error is not an advantage"
 
 
-def test_turns_may_have_an_advantage_where_episodes_have_none() -> None:
+def test_turns_may_have_an_advantage_even_if_episodes_have_none() -> None:
     slots = [Slot(turns=(rollout(0),), winner=rollout(0, reward=0.5)) for _ in range(2)]
     group = RolloutGroup(0, 1, [*slots, Slot(winner=rollout(0, reward=0.5))], OWNER, num_ended=3)
     assert not group.has_advantage(discount=1.0)

@@ -82,7 +82,7 @@ def test_capacity_is_never_exceeded_and_a_finished_rollout_frees_it(bench: Bench
     assert b.coordinator.status().leased_by_node == {"a": 3}
 
 
-def test_a_lease_past_its_deadline_goes_elsewhere_and_a_late_result_may_still_win(bench: BenchOf) -> None:
+def test_a_lease_past_its_deadline_goes_to_another_node_and_a_late_result_may_still_win(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     b.node("b")
@@ -153,7 +153,7 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
     assert [(lease.node_id, lease.indices) for lease in b.of(SendLease)] == [("b", (1,))]
 
 
-def test_a_node_that_gives_back_rests_whatever_it_reports(bench: BenchOf) -> None:
+def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
     """Let the node return, report and be leased to repeatedly: its rests must bound the leases that it wastes."""
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
@@ -274,7 +274,7 @@ def test_silent_nodes_cost_the_run_little(bench: BenchOf) -> None:
     assert _steps_in_1200_s(bench, silent=10) >= 0.85 * alone
 
 
-def test_a_window_is_earned_by_what_comes_back_in_time_and_lost_by_what_does_not(bench: BenchOf) -> None:
+def test_a_window_grows_with_timely_results_and_shrinks_without_them(bench: BenchOf) -> None:
     b = bench(groups_per_step=50, group_size=4, steps=9, first_window=4, deadline_s=60.0)
     b.node("a", capacity=4096)
     held = b.coordinator.status().leased_by_node
@@ -522,7 +522,7 @@ def test_a_node_whose_version_is_too_old_for_its_place_gets_nothing(bench: Bench
     assert [(lease.group_id, lease.policy_version) for lease in b.of(SendLease)] == [(2, 1)]
 
 
-def test_a_lease_and_its_record_say_the_same(bench: BenchOf) -> None:
+def test_a_lease_equals_its_record(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     (record,), (sent,) = b.of(RolloutsLeased), b.of(SendLease)

@@ -125,7 +125,7 @@ def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
     assert b.of(SendLease), "an overdue rollout is leased again"
 
 
-def test_a_lease_that_is_sent_again_goes_on_with_itself(bench: BenchOf) -> None:
+def test_a_lease_sent_again_continues_its_own_prefixes(bench: BenchOf) -> None:
     """Send the lease to its own node again, proven or not: it continues from the tokens that the hub received."""
     b, _ = begun(bench, proven=False)
     b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
@@ -198,7 +198,7 @@ def test_the_next_turn_begins_at_its_first_token(bench: BenchOf) -> None:
     assert (again.turn, again.goes_on) == (1, ((index, turns[0].lease_id),))
 
 
-def test_an_evaluations_completions_are_gone_on_with(bench: BenchOf) -> None:
+def test_an_evaluations_completions_are_continued(bench: BenchOf) -> None:
     b = bench(groups_per_step=1, group_size=2, steps=1, evaluation_problems=2)
     b.node("a")
     b.tell(EvaluationWanted(policy_version=0))

@@ -140,7 +140,7 @@ def test_a_plan_is_in_order_and_knows_each_groups_age() -> None:
     assert len(books.ledger.waiting) == len(books.ledger.complete) == 0
 
 
-def test_an_episode_goes_on_until_it_has_its_reward() -> None:
+def test_an_episode_continues_until_it_has_its_reward() -> None:
     books = Books()
     ledger = books.ledger
     books.open(0)
@@ -231,7 +231,7 @@ def test_a_failed_turn_is_drawn_again_and_the_earlier_ones_stay() -> None:
     assert ledger.rollouts == {} and books.nodes.held_by_node == {}
 
 
-def test_groups_with_something_of_an_old_version_are_told_once() -> None:
+def test_groups_with_something_of_an_old_version_are_reported_once() -> None:
     books = Books()
     for group_id in range(4):
         books.open(group_id)

@@ -20,7 +20,7 @@ def test_a_prompt_that_came_before_is_predicted_from_its_own_history() -> None:
     assert lengths.predict(3) == lengths.predict(None) == 155.0
 
 
-def test_one_completion_says_little_of_its_prompt() -> None:
+def test_one_completion_moves_its_prompts_prediction_only_partly() -> None:
     lengths = Lengths()
     for _ in range(100):
         lengths.seen(None, 100)

@@ -55,7 +55,7 @@ async def test_a_refused_action_gives_the_reason_and_is_logged(admin: ClientSess
         assert [one["outcome"] for one in (await answer.json())["actions"]] == ["refused"] * 3
 
 
-async def test_a_slow_actions_outcome_is_told_on_the_next_request(admin: ClientSession, desk: Any) -> None:
+async def test_a_slow_actions_outcome_is_reported_on_the_next_request(admin: ClientSession, desk: Any) -> None:
     status, told = await acted(admin, "evaluate")
     assert (status, told["record"]["outcome"]) == (202, "wanted")
     await desk.evaluated(0)

@@ -29,13 +29,13 @@ async def test_the_verdict_on_learning(source: Any, trend: Trend | None, verdict
     assert answer.text.endswith("Held-out accuracy 87.7\u202f% ± 2.1\u202f%, the base model's 46.0\u202f%.")
 
 
-async def test_accuracy_before_there_is_any_and_of_the_base_alone(make_source: Any) -> None:
+async def test_accuracy_before_the_first_evaluation_and_of_the_base_alone(make_source: Any) -> None:
     run = await make_source(step=5).run_view()
     assert learning(run, RISING).text.endswith("Held-out accuracy of the base model 46.0\u202f%.")
     assert learning(replace(run, evaluations=()), RISING).text.endswith("No held-out accuracy yet.")
 
 
-async def test_a_run_that_is_over_is_told_in_the_past(make_source: Any) -> None:
+async def test_a_run_that_is_over_is_described_in_the_past(make_source: Any) -> None:
     run = await make_source(step=60).run_view()
     assert learning(run, RISING).verdict == "The reward rose to the end"
     assert learning(run, replace(RISING, direction="steady")).verdict == "The reward had settled"
@@ -62,7 +62,7 @@ async def test_a_learner_that_waits_for_nodes_lacks_rollouts(source: Any) -> Non
     assert fed(replace(run, capacity=None), run_now(run, ())).verdict == "Not known yet"
 
 
-async def test_whether_anything_is_wrong(source: Any) -> None:
+async def test_the_verdict_names_problems_and_missing_nodes(source: Any) -> None:
     run = await source.run_view()
     now = run_now(run, ())
     assert (well(run, now).verdict, well(run, now).tone) == ("Nothing", "good")

@@ -198,7 +198,7 @@ async def test_every_state_has_a_name_and_strangers_get_no_reason(open_hub: Any,
     assert (await get(hub, "/api/v1/run"))["health"] == {"state": "finished", "reasons": []}
 
 
-async def test_ready_starting_and_failing_are_told_apart(hub: ClientSession, source: Any) -> None:
+async def test_ready_starting_and_failing_are_distinguished(hub: ClientSession, source: Any) -> None:
     assert await get(hub, "/readyz") == {"status": "ready", "problems": [], "detail": ""}
     source.starting, source.names = True, ()
     detail = "Waiting for a first node."
@@ -228,7 +228,7 @@ async def next_event(response: ClientResponse) -> dict[str, Any]:
     raise AssertionError("the stream ended")
 
 
-async def test_a_change_is_told_once_to_every_viewer(hub: ClientSession, source: Any) -> None:
+async def test_a_change_is_reported_once_to_every_viewer(hub: ClientSession, source: Any) -> None:
     async with hub.get("/api/v1/events") as first, hub.get("/api/v1/events") as second:
         assert first.content_type == "text/event-stream"
         assert "script-src 'self'" in first.headers["Content-Security-Policy"]

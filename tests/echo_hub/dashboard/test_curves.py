@@ -66,7 +66,7 @@ def test_many_steps_are_means_of_equal_stretches(monkeypatch: pytest.MonkeyPatch
         assert point["grad_norm"] in (1.0, None)
 
 
-def test_the_reward_is_smoothed_step_by_step_whatever_a_point_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reward_is_smoothed_by_step_for_every_point_width(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = np.random.default_rng(0).random(40)
 
     def drawn(most: int) -> dict[float | None, tuple[float | None, float | None]]:
@@ -93,7 +93,7 @@ def trend_of(rewards: Sequence[float]) -> Trend | None:
     return made.trend
 
 
-def test_a_trend_is_told_from_noise() -> None:
+def test_a_trend_is_distinguished_from_noise() -> None:
     noise = np.random.default_rng(1).normal(0.5, 0.05, 60)
     ramp = np.linspace(0, 0.6, 60)
     assert trend_of([]) is None

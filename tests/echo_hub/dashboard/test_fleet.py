@@ -103,7 +103,7 @@ def test_nodes_are_found_sorted_and_cut(asked: dict[str, Any], found: list[str])
     assert names(FleetQuery(**asked)) == found
 
 
-def test_all_that_fit_are_counted_whatever_is_shown() -> None:
+def test_all_matches_are_counted_even_if_not_shown() -> None:
     part = find_nodes(FLEET, FleetQuery(search="b", limit=1))
     assert (len(part.nodes), part.num_found) == (1, 2)
 
@@ -142,7 +142,7 @@ def test_pages_link_to_each_other_and_keep_the_query() -> None:
     assert page_links(beyond, find_nodes(FLEET, beyond)) == ("?after=30#table", "")
 
 
-def test_kinds_are_of_all_nodes_and_each_says_where_they_are() -> None:
+def test_kinds_count_all_nodes_and_link_to_their_lists() -> None:
     found = kinds(fleet_of(FLEET))
     assert [(one.name, one.number) for one in found.states] == [
         *(("sampling", 3), ("standing_by", 1), ("away", 1), ("banned", 1)),
@@ -171,7 +171,7 @@ def test_as_many_kinds_as_nodes_make_no_page_long() -> None:
     assert (nothing.states, nothing.engines, nothing.number) == ((), (), 0)
 
 
-def test_the_foremost_are_those_that_the_hub_mistrusts_then_the_fastest() -> None:
+def test_mistrusted_nodes_come_first_then_the_fastest() -> None:
     assert [one.totals.name for one in foremost(fleet_of(FLEET))] == ["eve", "idle", "ada", "Bob", "gone", "bad"]
     many = [node(f"{number:02}", **(AWAY if number % 2 else {})) for number in range(4 * FOREMOST_SHOWN)]
     assert len(foremost(fleet_of(many))) == FOREMOST_SHOWN

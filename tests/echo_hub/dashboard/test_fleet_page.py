@@ -103,7 +103,7 @@ async def test_an_invalid_query_is_refused(hub: ClientSession) -> None:
     assert "state must be one of" in text and "<script>&#39;" not in text and "&lt;script&gt;" in text
 
 
-async def test_an_empty_fleet_says_so(open_hub: Any, make_source: Any) -> None:
+async def test_the_page_reports_an_empty_fleet(open_hub: Any, make_source: Any) -> None:
     text = await page(await open_hub(make_source(names=())))
     assert "Every node that joins is listed here" in text and "no node yet" in text
 

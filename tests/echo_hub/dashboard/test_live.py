@@ -194,7 +194,7 @@ async def test_viewers_of_one_page_share_a_rendering_and_keep_their_own_parts(so
             viewer.close()
 
 
-async def test_however_many_pages_are_watched_their_renderings_rest(
+async def test_renderings_of_many_watched_pages_pause_in_between(
     source: Any, guard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "rest_s", lambda _: 0.0)

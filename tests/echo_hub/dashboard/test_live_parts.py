@@ -49,7 +49,7 @@ def test_an_empty_viewer_gets_everything_and_a_current_one_nothing() -> None:
     assert found.revision == rendering(page()).revision != rendering(page(now="4")).revision
 
 
-def test_only_what_changed_is_told() -> None:
+def test_only_changed_parts_are_sent() -> None:
     seen = rendering(page()).marks
     assert difference(seen, rendering(page(state="finished"))) == {
         "parts": {"state": '<span class="dot">finished</span>'}

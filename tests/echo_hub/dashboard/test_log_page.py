@@ -20,7 +20,7 @@ async def test_events_show_strangers_input_as_plain_text(
     assert '<a href="/log" aria-current="page">Log</a>' in text
 
 
-async def test_a_query_chooses_and_pages_go_on(
+async def test_a_query_selects_lines_and_pages_continue(
     hub: ClientSession, source: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.names = tuple("abcdef")

@@ -74,7 +74,9 @@ async def test_metrics_have_sums_of_nodes_and_single_nodes_on_request(
     assert each["echo_node_rollouts_total", (label, ("state", "trained"))] == nodes[0].totals.trained_rollouts
 
 
-async def test_whether_the_learner_is_kept_busy(hub: ClientSession, open_hub: Any, make_source: Any) -> None:
+async def test_the_learners_idle_share_and_its_reasons_are_shown(
+    hub: ClientSession, open_hub: Any, make_source: Any
+) -> None:
     samples = await scrape(hub)
     assert samples["echo_learner_idle_ratio", ()] == pytest.approx(0.3)
     assert samples["echo_learner_idle_reason_ratio", (("reason", "rollouts"),)] == 0.23
@@ -185,7 +187,7 @@ async def test_openmetrics_is_served_on_request(hub: ClientSession) -> None:
         "\udcff\udcfe",
     ],
 )
-async def test_whatever_a_scraper_accepts_it_gets_metrics(hub: ClientSession, accept: str) -> None:
+async def test_a_scraper_gets_metrics_for_every_accept_header(hub: ClientSession, accept: str) -> None:
     async with hub.get("/metrics", headers={"Accept": accept}) as response:
         assert response.status == 200
         assert "echo_learner_step 37" in await response.text()

@@ -25,7 +25,7 @@ async def page(hub: ClientSession, path: str = "/") -> str:
         return await response.text()
 
 
-async def test_the_page_says_how_the_run_stands(hub: ClientSession) -> None:
+async def test_the_page_shows_the_runs_state(hub: ClientSession) -> None:
     text = await page(hub)
     assert '<span class="big" id="step">37</span>' in text
     assert "<title>37/60 · echo · Echo</title>" in text
@@ -73,7 +73,7 @@ async def test_a_version_on_its_way_is_followed(open_hub: Any, source: Any) -> N
     assert "2 of 2 nodes hold version 37." in await page(hub)
 
 
-async def test_whether_the_learner_is_kept_busy(
+async def test_the_learners_idle_share_and_its_reasons_are_shown(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
 ) -> None:
     text = await page(await open_hub(make_source(step=37)))
@@ -101,9 +101,7 @@ async def test_numbers_that_do_not_add_up_are_shown_as_such(open_hub: Any, sourc
     assert "leased ≠" in text
 
 
-async def test_of_the_nodes_the_page_has_those_to_look_at_and_how_many_there_are(
-    open_hub: Any, make_source: Any
-) -> None:
+async def test_the_page_lists_the_noteworthy_nodes_and_counts_all(open_hub: Any, make_source: Any) -> None:
     hub = await open_hub(make_source(names=tuple(f"n{i}" for i in range(30)), step=9))
     text = await page(hub)
     section = text[text.index('id="nodes"') :]

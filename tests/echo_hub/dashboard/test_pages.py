@@ -51,7 +51,7 @@ async def test_every_route_answers_with_the_security_headers(hub: ClientSession,
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_hostile_names_are_text_and_nothing_else(
+async def test_hostile_names_are_shown_as_plain_text(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...], path: str
 ) -> None:
     hub = await open_hub(make_source(names=hostile_names, step=12))
@@ -70,7 +70,7 @@ async def test_hostile_names_are_text_and_nothing_else(
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_nothing_is_loaded_from_elsewhere(hub: ClientSession, path: str) -> None:
+async def test_nothing_is_loaded_from_other_hosts(hub: ClientSession, path: str) -> None:
     async with hub.get(path) as response:
         tags = Tags(await response.text()).found
     for _, attributes in tags:

@@ -28,7 +28,7 @@ async def test_a_picture_is_drawn_once_for_all_until_it_is_old(monkeypatch: pyte
     assert pictures.num_drawn == 2
 
 
-async def test_no_more_wait_than_there_is_room_for() -> None:
+async def test_the_number_of_waiting_requests_is_limited() -> None:
     pictures, gate = Pictures(), asyncio.Event()
 
     async def later() -> Picture:

@@ -100,7 +100,7 @@ async def test_a_public_receipt_equals_the_nodes_own(source: Any, store: Store, 
             assert "<b>ada" not in text and "&lt;b&gt;ada" in text
 
 
-async def test_a_receipt_of_an_unleased_rollout_says_so(source: Any, store: Store, guard: Guard) -> None:
+async def test_a_receipt_of_an_unleased_rollout_reports_it(source: Any, store: Store, guard: Guard) -> None:
     async with served(source, store, guard) as stranger:
         assert "look like 1203-4" in await text_of(stranger, "/receipts?id=<script>", 404)
         assert "<script>" not in await text_of(stranger, "/receipts?id=<script>", 404)

@@ -89,7 +89,7 @@ async def test_page_and_json_show_the_requested_rollouts(serve: Any, query: str,
         assert [row["rollout_id"] for row in (await response.json())["rollouts"]] == ids
 
 
-async def test_a_list_goes_on_with_the_same_question(serve: Any) -> None:
+async def test_a_list_continues_with_the_same_question(serve: Any) -> None:
     hub = await serve()
     async with hub.get("/api/v1/rollouts?limit=4&state=trained") as response:
         first = await response.json()
@@ -144,7 +144,7 @@ async def test_strangers_cannot_see_rollouts(serve: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_hostile_texts_are_text_and_nothing_else(serve: Any, path: str) -> None:
+async def test_hostile_texts_are_shown_as_plain_text(serve: Any, path: str) -> None:
     hub = await serve(HOSTILE)
     text = await text_of(hub, path)
     tags = Tags(text).found

@@ -17,7 +17,7 @@ async def test_the_time_to_go_follows_the_recent_pace(source: Any) -> None:
         assert (remaining_s(replace(run, doing=doing), steps) is None) == (doing not in MOVING)
 
 
-async def test_a_run_is_stalled_where_nothing_explains_that_there_is_no_step(source: Any) -> None:
+async def test_a_run_without_a_step_is_stalled_unless_there_is_a_reason(source: Any) -> None:
     run, steps = await source.run_view(), await source.steps(25)
     newest = steps[-1].trained_at
     assert stalled_s(replace(run, as_of=newest + STALLED_S), steps) is None, (

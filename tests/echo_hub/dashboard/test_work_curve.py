@@ -16,7 +16,7 @@ def test_a_nodes_shares_are_paired_with_the_steps_rewards() -> None:
     assert curve.svg_line == "0.0,200.0 1000.0,0.0" and not curve.is_empty
 
 
-def test_of_nothing_nothing_is_drawn() -> None:
+def test_without_data_nothing_is_drawn() -> None:
     for curve in (work_curve(1, [], {}), work_curve(1, [{"step": 1.0, "mean_reward": 0.5}], {})):
         assert curve.is_empty and curve.bars() == []
     assert work_curve(1, [{"step": 1.0, "mean_reward": 0.5}], {}).svg_line == "0.0,200.0"

@@ -120,7 +120,7 @@ async def test_answers_that_are_cut_off_are_warned_of(strict: dict[str, Any], tm
     assert found.verdict.startswith("Good")
 
 
-async def test_where_nothing_can_be_scored_there_is_an_error(strict: dict[str, Any], tmp_path: Path) -> None:
+async def test_an_error_if_no_answer_can_be_scored(strict: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ScorerError, match="no nines"):
         await answered(strict, tmp_path, ["9", "9", "9", "9"])
 

@@ -45,9 +45,7 @@ def test_the_hubs_side_loads_no_torch() -> None:
     assert {"torch", "transformers", "peft"}.isdisjoint(run.stdout.split())
 
 
-async def test_each_rollout_is_sampled_once_whatever_process_is_killed(
-    versions: Versions, evaluator: Evaluator
-) -> None:
+async def test_each_rollout_is_sampled_once_despite_kills(versions: Versions, evaluator: Evaluator) -> None:
     assert (await evaluator([], adapter=None, greedy=False)).rollouts == [] and not below(), "nothing to sample"
     for version in (0, 2):
         requests = asked(versions, version)

@@ -65,7 +65,7 @@ def test_a_set_and_a_version_are_named() -> None:
     assert [(one.policy_version, one.name, one.reward, one.error) for one in found] == [(3, "hard", None, "broken")]
 
 
-def test_an_episode_is_told_turn_by_turn() -> None:
+def test_an_episode_is_shown_turn_by_turn() -> None:
     def ids(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         return CODEC.encode_prompt(text)
 

@@ -81,7 +81,7 @@ async def test_unsettled_messages_come_again_in_order_after_a_server_crash(
     await asyncio.wait([consuming])
 
 
-async def test_a_server_of_no_use_is_said_so(server: BrokerProcess, tmp_path: Path) -> None:
+async def test_an_unusable_server_is_reported(server: BrokerProcess, tmp_path: Path) -> None:
     for url in (server.url.replace("echo:", "echo:wrong-"), "nats://127.0.0.1:1"):
         with pytest.raises(ConfigError, match="cannot be reached") as caught:
             await Broker.open(GatewaysConfig(url=url), name="test")
@@ -94,7 +94,7 @@ async def test_a_server_of_no_use_is_said_so(server: BrokerProcess, tmp_path: Pa
         await Broker.open(GatewaysConfig(url=small.url), name="test")
 
 
-async def test_files_for_tls_that_are_none_are_said_so(server: BrokerProcess, tmp_path: Path) -> None:
+async def test_invalid_tls_files_are_reported(server: BrokerProcess, tmp_path: Path) -> None:
     settings = GatewaysConfig(url=server.url, tls_ca=str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="tls_ca"):
         await Broker.open(settings, name="test")

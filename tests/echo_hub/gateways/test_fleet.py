@@ -229,7 +229,7 @@ async def test_a_protocol_error_ends_only_the_nodes_own_connection(world: World)
     assert await hear_receipts(good, 1) == ["1-0"]
 
 
-async def test_a_stranger_at_the_broker_says_nothing_in_anybodys_name(world: World) -> None:
+async def test_a_stranger_at_the_broker_cannot_speak_for_a_node(world: World) -> None:
     hub = await world.hub()
     gateway = await world.gateway(hub)
     node = await world.joined(gateway.url)

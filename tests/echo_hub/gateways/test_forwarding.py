@@ -106,7 +106,7 @@ async def test_a_target_that_names_a_host_goes_to_the_hub_all_the_same(gateway: 
     assert answer.startswith("HTTP/1.1 418") and '"path": "/a?b=c"' in answer, answer
 
 
-async def test_a_hub_that_is_away_is_said_to_be(serve) -> None:
+async def test_an_unreachable_hub_is_reported(serve) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     forwarding = Forwarding(f"http://127.0.0.1:{port}", trusted_proxies=())

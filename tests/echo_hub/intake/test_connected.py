@@ -363,7 +363,7 @@ async def test_a_standby_reason_is_shown_until_the_node_works_again(hub: Hub) ->
         ("", "cpu"),
     ],
 )
-async def test_a_nodes_address_and_device_are_told(hub: Hub, device: str, kind: str) -> None:
+async def test_a_nodes_address_and_device_are_reported(hub: Hub, device: str, kind: str) -> None:
     await hub.nodes.node_joined(replace(NODE, device=device, host="2001:db8::7"))
     (connected,) = [event for what, event in hub.calls if what == "report"]
     assert connected.numerics == NumericsClass("torch", "", kind)

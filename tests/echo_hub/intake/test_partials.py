@@ -393,7 +393,7 @@ def test_from_before_a_restart_training_may_have_moved_on_and_no_evaluation() ->
         assert shown(partials) == taken
 
 
-def test_the_first_tokens_of_each_rollout_are_told_once(partials: Partials) -> None:
+def test_the_first_tokens_of_each_rollout_are_reported_once(partials: Partials) -> None:
     assert partials.take("a", [part(0, []), part(0, [5, 9]), part(0, [4], index=3)]) == ("7-0", "7-3")
     assert partials.take("a", [part(2, [8]), part(9, [8], index=3), part(0, [4], lease_id=99)]) == ()
     partials.begin(leases(8, "b", 0, goes_on=((0, 7),)))
@@ -585,7 +585,7 @@ TELLINGS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(TELLINGS, st.booleans())
-def test_whatever_is_told_the_books_are_right(
+def test_the_accounts_are_right_after_any_messages(
     tellings: list[tuple[str, str, int, int, int, list[int]]], interrupts: bool
 ) -> None:
     partials = Partials(BOUNDS, published_version=5, budget_bytes=6 * ROLLOUT_BYTES)

@@ -105,7 +105,7 @@ async def test_a_node_that_does_not_know_the_message_is_not_sent_it(bench: Bench
     assert bench.sent == []
 
 
-async def test_new_nodes_and_changes_are_told_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_nodes_and_changes_are_reported_for_ever(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(totals_module, "FIRST_S", 0.001)
     monkeypatch.setattr(totals_module, "EVERY_S", 0.01)
     telling = asyncio.create_task(bench.totals.run())

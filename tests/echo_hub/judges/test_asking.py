@@ -42,7 +42,7 @@ def test_a_text_without_a_verdict_gives_none(said: str) -> None:
         verdict(said, lowest=0, highest=10)
 
 
-def test_bounds_are_those_that_were_asked_for() -> None:
+def test_a_verdict_is_scaled_by_the_requested_bounds() -> None:
     assert verdict("<score>-1</score>", lowest=-1, highest=1) == 0.0
     assert verdict("<score>0</score>", lowest=-1, highest=1) == 0.5
 

@@ -55,7 +55,7 @@ async def test_a_verdict_gives_the_value_and_its_cost_is_counted(endpoint: FakeE
     ],
     ids=str,
 )
-async def test_a_judge_that_does_not_answer_is_waited_for_and_the_reason_is_told(
+async def test_a_judge_that_does_not_answer_is_waited_for_and_the_reason_is_reported(
     endpoint: FakeEndpoint, trouble: Says, caplog: pytest.LogCaptureFixture
 ) -> None:
     copies = [trouble if isinstance(trouble, str | int) else _copy(trouble) for _ in range(2)]
@@ -90,7 +90,7 @@ async def test_a_caller_that_does_not_wait_gets_the_error(endpoint: FakeEndpoint
             await style.value(ASKED)
 
 
-async def test_answers_without_a_verdict_are_asked_for_again_and_then_there_is_none(endpoint: FakeEndpoint) -> None:
+async def test_answers_without_a_verdict_are_requested_again_and_then_given_up(endpoint: FakeEndpoint) -> None:
     endpoint.script = ["Good.", "<score>12</score>"]
     async with judge(endpoint, attempts=3) as style:
         assert await style.value(ASKED) == pytest.approx(0.7)
@@ -109,7 +109,7 @@ async def test_a_question_that_a_working_judge_refuses_has_no_value_and_others_d
         assert await style.value(ASKED) == pytest.approx(0.7)
 
 
-async def test_no_more_are_asked_at_once_than_the_settings_say(endpoint: FakeEndpoint) -> None:
+async def test_the_settings_limit_concurrent_requests(endpoint: FakeEndpoint) -> None:
     endpoint.gathers = 3
     async with judge(endpoint, concurrency=3) as style, asyncio.timeout(20):
         values = await asyncio.gather(*(style.value(ASKED) for _ in range(9)))

@@ -66,7 +66,7 @@ def drawn(rollouts: Iterator[FinishedRollout]) -> dict[tuple[int, int], list[int
     return dict(found)
 
 
-def test_all_groups_are_drawn_in_one_batch_however_small_a_micro_batch_is(policy: Policy) -> None:
+def test_all_groups_are_sampled_in_one_batch_for_any_micro_batch_size(policy: Policy) -> None:
     with rows_in(policy) as rows:
         found = drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5, 4, 6), draw))
     assert set(found) == {(group, index) for group in range(4) for index in range(4)}
@@ -111,7 +111,7 @@ def test_finished_rollouts_are_kept_if_memory_runs_out(policy: Policy) -> None:
     assert sorted(found) == [(group, index) for group in range(2) for index in range(4)]
 
 
-def test_too_little_memory_for_a_single_rollout_is_said_and_so_is_any_other_error(policy: Policy) -> None:
+def test_too_little_memory_for_one_rollout_and_other_errors_are_reported(policy: Policy) -> None:
     with rows_in(policy, most=0), pytest.raises(torch.OutOfMemoryError, match="1 rows"):
         drawn(Drawing(policy, kv_cache_bytes=0).draw(requests(3, 5), draw))
 
@@ -152,7 +152,7 @@ def _tokens_of(policy: Policy, run: Callable[[], Any]) -> tuple[Any, int]:
     return found, computed
 
 
-def test_a_next_turn_goes_on_from_the_last_by_the_same_weights_alone(policy: Policy) -> None:
+def test_a_next_turn_continues_from_the_last_by_the_same_weights_alone(policy: Policy) -> None:
     def turn(drawing: Drawing, groups: list[GroupRequest]) -> tuple[dict[tuple[int, int], list[int]], int]:
         found: tuple[dict[tuple[int, int], list[int]], int] = _tokens_of(
             policy, lambda: drawn(drawing.draw(groups, draw))

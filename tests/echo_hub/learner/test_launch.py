@@ -236,7 +236,7 @@ async def test_two_hosts_train_like_one_process_and_survive_the_hub(
     assert_close(expected, tmp_path / "v3")
 
 
-def test_an_address_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_in_use_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(variable, "lo")  # Set it here so that monkeypatch restores it.
     with socket.create_server(("127.0.0.1", 0)) as listener:

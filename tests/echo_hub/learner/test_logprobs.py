@@ -145,7 +145,7 @@ def test_the_gradient_of_the_entropy_is_finite_where_probabilities_vanish() -> N
         assert hidden.grad.isfinite().all() and float(hidden.grad.abs().max()) < 1e-2, "the tokens are certain"
 
 
-def test_the_entropy_of_a_float32_head_is_float32_and_finite_however_far_apart_logits_are() -> None:
+def test_the_entropy_of_a_float32_head_is_float32_and_finite_for_any_logits() -> None:
     u = torch.full((N,), 0.5)
     for scale in (0.0, 1.0, 1e4):
         hidden, head = (scale * HIDDEN).float(), make_head(torch.float32)
@@ -242,9 +242,7 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tokens: int, entropy:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk_elements", [1, V * 7, 10_000])
-def test_intervals_are_those_of_the_whole_softmax(
-    monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool
-) -> None:
+def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chunk_elements: int, bias: bool) -> None:
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, ids = make_head(bias=bias), IDS.clone()
     ids[:2] = torch.tensor([0, V - 1])  # The first and the last id of the vocabulary.

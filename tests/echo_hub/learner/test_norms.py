@@ -8,7 +8,7 @@ import pytest
 from echo_hub.learner.norms import WARM_UP, WINDOW, limit
 
 
-def test_there_is_no_limit_before_there_is_a_history() -> None:
+def test_without_a_history_there_is_no_limit() -> None:
     assert limit([1.0] * (WARM_UP - 1)) == inf
     assert limit([1.0] * WARM_UP) == pytest.approx(10)
 

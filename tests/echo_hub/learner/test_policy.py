@@ -104,7 +104,7 @@ def own_bytes() -> int:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_logprobs_are_those_of_each_sequence_alone(
+def test_logprobs_equal_those_of_each_sequence_alone(
     policy: Policy, make_groups: MakeGroups, settings: LearnerSettings, packed: bool
 ) -> None:
     policy = policy if packed else unpacked(policy)

@@ -234,7 +234,7 @@ def test_environment_tokens_are_not_trained_on(
     assert torch.equal(before, after) and before.abs().max() > 0
 
 
-def test_vetoed_rollouts_cost_their_weight_and_nothing_else(
+def test_vetoed_rollouts_lose_only_their_weight(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
     """Compare with a step without vetoed rollouts, scaled by their weight in the denominator."""

@@ -52,7 +52,7 @@ def test_a_run_without_a_step_has_no_curves(store: Store) -> None:
     assert curves_of(store) == {}
 
 
-def test_only_settings_that_differ_are_told_and_no_secret() -> None:
+def test_only_settings_that_differ_are_reported_and_no_secret() -> None:
     one = load_config(None, {"training": {"steps": 5}, "store": {"url": "postgresql://me:hunter2@host/db"}})
     two = load_config(None, {"training": {"steps": 7}, "server": {"invite_tokens": ["open-sesame"]}})
     found = differing([one, two, one])

@@ -81,7 +81,7 @@ def test_without_a_checkpoint_the_optimizer_starts_fresh(parent: RunDirectory) -
     assert (target.start / CHECKPOINT / "optimizer.safetensors").read_bytes() == save({})
 
 
-def test_a_checkpoint_that_is_not_whole_is_none(parent: RunDirectory) -> None:
+def test_an_incomplete_checkpoint_does_not_count(parent: RunDirectory) -> None:
     (parent.checkpoint(3) / "optimizer.safetensors").write_bytes(b"")
     _, result = forked(parent)
     assert (result.start.policy_version, result.start.has_optimizer) == (3, False)

@@ -59,7 +59,7 @@ async def test_the_newest_steps_stay(store: Store) -> None:
     ) == before
 
 
-async def test_a_hub_that_was_stopped_in_the_middle_goes_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_hub_that_was_stopped_in_the_middle_continues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 1)
     for step in (1, 2, 3):
         train(store, step)

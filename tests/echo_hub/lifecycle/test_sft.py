@@ -167,7 +167,7 @@ def test_a_killed_fine_tuning_leaves_a_fork_complete(
     assert weights(target.start / CHECKPOINT) == weights(done.adapter)
 
 
-def test_work_that_cannot_be_read_says_so(tmp_path: Path, file: Path) -> None:
+def test_unreadable_work_is_reported(tmp_path: Path, file: Path) -> None:
     directory, _ = made(tmp_path / "run")
     trained(directory, file, updates=1)
     (sft.work_of(directory) / "sft.json").write_text("{}")

@@ -132,7 +132,7 @@ async def test_a_run_that_cannot_be_read_is_left_out_and_said_once(
     ]
 
 
-async def test_where_nothing_can_be_looked_for_this_run_goes_on(
+async def test_a_run_without_its_key_continues_without_siblings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = made(tmp_path / "first", "first")

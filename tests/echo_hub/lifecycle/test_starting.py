@@ -151,7 +151,7 @@ async def test_a_backup_takes_the_beginning_along(tmp_path: Path, adapter: Path,
         assert database.execute("SELECT policy_version FROM versions").fetchall() == [(1,)]
 
 
-def test_a_full_disk_says_so(tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory, config = made(tmp_path / "run", model={"start_from": str(adapter)})
 
     def full(*_: object) -> None:

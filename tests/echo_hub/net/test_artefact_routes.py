@@ -71,7 +71,7 @@ async def test_serves_whole_files_and_ranges(hub, published) -> None:
         "",
     ],
 )
-async def test_serves_nothing_else(hub, published, path: str) -> None:
+async def test_other_paths_are_not_served(hub, published, path: str) -> None:
     status, body, _ = await get(seed_url(hub) + path.format(name=published.manifest.name))
     assert status in (403, 404)  # A path that climbs out has an invalid passkey.
     assert b"PRIVATE KEY" not in body and b"keys" not in body
@@ -94,7 +94,7 @@ async def test_a_banned_node_is_refused_until_it_is_unbanned(hub, published) -> 
     assert (await get(url))[0] == 200
 
 
-async def test_does_not_serve_what_is_only_half_published(hub, published) -> None:
+async def test_half_published_artefacts_are_not_served(hub, published) -> None:
     half = hub.run_dir / "artefacts" / "tiny-run-v000002.k"
     half.mkdir()
     (half / "payload.sealed").write_text("{}")

@@ -37,7 +37,7 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_the_base_has_what_loading_takes_and_nothing_else(store, model_dir, tmp_path) -> None:
+def test_the_base_holds_exactly_the_files_for_loading(store, model_dir, tmp_path) -> None:
     carrier = store.make_base(model_dir, KEY, source=None)
     assert (carrier.manifest.carrier, carrier.manifest.key_id) == ("files", 3)
     paths = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -195,7 +195,7 @@ def test_half_made_carriers_are_removed(store, make_adapter, tmp_path, stopped_a
     assert names(tmp_path / "artefacts") == {"the owner's notes"}
 
 
-def test_a_version_made_again_leaves_nothing_of_what_was_there(store, made, make_adapter, tmp_path) -> None:
+def test_a_version_made_again_replaces_all_old_files(store, made, make_adapter, tmp_path) -> None:
     store.make_policy(2, make_adapter(2), KEY, parent=None)
     assert {name for name in names(tmp_path / "artefacts") if name.startswith("tiny-run-v000002")} == {
         "tiny-run-v000002",

@@ -171,7 +171,7 @@ async def test_unwanted_artefacts_are_no_longer_pushed(nodes: Nodes, tmp_path: P
     assert {piece.info_hash for _, piece in nodes.sent} == {fourth.info_hash, fifth.info_hash}
 
 
-async def test_an_artefact_whose_files_are_gone_ends_nothing_else(
+async def test_an_artefact_without_files_does_not_affect_others(
     nodes: Nodes, carrier: Carrier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = make_carrier(tmp_path / "v2.k")

@@ -41,7 +41,7 @@ def test_a_process_that_may_open_hardly_anything_keeps_half_for_itself(limit: li
     assert room_for(10_000) == 150
 
 
-def test_no_limit_is_none(limit: list[int]) -> None:
+def test_an_infinite_limit_leaves_room_for_all(limit: list[int]) -> None:
     import resource
 
     limit[:] = [resource.RLIM_INFINITY, resource.RLIM_INFINITY]

@@ -384,7 +384,7 @@ async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("talks", [False, True])
-async def test_the_last_word_comes_after_what_was_being_sent(hub: Hub, talks: bool) -> None:
+async def test_the_last_message_follows_the_one_in_transit(hub: Hub, talks: bool) -> None:
     node, pushes = await clogged_node(hub)
     hub.gateway.dismiss(node.me.node_id, RefusalCode.BANNED, "Its operator has banned it.")
     assert not pushes.push(1)

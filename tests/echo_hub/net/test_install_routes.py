@@ -55,7 +55,7 @@ async def test_the_script_and_its_archive(client: Client, offered: Path) -> None
 @pytest.mark.parametrize(
     "name", ["secret.txt", "install.sh", "install.ps1", "..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "%00"]
 )
-async def test_nothing_else_of_the_directory(client: Client, offered: Path, name: str) -> None:
+async def test_other_files_of_the_directory_are_not_served(client: Client, offered: Path, name: str) -> None:
     for there in ("secret.txt", "install.sh", ARCHIVE):
         assert (await client.get(f"/install/{sha256(offered / there)}/{name}")).status == 404
 

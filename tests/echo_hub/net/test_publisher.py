@@ -160,7 +160,7 @@ async def test_a_base_is_published_once_and_readable_without_its_directory(hub, 
     assert tree(tmp_path / "read") == {file.path: content[file.path] for file in manifest.files}
 
 
-async def test_a_base_that_the_model_hub_has_as_well_says_so(open_hub, model_dir) -> None:
+async def test_a_base_from_the_model_hub_names_its_source(open_hub, model_dir) -> None:
     hub, source = await open_hub(), f"owner/name@{'0a' * 20}"
     await hub.publisher.publish_base(model_dir)
     before = hub.publisher.carrier(0)
@@ -218,7 +218,7 @@ async def test_a_restart_seeds_the_same_artefacts_with_the_same_signatures(
     await node.fetch(offer.torrent, tmp_path / "node", peers=offer.peers, tracker_urls=[again.announce_url(1)])
 
 
-async def test_barring_a_node_seals_what_follows_with_a_key_it_does_not_have(open_hub, make_adapter) -> None:
+async def test_barring_a_node_seals_later_versions_with_a_key_it_lacks(open_hub, make_adapter) -> None:
     hub = await open_hub()
     await hub.publisher.publish_policy(1, make_adapter(1))
     (first,) = hub.publisher.run_keys()

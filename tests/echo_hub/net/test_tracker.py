@@ -284,7 +284,7 @@ async def ask_raw(hub, host: bytes, more_query: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("host", [b"x:99999999", b"x:y", b"a b", b"\xff\xfe", b"x/y?z#w", b"%00", b"x\t:1", b"a" * 300])
-async def test_over_http_a_host_that_is_none_gets_a_reason(hub, host: bytes) -> None:
+async def test_over_http_an_invalid_host_gets_a_reason(hub, host: bytes) -> None:
     hub.tracker.register_self(TORRENT, 1)
     status, _, body = (await ask_raw(hub, host)).partition(b"\r\n")
     assert b" 400 " in status or b"14:failure reason" in body, status

@@ -16,14 +16,14 @@ def gate() -> AlertGate:
     return AlertGate(kinds=("disk", "attack"))
 
 
-def test_nothing_is_told_twice() -> None:
+def test_no_alert_is_sent_twice() -> None:
     one = gate()
     assert one.admits("disk", "began", 0.0)
     assert not one.admits("disk", "began", 200.0), "the problem has not ended"
     assert one.admits("disk", "ended", 201.0) and not one.admits("disk", "ended", 202.0)
 
 
-def test_a_flapping_problem_is_told_rarely_and_ends_only_if_told() -> None:
+def test_a_flapping_problem_is_reported_rarely_and_its_end_only_if_reported() -> None:
     one = gate()
     assert one.admits("disk", "began", 0.0) and one.admits("disk", "ended", 10.0)
     assert not one.admits("disk", "began", HOUR_S - 1) and not one.admits("disk", "ended", HOUR_S - 0.5)

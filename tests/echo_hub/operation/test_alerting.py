@@ -33,7 +33,7 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
             await task
 
 
-async def test_problems_and_the_runs_end_are_told_at_once(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_problems_and_the_runs_end_are_reported_at_once(about: AboutRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alert, "PER_HOUR", 2)
     async with webhook() as hook:
         settings = AlertsConfig(webhook_url=hook.url)
@@ -56,7 +56,7 @@ async def test_problems_and_the_runs_end_are_told_at_once(about: AboutRun, monke
     assert said[2]["message"] == "The run is finished."
 
 
-async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_said_once(
+async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_reported_once(
     about: AboutRun, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -82,7 +82,7 @@ async def test_a_dead_receiver_costs_the_oldest_alerts_and_is_said_once(
     assert lines[0].event == "alert_failed"  # type: ignore[attr-defined]
 
 
-async def test_without_a_webhook_nothing_is_told(about: AboutRun) -> None:
+async def test_without_a_webhook_nothing_is_sent(about: AboutRun) -> None:
     assert webhook_of(AlertsConfig()) is None
     alerts = Alerts(AlertsConfig(), lambda: about, webhook=None)
     alerts.changed(change(ProblemKind.DISK))
@@ -90,5 +90,5 @@ async def test_without_a_webhook_nothing_is_told(about: AboutRun) -> None:
         await alerts.run()
 
 
-def test_each_alert_has_an_id_of_its_own() -> None:
+def test_each_alert_has_its_own_id() -> None:
     assert new_id() != new_id()

@@ -128,7 +128,7 @@ def test_old_or_slow_events_are_no_attack() -> None:
         assert told(problems, seen, hour * 3_600.0 + 1) == []
 
 
-def test_when_the_run_is_over_so_is_all_but_the_disk() -> None:
+def test_at_the_runs_end_all_problems_end_but_the_disks() -> None:
     problems = Problems(LIMITS)
     problems.observe(replace(FINE, disk_free_bytes=1, forged="x"), 0.0)
     over = Observation(is_over=True, lacks_nodes=True, learner_waits=True, disk_free_bytes=1)

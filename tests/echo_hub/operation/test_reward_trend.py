@@ -56,7 +56,7 @@ def test_a_fall_ends_when_half_of_it_is_regained() -> None:
     assert made.fall(0.5, has_fallen=True) is None
 
 
-def test_before_a_window_is_full_nothing_is_said() -> None:
+def test_nothing_is_reported_before_a_window_is_full() -> None:
     assert trend(*[1.0] * (WINDOW - 1)).fall(0.5, has_fallen=False) is None
     assert RewardTrend().fall(0.5, has_fallen=False) is None
 

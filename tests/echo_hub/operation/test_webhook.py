@@ -56,7 +56,7 @@ async def test_a_receiver_with_a_bad_moment_is_tried_again_with_the_same_id(aler
 
 
 @pytest.mark.parametrize(("status", "attempts"), [(400, 1), (410, 1), (302, 1), (307, 1), (500, 5), (429, 5)])
-async def test_a_refusal_says_the_host_and_nothing_more_of_the_address(
+async def test_a_refusal_names_only_the_host_of_the_address(
     alert: Alert, about: AboutRun, status: int, attempts: int
 ) -> None:
     async with webhook() as hook:

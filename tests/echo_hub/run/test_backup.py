@@ -48,7 +48,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_a_backup_has_all_that_a_run_goes_on_from_and_nothing_else(tmp_path: Path) -> None:
+def test_a_backup_holds_exactly_the_files_that_a_run_continues_from(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
     made = write_backup(directory, database(directory), tmp_path / "run.backup")
     assert made.trained_step == 4 and made.size_bytes == (tmp_path / "run.backup").stat().st_size

@@ -161,7 +161,7 @@ def test_without_a_chat_template_the_system_prompt_stands_above_the_problem() ->
     assert codec.decode(codec.encode_prompt("1+1=")) == "Add.\n\n1+1=?"
 
 
-def test_a_template_without_a_system_turn_says_so(chat_model: Path) -> None:
+def test_a_template_without_a_system_turn_is_reported(chat_model: Path) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}"
     (chat_model / "chat_template.jinja").write_text(refuses + CHATML)
     assert len(PromptCodec.load(chat_model).encode_prompt("1+1="))
@@ -300,7 +300,7 @@ def test_a_model_without_a_vocabulary_size_is_refused(model: Path, size: object)
     assert PromptCodec.load(model).stop_ids == (1,)
 
 
-def test_stop_tokens_that_the_model_lacks_are_none(model: Path) -> None:
+def test_stop_tokens_that_the_model_lacks_do_not_count(model: Path) -> None:
     change(model / "generation_config.json", eos_token_id=[1, 99, 100_000, -1])
     assert PromptCodec.load(model).stop_ids == (1,)
     change(model / "tokenizer_config.json", eos_token=None)
@@ -335,7 +335,7 @@ def test_tools_are_shown_by_the_tool_template(chat_model: Path) -> None:
         ("1", -5, False),
     ],
 )
-def test_whether_a_prompt_has_room_is_said_at_once(prompt: str, tokens: int, has_room: bool) -> None:
+def test_the_room_for_a_prompt_is_computed_quickly(prompt: str, tokens: int, has_room: bool) -> None:
     began = time.process_time()
     assert PromptCodec.load(resolve_base("builtin:tiny")).has_room(prompt, tokens=tokens) is has_room
     assert time.process_time() - began < 1

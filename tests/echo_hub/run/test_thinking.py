@@ -38,5 +38,5 @@ def test_a_strangers_tags_take_no_long_time() -> None:
     assert without_thinking("<think></think>" * 300_000) == ""
 
 
-def test_whether_a_thought_is_open() -> None:
+def test_an_open_thought_is_recognised() -> None:
     assert ends_in_thought("a<think>\n") and not ends_in_thought("<think>\n\n</think>\n\n") and not ends_in_thought("a")

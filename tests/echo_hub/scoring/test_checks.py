@@ -79,7 +79,7 @@ def test_the_chance_by_hand() -> None:
 
 @pytest.mark.parametrize(("temperature", "vocabulary"), [(0.5, 99), (1.0, 32_000), (10.0, 151_936)])
 @pytest.mark.parametrize("length", [3, 1_000, 131_072])
-def test_a_fair_draw_passes_whatever_temperature_vocabulary_and_length(
+def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
     temperature: float, vocabulary: int, length: int
 ) -> None:
     rng = np.random.default_rng(0)

@@ -125,7 +125,7 @@ def test_an_invalid_turn_reward_is_the_environments_failure(codec: PromptCodec, 
     assert mine.respond(3, [codec.encode_prompt("9")]) == 1.0
 
 
-def test_an_environment_is_asked_once_whatever_was_said_before(codec: PromptCodec) -> None:
+def test_an_environment_is_called_once_for_any_conversation(codec: PromptCodec) -> None:
     task = Count()
     mine = counting(codec, task)
     mine.respond(3, [codec.encode_prompt("1")] * 8, 14)

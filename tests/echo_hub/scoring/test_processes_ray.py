@@ -61,7 +61,7 @@ async def test_each_way_a_scorer_ends_is_reported_like_a_local_one(numbers_pool:
     await until(lambda: not cluster.actors())
 
 
-async def test_each_call_has_its_own_result_whatever_is_killed(numbers_pool: Opens, cluster: RayCluster) -> None:
+async def test_each_call_gets_its_own_result_despite_kills(numbers_pool: Opens, cluster: RayCluster) -> None:
     on_other = {"address": cluster.address, "scorer_resources": {"other": 1}}
     # While another raylet starts, a busy machine may delay a scorer by more than a second.
     async with numbers_pool(ray=on_other, scorer_processes=2, scorer_timeout_s=WITHIN_S) as pool:

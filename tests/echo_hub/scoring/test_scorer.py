@@ -205,7 +205,7 @@ async def test_failures_without_end_are_few_lines_that_steer_no_terminal(
     assert lines[-1].startswith("the scorer has failed on 262146 rollouts so far: bad luck ?[2J")
 
 
-async def test_an_environments_answer_goes_on_with_the_episode(tmp_path: Path) -> None:
+async def test_an_environments_answer_continues_with_the_episode(tmp_path: Path) -> None:
     task = TaskConfig(name="environment:guess", scorer_processes=1)
     config = HubConfig(task=task, evaluation=EvaluationConfig(problems=2))
     base_dir = resolve_base("builtin:tiny")

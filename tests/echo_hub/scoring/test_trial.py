@@ -142,7 +142,7 @@ async def test_a_scorer_has_the_limits_of_a_run(tmp_path: Path, odd: str) -> Non
     assert any("took too long" in warning for warning in found.warnings)
 
 
-async def test_the_parts_of_a_reward_are_told(tmp_path: Path, odd: str) -> None:
+async def test_the_parts_of_a_reward_are_reported(tmp_path: Path, odd: str) -> None:
     found = await tried(tmp_path, f"{odd}:Told", {}, count=1)
     assert [answer.components for answer in answers(found, "reference")] == [{"score": 1.0, "right": 1.0, "short": 1.0}]
 
@@ -160,7 +160,7 @@ async def test_a_sampler_that_fails_is_named(tmp_path: Path, odd: str) -> None:
     assert "no problem today" in str(caught.value)
 
 
-async def test_problems_that_the_base_cannot_take_are_said(tmp_path: Path) -> None:
+async def test_problems_that_the_base_cannot_take_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text('{"prompt": "' + "Wie groß? " * 30 + '", "answer": "1"}\n{"prompt": "1+1=", "answer": "2"}\n')
     found = await tried(tmp_path, "jsonl", {"path": str(file)}, count=12)

@@ -129,7 +129,7 @@ async def test_a_killed_hub_leaves_no_scoring_process(
     assert left == []
 
 
-async def test_a_process_that_cannot_make_the_task_says_why_through_its_warden(
+async def test_a_process_that_cannot_make_the_task_reports_the_reason_through_its_warden(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = numbers_pool()

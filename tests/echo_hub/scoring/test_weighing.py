@@ -165,13 +165,13 @@ def test_settings_that_do_not_fit_the_task_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"style": (1, 0)}, {"style": (0, math.inf)}, {"a b": (0, 1)}, 3, {"style": None}])
-def test_bounds_that_are_none_are_refused(bounds: Any) -> None:
+def test_invalid_bounds_are_refused(bounds: Any) -> None:
     with pytest.raises(ConfigError, match="between which bounds its components"):
         weighing(type("Bad", (Measured,), {"component_bounds": bounds})({}))
 
 
 @pytest.mark.parametrize("weights", [{"style": "much"}, {"style": math.nan}, {"style": 1e9}, {"": 1.0}])
-def test_weights_that_are_none_are_refused(weights: Any) -> None:
+def test_invalid_weights_are_refused(weights: Any) -> None:
     with pytest.raises(ConfigError, match="weights of the task's components"):
         weighing(type("Bad", (Measured,), {"component_weights": weights})({}))
 

@@ -85,7 +85,7 @@ async def test_connected_nodes_are_noted_and_unneeded_adapters_deleted(drive: Dr
     assert set(directory.adapter_versions()) == {2, 4}, "one is being evaluated, one is the newest"
 
 
-async def test_bans_and_their_end_and_invites_are_told(
+async def test_bans_and_their_end_and_invites_are_reported(
     drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -102,7 +102,7 @@ def test_each_start_of_a_run_has_its_own_lease_ids() -> None:
     assert {replace(life, next_lease_id=42) for life in lives} == {books}
 
 
-async def test_the_store_keeps_as_much_as_the_settings_say(tmp_path: Path) -> None:
+async def test_the_store_keeps_the_amount_in_the_settings(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()
     key_file.load_or_create(directory.key)

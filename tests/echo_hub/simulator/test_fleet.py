@@ -267,7 +267,7 @@ def test_a_nodes_own_tokens_of_the_leases_version_need_no_spans(heard: Callable[
     assert [event.payload.spans for _, event in hub.of(RolloutArrived)] == [()]
 
 
-def test_without_streaming_nothing_is_gone_on_with(heard: Callable[..., Heard]) -> None:
+def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> None:
     hub = heard(nodes={"s_per_token": 0.1, "stream_s": 0.0})
     hub.lease(1, 0)
     hub.until(7.0)

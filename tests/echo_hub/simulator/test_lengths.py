@@ -41,7 +41,7 @@ def test_a_repeated_prompt_has_its_own_length() -> None:
     assert drawn.of_group(3) == drawn.of_group(13) != drawn.of_group(4)
 
 
-def test_lengths_stay_however_many_groups_come_between() -> None:
+def test_lengths_do_not_depend_on_groups_in_between() -> None:
     drawn = lengths(ratio=30)
     first = drawn.of_group(5)
     for block in range(200):

@@ -26,7 +26,7 @@ def test_throughput_is_log_normal(scenario_of: ScenarioOf) -> None:
     assert (fmean(logs), pstdev(logs)) == pytest.approx((0, 0.5), abs=0.03)
 
 
-def test_slow_and_rented_nodes_are_as_many_as_is_said(scenario_of: ScenarioOf) -> None:
+def test_slow_and_rented_nodes_have_their_given_numbers(scenario_of: ScenarioOf) -> None:
     nodes = draw_nodes(
         scenario_of(
             nodes={"count": 5_000, "slow_share": 0.2, "slow_factor": 5, "rented_share": 0.3, "price_per_hour": 2.0}

@@ -162,7 +162,7 @@ def test_a_version_that_two_newer_ones_have_overtaken_ends() -> None:
     assert max(swarmed.had[3, node.node_id] for node in swarmed.nodes) < 32, "the newest goes first"
 
 
-def test_a_node_that_gets_nothing_fetches_elsewhere_and_delays_no_one() -> None:
+def test_a_node_without_pieces_uses_another_source_and_delays_no_other() -> None:
     """Give it a line on which a piece takes 5 s."""
     swarmed = Swarmed(3, hub_up=20, ups=[20, 20, 20])
     slow = SimulatedNode("slow", 3, replace(swarmed.nodes[0].traits, downlink_bytes_s=32 * 1024 / 5))

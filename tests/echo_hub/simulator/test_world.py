@@ -86,7 +86,7 @@ def test_the_clock_has_no_influence(scenario_of: Callable[..., Scenario]) -> Non
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("mode", ["async", "sequential"])
-def test_every_rollout_is_accounted_for_whatever_nodes_do(simulated: Simulated, seed: int, mode: str) -> None:
+def test_every_rollout_is_accounted_for_under_any_node_behaviour(simulated: Simulated, seed: int, mode: str) -> None:
     _, report = simulated(**UNRULY, run={"seed": seed, "mode": mode})
     assert report.balanced and report.leased > 0
 

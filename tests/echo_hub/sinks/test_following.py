@@ -112,7 +112,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("where", ["opening", "writing"])
-async def test_a_failure_is_said_once_and_tried_again(
+async def test_a_failure_is_reported_once_and_tried_again(
     store: Store, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="echo_hub")
@@ -131,7 +131,7 @@ async def test_a_failure_is_said_once_and_tried_again(
 
 
 @pytest.mark.parametrize("where", ["opening", "writing"])
-async def test_a_call_that_hangs_is_said_and_waited_for(
+async def test_a_call_that_hangs_is_reported_and_waited_for(
     store: Store, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     caplog.set_level(logging.INFO, logger="echo_hub")

@@ -76,7 +76,7 @@ def test_reading_resumes_at_a_sinks_position(store: Store, monkeypatch: pytest.M
     assert Reading(store, Position(step=6, evaluated_at=2_000.0)).read() == []
 
 
-def test_of_old_steps_there_are_scalars_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_steps_have_only_scalars(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HISTOGRAMS_AT_START", 2)
     for step in range(1, 5):
         train(store, step)

@@ -91,7 +91,7 @@ sys.stdin.read()
 """
 
 
-def test_after_kill_9_no_step_is_there_twice_or_missing(store: Store, tmp_path: Path) -> None:
+def test_after_kill_9_no_step_is_doubled_or_missing(store: Store, tmp_path: Path) -> None:
     for step in (1, 2, 3):
         train(store, step)
     directory = tmp_path / "tensorboard"

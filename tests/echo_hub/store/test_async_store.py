@@ -112,7 +112,7 @@ async def test_close_finishes_counting_a_large_step(
     after.close()
 
 
-async def test_a_step_that_cannot_be_counted_is_told_of(
+async def test_a_step_that_cannot_be_counted_is_reported(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "COUNTED_AT_ONCE", 4)

@@ -18,7 +18,7 @@ def texts(store: Store, limit: int = 99, **wanted: object) -> list[str]:
     return [found.text for found in store.read(read_events, EventFilter(**wanted), limit)]  # type: ignore[arg-type]
 
 
-def test_events_are_numbered_and_come_back_whole_the_newest_first(store: Store) -> None:
+def test_events_are_numbered_and_read_back_newest_first(store: Store) -> None:
     data = {"name": "ä", "rate": 0.5, "none": None, "yes": True}
     first = event("node_joined", "a joined", subject="n1", data=data)
     store.apply([], 1.0, [first, event("log", severity=Severity.ERROR)])

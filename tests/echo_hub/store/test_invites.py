@@ -24,7 +24,7 @@ def seen(store: Store, node_id: str, now: float, invite_id: int | None = None) -
     )
 
 
-def test_an_invite_comes_back_with_a_number_of_its_own(store: Store) -> None:
+def test_an_invite_is_read_back_with_its_own_number(store: Store) -> None:
     store.write(add_invite, ADA)
     store.write(add_invite, BOB)
     assert store.read(read_invites) == [replace(ADA, invite_id=1), replace(BOB, invite_id=2)]

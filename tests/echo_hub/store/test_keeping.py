@@ -98,7 +98,7 @@ def test_a_share_of_any_groups_in_a_row_is_kept(share: float) -> None:
         assert sum(chosen[start : start + 100]) == pytest.approx(100 * share, abs=3)
 
 
-def test_groups_beyond_the_share_say_so(store: Store, records: Any) -> None:
+def test_groups_beyond_the_share_are_marked_as_not_kept(store: Store, records: Any) -> None:
     store.keeping = Keeping(share=0.5)
     train(store, records, steps=8)
     gone = {lease for lease, why in not_kept(store).items() if why == "share"}
@@ -112,7 +112,7 @@ def test_groups_beyond_the_share_say_so(store: Store, records: Any) -> None:
     assert (totals.rollouts, totals.rollouts_by_share, totals.rollouts_by_bytes) == (16 - left_out, left_out, 0)
 
 
-def test_above_the_cap_the_oldest_go_and_say_so(store: Store, records: Any) -> None:
+def test_above_the_cap_the_oldest_are_removed_and_marked(store: Store, records: Any) -> None:
     train(store, records, steps=1)
     of_group = store.read(read_kept_totals).bytes
     store.keeping = Keeping(max_bytes=2 * of_group)

@@ -66,7 +66,7 @@ def test_old_versions_keep_the_summary_of_their_fetches(store: Store, monkeypatc
     assert before[0][0].dissemination_max_s == 3.0
 
 
-def test_as_many_rows_go_as_come_however_many_that_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_keeps_up_with_any_number_of_new_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 1)
     for version in range(1, KEPT_VERSIONS + 30):
         store.apply([VersionRecorded(policy_version=version, published_at=float(version))], now=1.0)

@@ -99,7 +99,7 @@ def test_the_snapshot_holds_scorer_failures_of_open_groups(store: Store, records
     assert store.read(read_snapshot).scorer_failures == ((1, 1, 0), (1, 1, 0))
 
 
-def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
+def test_payloads_are_read_back_unchanged(store: Store, records: Any) -> None:
     store.apply([*records.opened(4), records.leased(1, 4, 0, 1), *records.received("1-0", "1-1")], now=1.0)
     (stored,) = store.read(read_payloads, ["1-1"])
     expected = records.payload(3, 100)
@@ -110,7 +110,7 @@ def test_payloads_come_back_as_they_were(store: Store, records: Any) -> None:
     assert store.read(read_payloads, []) == []
 
 
-def test_more_payloads_than_one_query_may_name_come_back(store: Store, records: Any) -> None:
+def test_more_payloads_than_one_query_may_name_are_read_back(store: Store, records: Any) -> None:
     """SQLite allows 32,766 parameters in a statement (250,000 in some builds), PostgreSQL 65,535."""
     store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
     asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
@@ -154,7 +154,7 @@ def test_a_receipt_is_for_its_own_node(store: Store, records: Any) -> None:
         ("a", f"{2**63}-0"),
     ],
 )
-def test_anything_else_is_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
+def test_other_values_are_invalid(store: Store, records: Any, node_id: str, asked: str) -> None:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1)], now=1.0)
     assert store.read(read_receipts, node_id, [asked])[0] == Receipt(
         rollout_id=asked, state=ReceiptState.DROPPED, drop_reason=DropReason.INVALID

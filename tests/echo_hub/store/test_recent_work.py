@@ -24,7 +24,7 @@ def test_lengths_of_received_rollouts_are_counted_by_outcome(store: Store, recor
     assert only.rollouts == 1, "three are leased, but one is an evaluation's and one is in progress"
 
 
-def test_of_steps_those_that_are_trained_tell_their_groups_ages(store: Store, records: Any) -> None:
+def test_only_trained_steps_give_their_groups_ages(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step), now=5.0)
     newest, before = store.read(read_batch_ages, 2)

@@ -122,7 +122,7 @@ def told(store: Store) -> dict[str, Any]:
     }
 
 
-def test_everything_but_the_rows_stays_as_it_was(filled: Store) -> None:
+def test_retiring_changes_only_the_rows_and_their_totals(filled: Store) -> None:
     before, snapshot = told(filled), filled.read(read_snapshot)
     assert rows_of(filled) == 2 * STEPS + 3 and filled.read(read_kept_totals).rollouts == 2 * STEPS + 1
     assert let_go(filled, 4) == 9, "three steps, the dropped group between them, and the evaluation of version 1"
@@ -204,7 +204,7 @@ def copies_of(store: Store, **changed: Any) -> Copies:
     return Copies(facts=facts, who="ada", place="/archive/steps.parquet", now=40.0)
 
 
-def test_nothing_goes_of_which_the_copies_say_something_else(filled: Store) -> None:
+def test_rows_that_differ_from_their_copies_are_kept(filled: Store) -> None:
     span, *_ = spans(filled, 2)
     keys = filled.read(read_final_keys, span)
     with pytest.raises(StorageError, match="say different things") as caught:

@@ -42,7 +42,7 @@ def decided(decision: Decision, **values: Any) -> TrustDecided:
     return TrustDecided(**{"node_id": "a", "decision": decision, "reason": "r", "decided_at": 5.0, **values})
 
 
-def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> None:
+def test_a_standing_is_read_back_unchanged_and_the_newest_counts(store: Store) -> None:
     quarantined = StandingRow(node_id="b", state=StandingState.QUARANTINED, reason="forged")
     store.apply([StandingRecorded(row=StandingRow(node_id="a")), StandingRecorded(row=quarantined)], now=1.0)
     assert store.read(read_snapshot).standings == (StandingRow(node_id="a"), quarantined)
@@ -50,7 +50,7 @@ def test_a_standing_comes_back_as_it_was_and_the_newest_stands(store: Store) -> 
     assert store.read(read_snapshot).standings == (STORED_ROW, quarantined)
 
 
-def test_the_newest_list_of_coarse_classes_comes_back(store: Store) -> None:
+def test_the_newest_list_of_coarse_classes_is_read_back(store: Store) -> None:
     first = CoarseClass(NumericsClass("torch", "bf16", "cuda"), 0.25, 0.5)
     second = CoarseClass(NumericsClass("mlx", "q8_0", "metal"), 1.0, 2.0**0.5)
     assert store.read(read_snapshot).coarse_classes == ()
@@ -98,7 +98,7 @@ def test_a_row_without_sums_of_rewards_keeps_the_others(store: Store) -> None:
     assert store.read(read_snapshot).standings == (STORED_ROW,)
 
 
-def test_evidence_that_comes_back_adds_up(store: Store) -> None:
+def test_restored_evidence_adds_up(store: Store) -> None:
     store.apply([StandingRecorded(row=ROW)], now=1.0)
     (found,) = store.read(read_snapshot).standings
     assert found == STORED_ROW and hash(found) == hash(STORED_ROW)

@@ -93,7 +93,7 @@ def test_counting_in_parts_equals_counting_at_once(store: Store, records: Any, m
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_a_start_goes_on_where_the_last_process_ended(store: Store, records: Any) -> None:
+def test_a_start_continues_where_the_last_process_ended(store: Store, records: Any) -> None:
     store.apply(records.large_step(1, num_groups=10), now=5.0)
     store.apply(records.large_step(2, num_groups=10), now=6.0)
     store.count_trained()

@@ -53,7 +53,7 @@ def test_records_of_one_kind_may_be_many(store: Store, records: Any) -> None:
     assert [row.rollout_id for row in store.read(read_payloads, ids)] == ids
 
 
-def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> None:
+def test_a_batch_is_read_back_in_order_and_unchanged(store: Store, records: Any) -> None:
     store.apply([*records.opened(0, 1), records.leased(1, 0, 0, 1), records.leased(2, 1, 1, version=3)], now=1.0)
     store.apply([records.leased(3, 1, 0, node_id="b", version=4)], now=1.0)
     ids = ("1-0", "1-1", "3-0", "2-1")
@@ -255,7 +255,7 @@ def test_versions_may_be_as_large_as_messages_allow(store: Store, records: Any) 
     assert store.read(read_snapshot).published_version == store.read(read_snapshot).rollouts[0].policy_version == 2**31
 
 
-def test_pruning_deletes_tokens_and_nothing_else(store: Store, records: Any) -> None:
+def test_pruning_deletes_only_tokens(store: Store, records: Any) -> None:
     for step in (1, 2, 3):
         store.apply(records.one_step(step, lease_id=step, group_id=step - 1), now=1.0)
     store.prune(2)

@@ -7,7 +7,7 @@ from echo_hub.tasks.free_rewards import PAID_FOR_NOTHING, warning_of
 from scripts.free_rewards import free
 
 
-def test_the_figures_are_of_datasets_that_there_are() -> None:
+def test_the_figures_are_of_existing_datasets() -> None:
     assert PAID_FOR_NOTHING.keys() <= DATASETS.keys()
     assert all(0.01 <= paid <= 1 for paid in PAID_FOR_NOTHING.values())
 

@@ -32,7 +32,7 @@ def test_a_line_is_a_problem_and_its_further_keys_are_metadata(tmp_path: Path) -
     assert problem.metadata == {"answer": "1", "source": {"page": 3}}
 
 
-def test_every_line_is_drawn_and_blank_ones_are_none(data: Path) -> None:
+def test_every_line_but_blank_ones_is_sampled(data: Path) -> None:
     data.write_bytes(b"\n" + data.read_bytes().replace(b"\n", b"\r\n\r\n").removesuffix(b"\r\n\r\n"))
     task = make_jsonl({"path": str(data)})
     assert task.num_problems == 100

@@ -48,18 +48,18 @@ def test_equal_answers_are_right_in_any_notation(completion: str, expected: str)
         ("__import__('os').getpid()", "42"),
     ],
 )
-def test_anything_else_is_wrong(completion: str, expected: str) -> None:
+def test_other_answers_are_wrong(completion: str, expected: str) -> None:
     assert not is_equal(completion, expected)
 
 
 @pytest.mark.parametrize("hedged", ["\\boxed{1} \\boxed{2}", "\\boxed{1, 2}", "\\boxed{1 or 2}"])
 @pytest.mark.parametrize("expected", ["1", "2"])
-def test_several_answers_at_once_are_none(hedged: str, expected: str) -> None:
+def test_several_answers_at_once_do_not_count(hedged: str, expected: str) -> None:
     assert not is_equal(hedged, expected)
 
 
 @pytest.mark.parametrize("expected", ["\\boxed{}", "$", ".", "***"])
-def test_an_expected_answer_that_says_nothing_is_not_given_by_nothing(expected: str) -> None:
+def test_an_empty_expected_answer_matches_no_answer(expected: str) -> None:
     assert not any(is_equal(answer, expected) for answer in ("", " ", "5", "<answer></answer>"))
 
 

@@ -12,7 +12,7 @@ from echo_shared.errors import ConfigError
     "name",
     ["arithmetic", "jsonl", "environment:guess", "reasoning-gym:chain_sum", "python:my.module:make"],
 )
-def test_a_task_that_there_is(name: str) -> None:
+def test_an_existing_task_is_found(name: str) -> None:
     assert check_name(name) == name
 
 

@@ -48,7 +48,7 @@ def test_a_decimal_is_read_exactly(number: object) -> None:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_whatever_else_is_written_is_a_number_or_none(text: str) -> None:
+def test_any_other_text_is_a_number_or_none(text: str) -> None:
     read = read_quantity(text)
     assert read is None or is_same_quantity(read, read)
 

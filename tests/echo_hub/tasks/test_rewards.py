@@ -72,7 +72,7 @@ def test_a_reward_is_any_number_within_the_bounds(given: Any, reward: float) -> 
     "given",
     [float("nan"), float("inf"), float("-inf"), 1e30, 1.01, -0.01, 2, "1", b"1", None, 1j, [1.0], (), {}, "x" * 10**6],
 )
-def test_anything_else_is_the_scorers_failure(given: Any) -> None:
+def test_other_results_are_the_scorers_failure(given: Any) -> None:
     with pytest.raises(ScorerError, match=r"The reward is .*numbers from 0 to 1") as caught:
         RewardBounds().read(given)
     assert len(str(caught.value)) < 200

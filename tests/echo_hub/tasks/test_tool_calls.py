@@ -5,7 +5,7 @@ import pytest
 from echo_hub.tasks.tool_calls import MOST_CALLS, MOST_CHARACTERS, BadCall, ToolCall, tool_calls
 
 
-def test_calls_are_read_in_their_order_between_whatever_else_is_said() -> None:
+def test_calls_are_read_in_order_between_other_text() -> None:
     text = (
         'First <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>, then '
         '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "say", "arguments": "{\\"x\\": 1}"}</tool_call>'
@@ -45,7 +45,7 @@ def test_an_invalid_call_is_reported(inside: str, problem: str) -> None:
     assert len(found.problem) < 300
 
 
-def test_a_call_that_is_not_closed_is_none() -> None:
+def test_an_unclosed_call_does_not_count() -> None:
     good = '<tool_call>{"name": "now"}</tool_call>'
     assert tool_calls(f'{good} <tool_call>{{"name": "now"}}') == [
         ToolCall(name="now", arguments={}),

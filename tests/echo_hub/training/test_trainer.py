@@ -328,7 +328,7 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-async def test_an_evaluation_keeps_its_version_whatever_the_learner_does(
+async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Begin it, run a step first, let the learner die in it and load another version; then the evaluation continues.

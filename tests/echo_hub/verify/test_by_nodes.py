@@ -141,7 +141,7 @@ async def test_an_answer_counts_once_and_only_from_the_asked_node(world: World) 
 
 
 @pytest.mark.parametrize("count", [0, 2, 4])
-async def test_an_answer_of_another_length_tells_nothing(world: World, count: int) -> None:
+async def test_an_answer_of_another_length_does_not_count(world: World, count: int) -> None:
     await world.ask()
     await world.checks.answered("a", result([0.1] * count, [-1.0] * count))
     assert world.reported.get_nowait() == CheckReturned(node_id="a", rollout_id="1-0", finding=None)

@@ -146,7 +146,7 @@ def test_the_hubs_side_loads_no_torch() -> None:
     assert {"torch", "transformers", "peft"}.isdisjoint(run.stdout.split())
 
 
-async def test_a_real_process_tells_honest_rollouts_from_others(versions: Versions) -> None:
+async def test_a_real_process_distinguishes_honest_rollouts(versions: Versions) -> None:
     honest = [one for version in range(VERSIONS + 1) for one in versions.drawn(version, 2 * version, 2 * version + 1)]
     others = [
         replace(one, rollout_id=f"{one.rollout_id}-other", completion_ids=np.flip(one.completion_ids))
@@ -233,7 +233,7 @@ async def test_without_a_working_process_all_requests_fail_and_are_retried_later
     assert starts == 2 if trouble == "no_base" else starts == verifier.DEATHS_IN_A_ROW + 1
 
 
-async def test_more_than_may_wait_are_told_at_once(
+async def test_requests_beyond_the_limit_are_answered_at_once(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier, "MOST_WAITING", 3)
@@ -420,7 +420,7 @@ async def test_a_real_process_measures(versions: Versions) -> None:
     assert told.seconds > 0 and not isinstance(told.of[honest.rollout_id], str)
 
 
-async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path: Path) -> None:
+async def test_a_hub_without_verification_reports_it(versions: Versions, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, load=None, prompts=prompts)  # type: ignore[arg-type]
     async with working(checker) as told:

@@ -62,7 +62,7 @@ def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDAr
     return draws.interval(logits_TV, drawn.completion_ids, temperature=versions.settings.temperature)
 
 
-def test_honest_draws_show_nothing_whatever_is_computed_together(versions: Versions, made: Made) -> None:
+def test_honest_samples_pass_in_any_batch(versions: Versions, made: Made) -> None:
     rollouts = [one for version in (2, 0, 1) for one in versions.drawn(version, *range(10 * version, 10 * version + 5))]
     for spans in answers(made(), rollouts, versions.directory).values():
         assert not isinstance(spans, str)
@@ -182,7 +182,7 @@ def test_another_choice_than_the_greedy_one_shows_its_shortfall(versions: Versio
     assert total.draws[0] > 0 and sum(total.draws[2:]) > 0
 
 
-def test_a_version_that_is_gone_is_told_and_the_others_are_checked(versions: Versions, made: Made) -> None:
+def test_a_version_that_is_gone_is_reported_and_the_others_are_checked(versions: Versions, made: Made) -> None:
     gone = [replace(one, spans=(replace(one.spans[0], policy_version=9),)) for one in versions.drawn(1, 0)]
     partly = [
         replace(one, spans=(*one.spans[:2], replace(one.spans[2], policy_version=9))) for one in going_on(versions, 52)

@@ -108,7 +108,7 @@ def test_any_other_files_are_held_in_float32(versions: Versions, tmp_path: Path)
     assert stored_dtype(tmp_path / "two") is torch.float32
 
 
-def test_too_little_memory_is_told(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported(versions: Versions, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> Policy:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

@@ -111,7 +111,7 @@ def test_a_failed_read_raises_and_is_retried(clock: list[float]) -> None:
     until(lambda: reading.newest() is not first)
 
 
-def test_a_first_reading_that_fails_is_told_too() -> None:
+def test_a_first_reading_that_fails_is_reported_too() -> None:
     books = Books()
     books.broken = True
     reading = ReadBeside(books.read, every_s=0.0, name="test")

@@ -76,7 +76,7 @@ def test_if_nothing_is_enough_the_advice_says_how_far_each_change_gets() -> None
     assert "llama_cpp" not in late, "more of these nodes would not help"
 
 
-def test_where_nothing_helps_that_is_said_too() -> None:
+def test_the_advice_reports_that_nothing_helps() -> None:
     text = said(replace(HOME, broadcast_s=3_000.0), replace(SLOW, count=99, latency_s=1.0))
     assert text.endswith(
         "Neither more such nodes nor shorter leases get it beyond 2%: versions have to be there sooner."

@@ -182,7 +182,7 @@ def test_long_prompts_with_long_prefixes(engine: Engine, kit: Any) -> None:
     assert_same_as_undisturbed(requests, kit.rollouts_of(run(engine, requests)), undisturbed)
 
 
-def test_a_prefix_that_cannot_be_gone_on_from_fails_alone(engine: Engine, kit: Any) -> None:
+def test_an_impossible_prefix_fails_alone(engine: Engine, kit: Any) -> None:
     engine.set_policy(None)
     good, *others = kit.make_requests(7)
 

@@ -151,7 +151,7 @@ def test_the_engine_reports_its_guards(outcomes: Outcomes) -> None:
     assert outcomes["off"][0] == Held.to_nothing("the settings turn it off")
 
 
-def test_an_engine_that_starts_programs_has_no_cage_and_says_so(tmp_path: Path) -> None:
+def test_an_engine_that_starts_programs_has_no_cage_and_reports_it(tmp_path: Path) -> None:
     """Call it in this process, which a cage would affect."""
     caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), Terms())
     assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM starts programs that compile code")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stand-in is
 
 
 @pytest.mark.usefixtures("stub_cuda")
-def test_a_driver_that_works_says_nothing() -> None:
+def test_a_working_driver_reports_nothing() -> None:
     assert failure_of(START) is None
 
 
@@ -26,7 +26,7 @@ def test_the_drivers_error_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said is not None and said.endswith("cuInit failed with error 100: no CUDA-capable device")
 
 
-def test_a_machine_without_the_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_the_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libcuda.so.1").write_bytes(b"no library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     said = failure_of(START)

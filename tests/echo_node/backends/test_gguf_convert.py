@@ -44,7 +44,7 @@ def logits_of(gguf: Path, ids: list[int], adapter: Path | None = None) -> np.nda
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_yarn", "qwen2", "llama", "llama3_rope", "llama_linear_rope"])
 @pytest.mark.parametrize("adapted", [False, True])
-def test_logits_are_those_of_transformers(
+def test_logits_equal_transformers(
     name: str,
     adapted: bool,
     base_of: Callable[[str], Path],
@@ -178,7 +178,7 @@ def test_a_gguf_of_another_architecture_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "q4_k_m"])
-def test_a_disk_without_room_is_said_before_anything_is_written(
+def test_a_disk_without_room_is_reported_before_anything_is_written(
     precision: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(10, 9, 1))
@@ -238,7 +238,7 @@ def test_a_damaged_config_is_refused(text: str, tmp_path: Path) -> None:
         read_shape(tmp_path)
 
 
-def test_a_disk_that_is_full_is_said_and_nothing_is_left(
+def test_a_disk_that_is_full_is_reported_and_nothing_is_left(
     base: Path, make_adapter: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: object) -> None:

@@ -71,7 +71,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="libraries have other names elsewhere")
-def test_a_package_without_a_device_is_said(portable: Path, tmp_path: Path) -> None:
+def test_a_package_without_a_device_is_reported(portable: Path, tmp_path: Path) -> None:
     shutil.copytree(portable, tmp_path / "packages")
     for library in (tmp_path / "packages").rglob("libggml-*"):
         if "base" not in library.name:

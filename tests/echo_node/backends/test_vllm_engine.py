@@ -52,7 +52,7 @@ def reference(logits: Any, seed: int, index: int, temperature: float, position: 
     return int(token[0]), float(logprob[0])
 
 
-def test_draws_are_the_references_whatever_the_order_of_slots() -> None:
+def test_samples_equal_the_references_in_any_slot_order() -> None:
     table = DrawTable(4)
     assert table.start(2, options_of(7, 0, 0.7, 5), 40)
     assert table.start(0, options_of(7, 3, 1.0, 9), 30)

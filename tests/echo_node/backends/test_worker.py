@@ -174,7 +174,7 @@ async def test_a_damaged_adapter_fails_each_group_that_names_it(start: Starter, 
     ]
 
 
-async def test_an_engine_with_hiccups_goes_on(start: Starter) -> None:
+async def test_an_engine_with_hiccups_continues(start: Starter) -> None:
     engine = await start()
     await engine.submit(group(1, prompt=HICCUP))
     await engine.submit(group(2))
@@ -234,7 +234,7 @@ async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tm
     assert news == [Prepared(policy_version=2)]
 
 
-async def test_an_engine_that_is_to_tell_nothing_tells_nothing(start: Starter) -> None:
+async def test_a_cancelled_group_reports_no_tokens(start: Starter) -> None:
     engine = await start()
     await engine.submit(group(7, prompt=TALK))
     await engine.cancel(9)
@@ -267,7 +267,7 @@ async def test_a_worker_over_its_memory_cap_is_killed(start: Starter) -> None:
     assert error.got is not None and "0.20 GiB allowed" in error.got
 
 
-async def test_a_crash_says_why(start: Starter) -> None:
+async def test_a_crash_gives_the_reason(start: Starter) -> None:
     engine = await start()
     await engine.submit(group(1, prompt=BUG))
     error = await end_of(engine)

@@ -174,7 +174,7 @@ async def test_a_certificate_of_an_unknown_hub_needs_its_key(tmp_path: Path) -> 
         await invoke("verify", str(tmp_path / "none.json"))
 
 
-async def test_a_node_that_has_joined_nothing_says_so() -> None:
+async def test_a_node_without_a_hub_reports_it() -> None:
     for command in (["list"], ["show", "1-0"], ["certificate", "--out", "x.json"]):
         with pytest.raises(ConfigError, match="joined no hub yet"):
             await invoke(*command)

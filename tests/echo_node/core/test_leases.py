@@ -104,7 +104,7 @@ def test_the_sooner_of_two_deadlines_counts_for_an_engine_that_does_not_answer()
     assert returned(leases.leave(21.0)) == [(1, (0, 1), "its deadline has passed")]
 
 
-def test_without_a_hub_nothing_is_waited_for_and_the_return_is_said_later() -> None:
+def test_without_a_hub_nothing_is_waited_for_and_the_return_is_reported_later() -> None:
     talk = talking()
     leases = running(lease(1), talk=talk)
     talk.disconnected()

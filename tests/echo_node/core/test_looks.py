@@ -26,7 +26,7 @@ def test_a_held_node_has_bars_and_offers_resume_if_paused_by_its_owner(hold: str
     assert look.has_bars and look.is_paused is by_owner
 
 
-def test_without_a_running_node_the_look_says_why_or_how_to_start_one() -> None:
+def test_without_a_running_node_the_look_gives_the_reason_or_the_way_to_start_one() -> None:
     assert (look_of(None).reason, look_of(None).is_running) == (START, False)
     assert look_of(None, "The hub has banned this node").title == "Echo: not running. The hub has banned this node"
 

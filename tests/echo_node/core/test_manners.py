@@ -66,7 +66,7 @@ def test_a_quiet_machine_and_one_without_readings_are_not_held() -> None:
         ({"schedule": ["22:00-07:00"]}, {}, "schedule", "the next ones begin mon 22:00"),
     ],
 )
-def test_each_wish_holds_the_node_and_says_why(
+def test_each_wish_holds_the_node_and_gives_the_reason(
     settings: dict[str, object], reading: dict[str, object], reason: str, says: str
 ) -> None:
     (hold,) = Owner(**settings).holds(replace(QUIET, **reading))  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def test_an_engine_stopped_for_memory_returns_once_memory_suffices() -> None:
     assert owner.reasons(roomy, after_s=2 * CALM_S) == []
 
 
-def test_a_pause_lasts_as_long_as_was_said() -> None:
+def test_a_pause_lasts_its_given_time() -> None:
     owner = Owner()
     (hold,) = owner.holds(QUIET, pause=Pause())
     assert (hold.reason, hold.frees_memory) == (HoldReason.PAUSED, False) and "echo-node resume" in hold.sentence

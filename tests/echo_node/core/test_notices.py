@@ -20,7 +20,7 @@ def test_a_lost_network_is_not_notified() -> None:
 
 
 @pytest.mark.parametrize("reason", [None, *StandbyReason])
-def test_of_all_reasons_to_stand_by_quarantine_alone_is_told(reason: StandbyReason | None) -> None:
+def test_of_all_reasons_to_stand_by_quarantine_alone_is_reported(reason: StandbyReason | None) -> None:
     notice = notice_of_standby(Standby(reason=reason), "Why.")
     if reason is StandbyReason.QUARANTINED:
         assert notice is not None and (notice.title, notice.text) == (QUARANTINED, "Why.")

@@ -70,7 +70,7 @@ def test_the_base_is_loaded_without_a_fetch() -> None:
     assert settle(policies()) == [AddPolicy(policy_version=0)]
 
 
-def test_an_offer_of_version_0_is_none_for_that_is_the_base() -> None:
+def test_an_offer_of_version_0_is_ignored_as_it_is_the_base() -> None:
     shelf = policies()
     assert shelf.offered(0, offer(1, "a")) + shelf.offered(0, offer(1, "b")) == []
     assert settle(shelf) == [AddPolicy(policy_version=0)]
@@ -286,7 +286,7 @@ def test_versions_on_disk_are_used_and_served_after_a_restart() -> None:
     assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]  # It is another version 4.
 
 
-def test_a_manifest_that_is_none_is_left_to_the_fetch() -> None:
+def test_an_invalid_manifest_is_left_to_the_fetch() -> None:
     shelf = policies()
     odd = offer(1).model_copy(update={"manifest": b"{}"})
     shelf.published(1, odd)

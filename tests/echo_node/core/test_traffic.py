@@ -30,7 +30,7 @@ def test_a_clock_set_back_continues_with_the_shown_day() -> None:
 
 
 @given(st.lists(st.tuples(DATES, st.integers(0, 2**40), st.integers(0, 2**40)), max_size=40))
-def test_no_byte_is_lost_or_counted_twice_whatever_the_clock_does(moves: list[tuple[date, int, int]]) -> None:
+def test_no_byte_is_lost_or_counted_twice_under_any_clock_change(moves: list[tuple[date, int, int]]) -> None:
     ledger = Ledger({})
     for day, sent, received in moves:
         ledger.add(Amount(sent, received), day)

@@ -4,7 +4,7 @@ from echo_shared.errors import DISK_FULL, StorageError, SwarmError
 FULL = Trouble(TroubleCode.DISK_FULL, "The disk is full.")
 
 
-def test_a_trouble_of_many_parts_is_told_once() -> None:
+def test_a_trouble_of_many_parts_is_reported_once() -> None:
     troubles = Troubles()
     assert troubles.begin("the spool", FULL) == "The disk is full."
     assert troubles.begin("a fetch", FULL) is None and troubles.begin("the spool", FULL) is None
@@ -28,7 +28,7 @@ def test_each_code_has_a_text_for_its_end() -> None:
     assert set(OVER) == set(TroubleCode)
 
 
-def test_errors_are_told_in_one_line_with_advice() -> None:
+def test_errors_are_reported_in_one_line_with_advice() -> None:
     full = StorageError("The disk is full.", got="/x", do="Free some.", code=DISK_FULL)
     assert trouble_of(full, otherwise=TroubleCode.FETCH) == Trouble(
         TroubleCode.DISK_FULL, "The disk is full. (/x) Free some."

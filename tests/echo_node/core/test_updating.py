@@ -90,7 +90,7 @@ def test_every_reason_has_a_sentence() -> None:
     assert set(SENTENCES) == set(Why)
 
 
-def test_an_earlier_attempts_result_is_told() -> None:
+def test_an_earlier_attempts_result_is_reported() -> None:
     for outcome in ("The disk is full.", ""):
         decision = decide(replace(GOOD, tries=(Try(name=name_of(SAID), at=0.0, outcome=outcome),)))
         assert isinstance(decision, Stay)

@@ -63,7 +63,7 @@ from tests.echo_node.core.loop_parts import WIDTH, Node, fetched, finished, here
 from tests.echo_node.core.test_policies import offer as real_offer
 
 
-def test_every_event_is_handled_and_nothing_else() -> None:
+def test_exactly_the_declared_events_are_handled() -> None:
     assert set(HANDLERS) == set(get_args(Event))
 
 
@@ -85,7 +85,7 @@ def test_a_node_reports_why_it_takes_no_work() -> None:
     )
 
 
-def test_why_there_is_no_work_is_known_until_there_is() -> None:
+def test_the_reason_for_no_work_is_known_until_work_comes() -> None:
     node = Node()
     node.ready()
     assert node.loop.standby == ""
@@ -293,7 +293,7 @@ def test_the_base_is_fetched_again_after_a_failure() -> None:
     assert len(node(Tick(), after_s=0.1).of(FetchArtefact)) == 1
 
 
-def test_draining_says_so_first_then_returns_then_waits_for_receipts_then_stops() -> None:
+def test_draining_reports_itself_returns_leases_waits_for_receipts_and_stops() -> None:
     node = Node().ready()(lease(1), finished(1, 0))
     rollout = node.of(SpoolRollout)[0].rollout
     node(DrainRequested(reason="enough"))

@@ -175,7 +175,7 @@ def test_an_engine_that_does_not_answer_is_suspended() -> None:
     assert len(node.sent(LeaseReturned)) == 1 and node.of(SuspendEngine) == [SuspendEngine()]
 
 
-def test_a_stopped_engine_is_told_nothing_and_goes_on_at_once() -> None:
+def test_a_stopped_engine_is_told_nothing_and_continues_at_once() -> None:
     node = Node().ready()(PAUSED)
     assert node.of(SuspendEngine) == [SuspendEngine()]
     node(PolicyPublished(policy_version=1, offer=real_offer(1)))

@@ -170,7 +170,7 @@ def test_a_new_engine_continues_a_dead_ones_tokens() -> None:
     assert node(finished(1, 1)).of(SpoolRollout)[0].rollout.num_given == 1, "the tokens that the hub gave"
 
 
-def test_all_that_was_drawn_is_sent_before_the_lease_goes_back() -> None:
+def test_all_sampled_tokens_are_sent_before_the_lease_is_returned() -> None:
     node = Node().ready()(lease(1, count=3), lease(2), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)))
     node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
     node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))

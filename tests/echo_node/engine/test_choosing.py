@@ -93,7 +93,7 @@ async def test_new_settings_set_the_choice_to_return_to(
     assert (chooser.is_fallback, machine.changes) == (True, 2)
 
 
-async def test_a_machine_without_an_engine_says_so(chooser_of: Callable[[Machine], EngineChooser]) -> None:
+async def test_a_machine_without_an_engine_reports_it(chooser_of: Callable[[Machine], EngineChooser]) -> None:
     with pytest.raises(BackendError):
         await chooser_of(Machine(None)).decide()
 

@@ -104,13 +104,13 @@ def test_a_damaged_file_is_ignored_and_replaced(tmp_path_factory: pytest.TempPat
     assert book.find(PLACE, SETTINGS) is not None
 
 
-def test_damage_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "speeds.json").write_text('{"x": {"rows": [{"kind": "decode"}], "measured_at": 1}}')
     assert SpeedBook(tmp_path / "speeds.json").find(PLACE, SETTINGS) is None
     assert "is damaged" in caplog.text
 
 
-def test_a_disk_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_cannot_be_written_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     book = SpeedBook(tmp_path / "file" / "speeds.json")
     book.remember(PLACE, SETTINGS, measured({1: 5.0}))

@@ -250,7 +250,7 @@ async def test_running_out_of_memory_at_work_tells_the_width(bench: Bench) -> No
     assert lost == EngineLost(what="No room for the keys.", cause="out_of_memory", code="out_of_memory", width=64)
 
 
-async def test_a_group_fails_with_a_reason_that_the_hub_can_be_told_however_much_the_engine_says(bench: Bench) -> None:
+async def test_a_groups_failure_reason_fits_the_message_without_private_paths(bench: Bench) -> None:
     await bench.start()
     assert await bench.sample(HICCUP) == GroupFailed(lease_id=1, what="The engine has hiccups.", code="backend")
     failed = await bench.sample(RANT)
@@ -303,7 +303,7 @@ def until_stopped(process: psutil.Process) -> None:
         pass
 
 
-async def test_an_engine_that_is_suspended_stands_still_and_goes_on(bench: Bench) -> None:
+async def test_an_engine_that_is_suspended_stands_still_and_continues(bench: Bench) -> None:
     await bench.start()
     assert bench.engine.pid is not None
     process = psutil.Process(bench.engine.pid)
@@ -334,7 +334,7 @@ async def test_a_stopped_engine_reports_its_end_once(bench: Bench) -> None:
     assert bench.events.empty()
 
 
-async def test_a_machine_without_any_engine_is_told_and_not_the_end(bench: Bench) -> None:
+async def test_a_machine_without_any_engine_is_reported_and_may_get_one_later(bench: Bench) -> None:
     await bench.start()
     bench.choice = None
     assert await bench.start() == EngineLost(what="There is no engine.", cause="died", code="backend", width=0)

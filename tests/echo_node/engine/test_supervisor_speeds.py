@@ -160,7 +160,7 @@ def test_the_nodes_settings_reach_the_engine() -> None:
     assert limits_of(config, hardware.detect()).memory_bytes == 2**30
 
 
-def test_rates_are_those_of_usable_engines_on_this_base(node: Node) -> None:
+def test_rates_include_only_usable_engines_on_this_base(node: Node) -> None:
     settings = EngineSettings()
     assert measured(node.book, node.found, "base", settings) == {}
     row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0}
@@ -174,7 +174,9 @@ def test_rates_are_those_of_usable_engines_on_this_base(node: Node) -> None:
     assert measured(node.book, node.found, "another", settings) == {}
 
 
-async def test_a_failure_is_told_for_a_day_and_then_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_is_reported_for_a_day_and_then_tried_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, gpu = EngineSettings(), hardware.Gpu(name="a GPU", memory_bytes=2**33)
     monkeypatch.setattr(registry, "_torch_has_cuda", lambda: True)
     found = replace(node.found, cuda_gpus=(gpu,))

@@ -61,7 +61,7 @@ def test_a_damaged_file_counts_as_empty(file: Path, damage: str) -> None:
     assert Widths(file).limit(PLACE, LIMIT) == 16
 
 
-def test_a_disk_that_cannot_be_written_is_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_cannot_be_written_is_reported_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "node").touch()
     with caplog.at_level(logging.WARNING):
         Widths(tmp_path / "node" / "widths.json").remember(PLACE, LIMIT, 8)

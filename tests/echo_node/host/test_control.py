@@ -78,7 +78,7 @@ async def test_refuses_web_pages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"port": 1, "token": "x", "pid": 1}'])
-async def test_says_when_no_daemon_runs(tmp_path: Path, text: str | None) -> None:
+async def test_a_missing_daemon_is_reported(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "control.json"
     if text is not None:
         file.write_text(text)

@@ -38,7 +38,7 @@ def test_without_a_driver_nothing_is_started(machine: Path, monkeypatch: pytest.
     assert not (machine / "node").exists()
 
 
-def test_a_program_that_fails_is_told(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_program_that_fails_is_reported(machine: Path, caplog: pytest.LogCaptureFixture) -> None:
     (machine / "nvidia-modprobe").write_text("#!/bin/sh\necho no such module >&2; exit 1\n")
     gpu_nodes.make_nodes()
     assert "cannot create it" in caplog.text and "no such module" in caplog.text

@@ -59,7 +59,7 @@ def test_the_installers_notes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "\x00", '{"origin": "elsewhere"}', '{"origin": "hub", "source": ""}'])
-def test_a_note_that_cannot_be_understood_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_note_does_not_count(tmp_path: Path, text: str) -> None:
     copy = make_copy(tmp_path)
     (copy.environment / "source.json").write_text(text)
     assert copy.given() is None and copy.note() is None

@@ -40,7 +40,7 @@ def test_long_words_are_cut(desktop: Desktop) -> None:
     assert len(desktop.bodies[1][4]) == MOST_SHOWN
 
 
-def test_without_a_notification_service_the_call_says_so(desktop: Desktop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_notification_service_the_call_reports_it(desktop: Desktop, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not notify(NOTICE)
     desktop.serve(SERVICE)
     assert not notify(NOTICE), "it answers with an error"

@@ -38,7 +38,7 @@ def test_a_file_that_cannot_be_understood_is_a_pause(tmp_path: Path, text: str) 
     assert PauseFile(tmp_path / "pause.json").load() == Pause()
 
 
-def test_a_pause_that_cannot_be_kept_is_said(tmp_path: Path) -> None:
+def test_a_pause_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be stored"):
         PauseFile(tmp_path / "file" / "pause.json").save(Pause())

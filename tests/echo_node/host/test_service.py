@@ -145,7 +145,7 @@ def test_installs_and_uninstalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands in for the service manager")
-def test_says_when_the_service_manager_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_service_manager_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path(tmp_path / "bin", monkeypatch, exit_status=1)
     made = service.systemd_unit(COMMAND, {}, tmp_path)
     with pytest.raises(ConfigError, match="said something") as caught:
@@ -154,7 +154,7 @@ def test_says_when_the_service_manager_does_not_answer(tmp_path: Path, monkeypat
     assert not made.path.exists()
 
 
-def test_says_when_there_is_no_service_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_manager_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="this command does not exist"):
         service.install(service.systemd_unit(COMMAND, {}, tmp_path))

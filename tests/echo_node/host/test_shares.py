@@ -44,14 +44,14 @@ def test_time_and_shares_outlive_each_other(file: SharesFile) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"hubs": {"a": {"share": -1}}}'])
-def test_a_file_that_cannot_be_understood_is_said(tmp_path: Path, file: SharesFile, text: str) -> None:
+def test_a_file_that_cannot_be_understood_is_reported(tmp_path: Path, file: SharesFile, text: str) -> None:
     (tmp_path / "shares.json").write_text(text)
     with pytest.raises(StorageError, match="cannot be read") as error:
         file.load()
     assert "echo-node hubs share" in (error.value.do or "")
 
 
-def test_shares_that_cannot_be_kept_are_said(tmp_path: Path) -> None:
+def test_shares_that_cannot_be_kept_are_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be stored"):
         SharesFile(tmp_path / "file" / "shares.json").save({})

@@ -13,7 +13,7 @@ from echo_node.host.signals import run_until_stopped, stop_signals
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kill that a handler sees")
-async def test_each_signal_is_told() -> None:
+async def test_each_signal_is_reported() -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
     before = signal.getsignal(signal.SIGTERM)
     with stop_signals(told.put_nowait):

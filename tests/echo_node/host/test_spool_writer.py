@@ -95,7 +95,7 @@ async def test_a_full_disk_is_reported_and_retried(spool: Spool) -> None:
 
 
 @needs_mounts
-async def test_a_disk_without_room_is_said_once_and_nothing_is_lost(
+async def test_a_disk_without_room_is_reported_once_and_nothing_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

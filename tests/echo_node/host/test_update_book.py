@@ -26,7 +26,7 @@ def test_an_unreadable_record_of_tries_allows_no_update(tmp_path: Path, text: st
     assert (tmp_path / "updates.json").read_text() == text
 
 
-def test_a_try_that_cannot_be_written_down_is_none(tmp_path: Path) -> None:
+def test_an_attempt_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "updates.lock").mkdir()
     with pytest.raises(StorageError, match="recorded"):
         UpdateBook(tmp_path).begin("a", 0.0)

@@ -163,7 +163,7 @@ async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
     await asyncio.wait({task})
 
 
-async def test_connects_again_after_a_loss_and_says_so(hub: Any) -> None:
+async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> None:
     client = client_of(hub.url)
     async with running(client) as events:
         await events.next(Welcome)
@@ -463,7 +463,7 @@ async def test_nonsense_for_a_challenge_is_the_hubs_error(header: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{}, {"WWW-Authenticate": "Basic realm=x"}, {"WWW-Authenticate": "Echo a=aA"}])
-async def test_a_server_that_asks_for_something_else_is_no_hub(headers: dict[str, str]) -> None:
+async def test_a_server_with_another_challenge_is_no_hub(headers: dict[str, str]) -> None:
     async def answer(_: web.Request) -> web.StreamResponse:
         return web.Response(status=401, headers=headers, text="\x1b[2J")
 

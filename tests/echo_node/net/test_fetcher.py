@@ -310,7 +310,7 @@ async def test_pushed_versions_are_accepted_and_served(hub: Any, swarm: Swarm, t
     assert [torrent.complete for torrent in (await swarm.stats()).values()] == [True]
 
 
-async def test_a_push_that_falls_silent_goes_on_through_the_swarm(
+async def test_a_push_that_falls_silent_continues_through_the_swarm(
     hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "SILENCE_S", 0.0)
@@ -326,7 +326,7 @@ async def test_a_push_that_falls_silent_goes_on_through_the_swarm(
 
 
 @pytest.mark.parametrize("way", [Way.SWARM, Way.WEB_SEED])
-async def test_comes_by_the_web_seed_where_that_is_the_way_or_there_is_no_peer(
+async def test_a_version_comes_by_the_web_seed_if_configured_or_without_peers(
     hub: Any, tmp_path: Path, way: Way
 ) -> None:
     changes = {"peers": ()} if way is Way.SWARM else {"way": way}

@@ -466,7 +466,7 @@ async def test_a_node_is_barred_for_twice_as_long_each_time(nodes: list[Node], m
 
 
 @pytest.mark.parametrize("frame", ["text", b"", b"\xc1", encode(LeaseRevoked(lease_id=1, reason="stale")), b"\x80" * 9])
-async def test_a_member_that_sends_something_else_is_dropped(nodes: list[Node], news: News, frame: str | bytes) -> None:
+async def test_a_member_that_sends_other_data_is_dropped(nodes: list[Node], news: News, frame: str | bytes) -> None:
     me = Identity.generate()
     name(nodes[0], me)
     async with stranger(nodes[0]) as member:
@@ -480,7 +480,7 @@ async def test_a_member_that_sends_something_else_is_dropped(nodes: list[Node], 
             await prove(again, me)
 
 
-async def test_another_node_or_something_else_at_a_peers_address(nodes: list[Node], news: News) -> None:
+async def test_another_node_or_program_at_a_peers_address(nodes: list[Node], news: News) -> None:
     first, second, third = nodes
     asked = asyncio.Event()
 

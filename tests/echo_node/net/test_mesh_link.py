@@ -70,7 +70,7 @@ async def test_pieces_that_most_nodes_wait_for_go_first() -> None:
         writer.cancel()
 
 
-async def test_few_send_at_once_first_those_that_most_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_few_links_send_at_once_and_the_most_awaited_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_link, "TURN_S", PATIENCE_S)
     uplink, sent, go_on = Uplink(0), list[int](), asyncio.Event()
 

@@ -274,7 +274,7 @@ async def test_an_invalid_torrent_or_directory_is_refused(node: Node, artefact: 
         await node.receiver.expect(artefact.torrent, tmp_path / "file")
 
 
-async def test_many_pieces_are_told_in_several_messages(
+async def test_many_pieces_are_reported_in_several_messages(
     node: Node, artefact: Artefact, news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver_module, "MAX_BATCHED", 3)

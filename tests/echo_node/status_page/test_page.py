@@ -144,7 +144,7 @@ async def test_a_browser_with_access_gets_only_the_page(site: Site) -> None:
         assert (await site.get(elsewhere, headers=cookie))[0] == 426, "the control socket expects a websocket there"
 
 
-async def test_a_code_opens_it_once(site: Site) -> None:
+async def test_a_code_opens_the_page_once(site: Site) -> None:
     url = (await ask(site.file, "page"))["url"].removeprefix(f"http://{site.host}")
     assert (await site.get(url))[0] == 200
     status, answer = await site.get(url)
@@ -161,7 +161,7 @@ async def test_a_name_that_a_stranger_bound_to_loopback_is_not_this_server(site:
     assert (await site.get(site.path, host=host, headers=twice))[0] == 421
 
 
-async def test_no_answer_lets_the_browser_load_anything_else(site: Site) -> None:
+async def test_no_answer_lets_the_browser_load_other_resources(site: Site) -> None:
     cookie = await site.enter()
     for headers in ("", cookie):
         _, answer = await site.get(site.path, headers=headers)

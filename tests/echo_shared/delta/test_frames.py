@@ -27,7 +27,7 @@ def part(content: bytes) -> io.BytesIO:
     return io.BytesIO(struct.pack("<I", len(content)) + content)
 
 
-def test_all_kinds_of_parts_come_back_in_order() -> None:
+def test_all_kinds_of_parts_decode_in_order() -> None:
     stream = io.BytesIO()
     writer = FrameWriter(stream)
     writer.byte(7)

@@ -93,7 +93,7 @@ def test_tensors_that_the_parent_lacks_are_coded_on_their_own(tmp_path: Path) ->
     there_and_back(new, tmp_path, None)
 
 
-def test_files_larger_than_a_chunk_come_back(tmp_path: Path) -> None:
+def test_files_larger_than_a_chunk_decode_unchanged(tmp_path: Path) -> None:
     elements = MAX_CONTENT_BYTES // 2 + 12_345
     weights = torch.arange(elements, dtype=torch.float32).sin()
     old, new = (
@@ -128,7 +128,7 @@ def write_safetensors(path: Path, header: Any, data: bytes) -> None:
     ],
     ids=["dtype", "hole", "bytes behind", "entry", "overlap", "none", "list"],
 )
-def test_files_that_only_look_like_safetensors_come_back_too(header: Any, data: bytes, tmp_path: Path) -> None:
+def test_files_that_only_look_like_safetensors_decode_unchanged(header: Any, data: bytes, tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     write_safetensors(tmp_path / "odd" / WEIGHTS, header, data)
     there_and_back(tmp_path / "odd", tmp_path, None)
@@ -143,7 +143,7 @@ def test_files_that_only_look_like_safetensors_come_back_too(header: Any, data: 
     padding=st.integers(0, 9),
     seed=st.integers(0, 1000),
 )
-def test_any_tensors_of_any_bits_come_back(
+def test_any_tensors_of_any_bits_decode_unchanged(
     shapes: list[list[int]], dtypes: list[str], padding: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scratch = tmp_path_factory.mktemp("any")

@@ -28,7 +28,7 @@ def test_no_team_is_made_that_hides_or_imitates_something(name: str) -> None:
         decode_from_node(changed(TeamWanted(action="create", name="Herons"), name=name))
 
 
-def test_names_of_teams_that_there_are_are_cleaned() -> None:
+def test_names_of_existing_teams_are_cleaned() -> None:
     said = decode_from_node(encode(TeamWanted(action="join", name="a\u202eb\u200bc\x1b[2J\n")))
     assert isinstance(said, TeamWanted) and said.name == "a?b?c?[2J?"
     assert Team(name="\u2066x").name == "?x"

@@ -113,7 +113,7 @@ async def test_libtorrent_continues_the_download(payload, web_server, tmp_path) 
     assert stats.web_seed_bytes <= payload.total_bytes - sum(len(pieces[index]) for index in half)
 
 
-def test_a_full_disk_is_told_and_the_rest_goes_on_later(payload, small_disk) -> None:
+def test_a_full_disk_is_reported_and_the_rest_continues_later(payload, small_disk) -> None:
     layout = read_torrent(payload.torrent.torrent)
     pieces = pieces_of(layout, payload.directory)
     file = open_at(layout, small_disk.directory)

@@ -86,7 +86,7 @@ def test_an_empty_directory_has_no_torrent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "part", [b"..", b".", b"", b"a/b", b"a\\b", b"c:", b"\xff", b"nul\x00", b"a ", b"CON", b"aux.x"]
 )
-def test_a_path_that_is_none_or_leaves_the_directory_is_refused(part: bytes) -> None:
+def test_an_invalid_path_or_one_outside_the_directory_is_refused(part: bytes) -> None:
     with pytest.raises(CodecError):
         read_torrent(_torrent(path=[part]))
     with pytest.raises(CodecError):

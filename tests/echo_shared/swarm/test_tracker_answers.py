@@ -11,7 +11,7 @@ def test_failures_from_other_addresses_do_not_count_after_one_answer() -> None:
     assert [answers.failed(ETHERNET, times) for times in (1, 2, 9)] == [False] * 3
 
 
-def test_a_failure_that_comes_before_the_answer_says_nothing() -> None:
+def test_failures_before_another_addresss_answer_do_not_count() -> None:
     answers = TrackerAnswers()
     assert not answers.failed(LOOPBACK, 1)
     answers.answered(ETHERNET)

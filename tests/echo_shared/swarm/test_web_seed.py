@@ -77,7 +77,7 @@ async def test_files_in_directories_with_odd_names_and_no_bytes(node, web_server
     assert (tmp_path / "node" / "base" / "empty.txt").read_bytes() == b""
 
 
-async def test_goes_on_when_the_server_comes_back(payload, web_server, tmp_path) -> None:
+async def test_the_download_continues_when_the_server_returns(payload, web_server, tmp_path) -> None:
     node = WebSeedSwarm(SwarmSettings())
     published, web_server.root = web_server.root, tmp_path / "nowhere"
     fetch = asyncio.create_task(node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url))

@@ -94,7 +94,7 @@ def test_every_link_and_picture_of_the_site_exists(site: Path) -> None:
     assert wrong == []
 
 
-def test_no_page_names_anything_of_elsewhere_to_load(site: Path) -> None:
+def test_no_page_loads_resources_from_other_hosts(site: Path) -> None:
     loaded = {target for page in pages_of(site).values() for target in page.loads}
     assert {target for target in loaded if re.match(r"([a-z]+:)?//", target)} == set()
     styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))

@@ -60,7 +60,7 @@ def test_types_of_messages_in_words(kind: Any, words: str) -> None:
     assert in_words(kind) == words
 
 
-def test_models_are_found_however_deep() -> None:
+def test_models_are_found_at_any_depth() -> None:
     kind = tuple[Annotated[Part, Field()], ...] | dict[str, Kind] | Literal["x"] | None
     assert set(models_in(kind)) == {Part, Kind}
 

@@ -17,7 +17,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(lesson.prompt + lesson.completion for lesson in lessons)
 
 
-def test_digits_and_signs_are_tokens_of_their_own_and_words_are_few(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_digits_and_signs_are_single_tokens_and_words_are_few(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(tokenizer) <= VOCABULARY and tokenizer.model_max_length == CONTEXT
     sums = worked_sum(random.Random(0), 0.0)
     assert len(tokenizer.encode(sums.prompt)) == len(sums.prompt)

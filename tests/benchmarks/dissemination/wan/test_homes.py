@@ -112,7 +112,7 @@ def test_nothing_is_left() -> None:
 
 
 @emulated
-def test_a_killed_emulator_is_told_of_and_leaves_nothing() -> None:
+def test_a_killed_emulator_is_reported_and_leaves_nothing() -> None:
     with pytest.raises(RuntimeError, match="has ended"), open_wan(1, WanSet(loss=0.0)) as wan:
         assert wan._emulator is not None
         wan._emulator.kill()
@@ -123,7 +123,7 @@ def test_a_killed_emulator_is_told_of_and_leaves_nothing() -> None:
 
 
 @emulated
-def test_an_emulator_that_cannot_open_says_why() -> None:
+def test_an_emulator_that_cannot_open_gives_the_reason() -> None:
     home = {"namespace": "none-of-this-name", "address": "10.78.0.1", "up": 1, "down": 1, "delay_ms": 1}
     failed = subprocess.run(
         [sys.executable, "-m", "benchmarks.dissemination.wan.emulator"],

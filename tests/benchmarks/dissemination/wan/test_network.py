@@ -86,7 +86,7 @@ def test_the_slowest_line_has_room_for_some_packets() -> None:
     assert len(all_of(net)) == 1 + LEAST_QUEUE_BYTES // PACKET_BYTES
 
 
-def test_the_share_that_is_lost_and_the_seed_that_says_which() -> None:
+def test_the_given_share_is_lost_and_the_seed_selects_the_packets() -> None:
     lossy = Weather(loss=0.01, jitter_ms=0.0, up_queue_ms=1e9, down_queue_ms=1e9)
 
     def survivors(seed: int) -> list[int]:

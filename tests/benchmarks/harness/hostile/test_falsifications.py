@@ -108,7 +108,7 @@ def test_a_node_that_turns_hostile_is_honest_at_first() -> None:
     assert told == ["45"] * TURNS_AFTER + ["46"] * 2
 
 
-def test_the_best_of_several_draws_is_told() -> None:
+def test_the_best_of_several_draws_is_reported() -> None:
     best = opened("re-rolled for reward")
     asked = best.asked(request())
     assert len({one.seed for one in asked}) == REROLLS == len(asked) and asked[0].seed == 5

@@ -114,7 +114,7 @@ class Fleet:
         return {node.node_id for node in known if node.connected and node.active and node.per_hour}
 
 
-def test_gifts_work_whatever_there_is() -> None:
+def test_donated_nodes_always_work() -> None:
     fleet = Fleet(cap=0.0)
     fleet.join("gift", per_step=1.0)
     fleet.join("dear", 0.1, per_step=1_000.0)
@@ -176,7 +176,7 @@ def test_a_lost_node_is_replaced_within_a_second() -> None:
     assert fleet.active == {"two"}
 
 
-def test_the_cap_binds_and_is_told() -> None:
+def test_the_cap_binds_and_is_reported() -> None:
     fleet = Fleet(cap=0.5)
     for number in range(4):
         fleet.join(f"{number}", 0.2, per_step=40.0)
@@ -186,7 +186,7 @@ def test_the_cap_binds_and_is_told() -> None:
     assert {fleet.told[n] for n in {"0", "1", "2", "3", "beyond"} - fleet.active} == {StandbyReason.SPEND_CAP}
 
 
-def test_a_node_that_cannot_be_in_time_is_told_and_a_gift_gets_turns() -> None:
+def test_a_node_too_slow_for_the_deadline_is_told_and_a_donated_one_gets_turns() -> None:
     fleet = Fleet()
     fleet.join("gift", per_step=120.0)
     fleet.join("slow", per_step=4.0, rollout_s=25.0)
@@ -401,7 +401,7 @@ def test_in_a_pause_no_node_is_paid_and_afterwards_all_are_as_before() -> None:
     assert fleet.active == {"one"} and fleet.told["one"] is None
 
 
-def test_beneath_a_lowered_cap_those_that_bring_the_most_for_their_price_go_on_at_once() -> None:
+def test_under_a_lowered_cap_the_best_value_nodes_continue_at_once() -> None:
     fleet = Fleet(cap=3.0)
     for name, cost, per_step in (("good", 0.5, 60.0), ("fair", 1.0, 40.0), ("dear", 1.0, 20.0)):
         fleet.join(name, cost, per_step=per_step)

@@ -14,7 +14,7 @@ def dollars(records: list[CostAccrued | None]) -> float:
     return sum(cost.dollars for record in records if record for cost in record.nodes)
 
 
-def test_an_hour_costs_what_it_says() -> None:
+def test_an_hour_costs_the_given_price() -> None:
     meter = Meter()
     assert meter.due_at == inf and meter.take(0.0) is None
     meter.begin("a", 0.36, 100.0)
@@ -30,7 +30,7 @@ def test_an_hour_costs_what_it_says() -> None:
     assert meter.due_at == inf and meter.per_hour == 0
 
 
-def test_so_much_is_lost_at_most() -> None:
+def test_cost_is_booked_at_least_once_per_accrual_period() -> None:
     meter = Meter()
     meter.begin("a", 1.0, 0.0)
     meter.begin("b", 2.0, 1.0)

@@ -56,7 +56,7 @@ def test_the_advised_number_reaches_the_goal_and_one_less_does_not(
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 6), st.floats(0.1, 12.0), st.floats(0.0, 40.0))
-def test_no_number_of_nodes_gets_further_than_is_said(bound: int, rate: float, latency: float) -> None:
+def test_no_number_of_nodes_exceeds_the_advised_one(bound: int, rate: float, latency: float) -> None:
     workload = replace(WORKLOAD, max_staleness=bound)
     kind, pool = NodeClass(name="n", count=1, rollouts_per_s=rate, latency_s=latency), Pool.of([GIFT])
     found = farthest_by_nodes(workload, pool, kind)

@@ -45,7 +45,7 @@ def test_a_step_of_two_that_has_to_wait() -> None:
     )
 
 
-def test_sequential_is_one_after_the_other() -> None:
+def test_sequential_phases_follow_each_other() -> None:
     """Expect one lease's time for the rollouts (32 slots), then the step, then the broadcast."""
     told = predict(workload(mode="sequential", hand_off_s=0.1), EQUAL)
     assert told.period_s == pytest.approx(1.0 + 0.1 + 0.25 + 0.8, rel=1e-4)
@@ -56,7 +56,7 @@ def test_colocated_sends_nothing() -> None:
     assert period_s(workload(mode="colocated", broadcast_s=9.0), pool_of(16.0)) == pytest.approx(1.0 + 2.0, rel=1e-4)
 
 
-def test_where_throughput_is_short_it_alone_decides() -> None:
+def test_a_throughput_shortage_alone_decides_the_period() -> None:
     told = predict(workload(max_staleness=6), pool_of(24.0, 0.1))
     assert told.period_s == pytest.approx(32 / 24, rel=1e-3)
     assert told.missing_per_s == pytest.approx(8.0)
@@ -79,7 +79,7 @@ def test_without_nodes_nothing_is_trained() -> None:
     assert (told.period_s, told.utilisation, told.busy) == (math.inf, 0.0, False)
 
 
-def test_when_nodes_have_what_a_step_made() -> None:
+def test_a_steps_version_arrives_after_its_broadcast() -> None:
     asked = workload(broadcast_s=0.5, publish_every=2)
     first, second = itertools.islice(steps(asked, pool_of(64.0)), 2)
     assert (first.step, first.planned_at, first.trained_at) == pytest.approx((1, 0.5, 1.5))

@@ -126,7 +126,7 @@ def test_a_node_that_is_alone_does_not_rest_for_silence() -> None:
     assert next_id(nodes) is None, "it would return the work again"
 
 
-def test_a_failing_node_rests_twice_as_long_each_time_whatever_it_reports() -> None:
+def test_a_failing_node_rests_twice_as_long_each_time_regardless_of_its_reports() -> None:
     nodes = make()
     join(nodes, "a", 4)
     nodes.fail("stranger", 0.0)

@@ -117,7 +117,7 @@ def test_every_newly_reachable_node_is_reported(changes: list[tuple[int, int, st
         assert told or all(now <= then | moved for then, now in zip(before, after, strict=True))
 
 
-def test_the_slowest_of_those_that_are_slow_enough_and_of_the_others() -> None:
+def test_the_slowest_of_slow_nodes_and_of_other_nodes() -> None:
     queues, _ = filled()
     assert queues.slowest(0, 2) == (True, -3)
     assert queues.slowest(0, 3) == (False, 2)

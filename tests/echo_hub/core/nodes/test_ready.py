@@ -166,7 +166,7 @@ def test_a_proven_node_that_comes_back_keeps_its_window() -> None:
     assert [(node.node_id, node.limit) for node in nodes.next_ready(0, ())] == [("b", 4), ("a", 12)]
 
 
-def test_a_node_is_proven_once_something_of_it_is_scored_and_stays_so_when_it_leaves() -> None:
+def test_a_node_is_proven_by_its_first_scored_rollout_even_after_it_leaves() -> None:
     nodes = make()
     join(nodes, "a", 4)
     assert not nodes.is_proven("a") and not nodes.is_proven("b")
@@ -249,7 +249,7 @@ def test_a_version_that_is_not_published_is_no_better_than_the_newest() -> None:
     assert (nodes.num_candidates(1), next_id(nodes, 1)) == (1, "liar")
 
 
-def test_whatever_nodes_go_through_the_counts_are_right() -> None:
+def test_counts_are_right_after_any_events() -> None:
     chance, nodes, now = Random(7), make(), 0.0
     held: Counter[str] = Counter()
     for turn in range(20_000):
@@ -281,7 +281,7 @@ def test_whatever_nodes_go_through_the_counts_are_right() -> None:
     assert nodes.tokens_per_s > 0.0
 
 
-def test_to_find_the_next_node_takes_no_more_work_the_more_nodes_there_are() -> None:
+def test_finding_the_next_node_costs_the_same_for_any_number_of_nodes() -> None:
     nodes = make()
     for number in range(2_000):
         join(nodes, str(number), 8)
@@ -315,7 +315,7 @@ def test_a_node_with_an_overdue_rollout_counts_as_slow() -> None:
     assert [node.node_id for node in nodes.next_ready(0, (), paces=(0.0, 0.1))] == ["a"]
 
 
-def test_those_that_have_returned_nothing_hold_a_share_of_all_that_is_held() -> None:
+def test_nodes_without_a_returned_rollout_hold_a_share_of_all_held_work() -> None:
     settings = NodeSettings(samplers="by_version", lease_size=1, deadline_s=1.0, first_window=64, unproven_most=2)
     nodes = Nodes(settings)
     join(nodes, "a", 64)
@@ -357,7 +357,7 @@ def test_strangers_are_last_where_that_is_asked_for() -> None:
     assert [node.node_id for node in nodes.next_ready(0, (), unproven_last=True)] == ["known", "new"]
 
 
-def test_strangers_whose_rollouts_do_not_come_back_hold_less_together() -> None:
+def test_strangers_that_return_nothing_hold_less_together() -> None:
     settings = NodeSettings(samplers="by_version", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=8)
     nodes = Nodes(settings)
     join(nodes, "known", 64)

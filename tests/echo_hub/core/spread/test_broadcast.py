@@ -267,7 +267,7 @@ def test_a_silent_node_is_given_up() -> None:
     assert broadcast.done, "the node got the rest another way"
 
 
-def test_a_node_that_says_nothing_new_is_given_up() -> None:
+def test_a_node_without_news_is_given_up() -> None:
     broadcast = started("a", num_pieces=2)
     assert broadcast.plan(0.0)
     for tenth in range(120):
@@ -478,7 +478,7 @@ def hosts_of_any_kind(least: int = 1, most: int = 6) -> st.SearchStrategy[list[H
 
 @settings(max_examples=50, deadline=None)
 @given(hosts_of_any_kind() | hosts_of_any_kind(13, 15), st.integers(1, 60))
-def test_whatever_fails_every_honest_node_ends_with_every_piece(hosts: list[Host], num_pieces: int) -> None:
+def test_every_honest_node_gets_every_piece_despite_failures(hosts: list[Host], num_pieces: int) -> None:
     for host in hosts[1:]:
         if host.dies_at <= host.joins_at:
             host.dies_at = float("inf")

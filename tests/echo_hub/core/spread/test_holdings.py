@@ -207,7 +207,7 @@ def test_quantiles_by_nearest_rank(share: float, expected: float) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "leave", "fetch"]), st.integers(1, 6))))
-def test_whatever_happens_no_newer_parent_is_held_by_as_many(events: list[tuple[str, str, int]]) -> None:
+def test_no_newer_parent_is_held_by_as_many_nodes_after_any_events(events: list[tuple[str, str, int]]) -> None:
     spread, held = Dissemination(parents_back=3), dict[str, set[int]]()
     for now, (node_id, event, version) in enumerate(events):
         if event == "join":

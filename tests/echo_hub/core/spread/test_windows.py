@@ -117,7 +117,7 @@ def test_paths_are_per_node_and_count_changes_of_links() -> None:
     assert paths["a"].links == frozenset() and paths.links_changed == 2
 
 
-def test_how_fast_a_node_hands_on_is_measured_while_it_has_copies_to_send() -> None:
+def test_a_nodes_relay_rate_is_measured_while_it_has_copies_to_send() -> None:
     handing, now = Handing(), 0.0
     for _ in range(12):
         handing.sent(3 * 1_000, now)

@@ -29,7 +29,7 @@ def test_three_failures_are_a_common_fault_if_they_are_half_of_the_checked() -> 
     assert faults.suspended((CAUSE,)) is None
 
 
-def test_a_node_counts_once_however_often_it_fails() -> None:
+def test_a_node_counts_once_for_all_its_failures() -> None:
     faults = CommonFaults()
     checked(faults, "aaabbb", failed=True)
     assert faults.suspended((CAUSE,)) is None

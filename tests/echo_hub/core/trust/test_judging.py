@@ -275,7 +275,7 @@ def test_shifted_claims_are_found(noise: float, bound: int, shift: float) -> Non
 
 
 @pytest.mark.parametrize(("shift", "side"), [(0.3, Alternative.CLAIMS_TOO_HIGH), (-0.3, Alternative.CLAIMS_TOO_LOW)])
-def test_which_way_claims_are_shifted_is_said(shift: float, side: Alternative) -> None:
+def test_the_direction_of_shifted_claims_is_reported(shift: float, side: Alternative) -> None:
     found = tokens_until(ALARM, measured(0.1), rollouts(2, 50, 0.1, shift=shift))
     assert found is not None and found[1] is side
 

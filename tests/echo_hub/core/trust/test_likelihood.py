@@ -55,7 +55,7 @@ def of_all_tokens() -> list[tuple[float, np.ndarray]]:
     ("x", "tail"),
     [(0.0, 0.5), (1.0, 0.18695048315), (2.7764451052, 0.025), (4.6040948713, 0.005), (8.6103015814, 0.0005)],
 )
-def test_tails_of_student_t_are_those_of_tables(x: float, tail: float) -> None:
+def test_tails_of_student_t_equal_the_tables(x: float, tail: float) -> None:
     """Quantiles of Student's t with 4 degrees of freedom; at 1 the tail is 1/2 - 7 / (10 sqrt(5)) = .18695."""
     assert _beyond(np.array([x, -x])) == pytest.approx([tail, tail], rel=1e-8)
 
@@ -294,7 +294,7 @@ def test_the_first_and_last_tokens_have_no_outer_neighbour() -> None:
     assert near[0] < 0.0 < near[1]
 
 
-def test_a_narrow_token_says_nothing_of_edges() -> None:
+def test_a_narrow_token_is_no_evidence_about_edges() -> None:
     assert np.all(edges_of(0.5, 1e-3, np.array([0.5, 0.5005, 0.9])) == 0.0)
 
 

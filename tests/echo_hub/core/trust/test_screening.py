@@ -27,5 +27,5 @@ def test_all_rollouts_of_a_node_count_together() -> None:
 @pytest.mark.parametrize(
     "screened", [[], [Seen("a", USUAL)], [Seen("a", Evidence(draws=(0,) * 5 + (99,), claims=(0,) * 6))]]
 )
-def test_of_a_node_that_is_alone_nothing_is_said(screened) -> None:
+def test_a_node_alone_does_not_stand_out(screened) -> None:
     assert standing_out(screened, 5.0) == {}

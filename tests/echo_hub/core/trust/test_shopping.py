@@ -117,7 +117,7 @@ def test_the_number_of_waiting_rollouts_is_bounded() -> None:
     assert shopping.scored(["r0"], 1.0, ())[1] == [] and shopping.scored(["r1"], 1.0, ())[1]
 
 
-def test_tokens_that_say_nothing_do_not_wait() -> None:
+def test_uninformative_tokens_do_not_wait() -> None:
     shopping = Shopping()
     shopping.checked("r", [ONE._replace(variance=0.0)])
     assert shopping.scored(["r"], 1.0, ())[1] == []

@@ -299,7 +299,7 @@ def test_rollouts_in_a_planned_batch_stay(world) -> None:
     assert bench.coordinator.status().trained_steps == 1
 
 
-def test_a_verdict_on_a_trained_rollout_is_told_from_the_store(world) -> None:
+def test_a_verdict_on_a_trained_rollout_looks_up_its_receipt_in_the_store(world) -> None:
     bench = world(proven("a"), groups_per_step=32)
     bench.learner()
     leases = join(bench, "a")
@@ -362,7 +362,7 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
     assert bench.coordinator.status().groups_buffered == 32
 
 
-def test_a_biased_claim_convicts_however_coarse_the_class(world) -> None:
+def test_a_biased_claim_convicts_in_every_class(world) -> None:
     """Each claim of an 8-bit engine is almost half a nat too high, an error whose size alone is common."""
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
@@ -443,7 +443,7 @@ def test_fresh_keys_of_an_invented_class_suspend_nobodys_verdicts_but_their_own(
         assert standing_of(bench, node_id).state is StandingState.QUARANTINED
 
 
-def test_fresh_keys_that_say_the_class_of_others_suspend_no_verdict_on_a_proven_node(world) -> None:
+def test_fresh_keys_that_claim_anothers_class_suspend_no_verdict_on_a_proven_node(world) -> None:
     bench = world(proven("forger"), group_size=1, groups_per_step=64, trust=CHECKS_ALL)
     for node_id in "abc":
         (lease, *_) = join(bench, node_id, capacity=1)
@@ -604,7 +604,7 @@ def lag(bench: Any, *node_ids: str, steps: int = 40) -> None:
     bench.tell(Tick())
 
 
-def test_a_node_that_lags_is_checked_where_there_is_a_verifier(world) -> None:
+def test_a_node_that_lags_is_checked_if_there_is_a_verifier(world) -> None:
     bench = world(proven("a"), proven("b"), groups_per_step=32)
     leases = join(bench, "a")
     lag(bench, "a", "b")
@@ -627,7 +627,7 @@ def test_a_lagging_node_is_quarantined_without_checks(world) -> None:
     assert standing_of(bench, "a").state is StandingState.NEW and not bench.coordinator.status().trust.lagging
 
 
-def test_a_node_that_lags_alone_is_told_of_and_not_quarantined(world) -> None:
+def test_a_node_that_lags_alone_is_reported_and_not_quarantined(world) -> None:
     bench = world(trust=TrustSettings())
     join(bench, "a")
     lag(bench, "a")
@@ -636,7 +636,7 @@ def test_a_node_that_lags_alone_is_told_of_and_not_quarantined(world) -> None:
     assert node_id == "a" and "or the run itself has changed" in what
 
 
-def test_the_turn_of_an_episode_goes_on_after_its_check(world) -> None:
+def test_the_turn_of_an_episode_continues_after_its_check(world) -> None:
     bench = world(multi_turn=True)
     (lease, *_) = join(bench, "a")
     arrive(bench, lease)

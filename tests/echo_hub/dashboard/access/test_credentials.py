@@ -50,7 +50,7 @@ def test_a_rotated_token_is_another_and_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 60])
-def test_a_token_that_is_none_is_said_with_a_way_out(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_token_is_reported_with_a_remedy(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "operator.token").write_bytes(content)
     with pytest.raises(ConfigError, match="operator's token"):
         credentials(tmp_path)

@@ -101,7 +101,7 @@ def test_expressions(expression: str, value: int) -> None:
         "~1",
     ],
 )
-def test_anything_else_has_no_value(expression: str) -> None:
+def test_other_expressions_have_no_value(expression: str) -> None:
     assert calculated(expression) is None
 
 

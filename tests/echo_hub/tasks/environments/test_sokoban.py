@@ -41,7 +41,7 @@ def test_a_board_depends_on_its_seed_alone_and_its_answer_solves_it() -> None:
         assert not any(drawn.played(each).solved for each in shorter)
 
 
-def test_moves_are_those_of_the_game() -> None:
+def test_moves_follow_the_rules_of_the_game() -> None:
     assert ROOM.played("RDR").text == ROOM.played("R").played("D").played("R").text
     assert ROOM.played("DR") == board("######", "#----#", "#-@$.#", "#----#", "######")
     assert ROOM.played("DRR") == board("######", "#----#", "#--@*#", "#----#", "######")

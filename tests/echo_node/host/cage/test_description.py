@@ -10,19 +10,19 @@ def test_a_whole_cage_in_a_sentence() -> None:
     assert held.sentence == "reading, writing, network, programs, processes (by Landlock 7 and seccomp)"
 
 
-def test_a_partial_cage_says_why_it_is_partial() -> None:
+def test_a_partial_cage_gives_the_reason() -> None:
     held = Held(by=("a job object",), lacks={"reading": "no way", "network": "no way either"})
     assert held.holds == ("writing", "programs", "processes")
     kept = "writing, programs, processes (by a job object)"
     assert held.sentence == f"{kept}; not reading: no way; not network: no way either"
 
 
-def test_no_cage_says_why() -> None:
+def test_a_missing_cage_gives_the_reason() -> None:
     assert Held.to_nothing("the settings turn it off").sentence == "none: the settings turn it off"
     assert Held.to_nothing("x").holds == ()
 
 
-def test_it_travels_as_json() -> None:
+def test_a_description_survives_json() -> None:
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert Held.of(held.as_json()) == held
 

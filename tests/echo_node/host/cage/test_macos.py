@@ -53,6 +53,6 @@ def test_a_path_cannot_end_its_own_string() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there it would hold")
-def test_a_system_without_the_sandbox_says_why() -> None:
+def test_a_system_without_the_sandbox_gives_the_reason() -> None:
     assert macos.enter(Cage()) == Held.to_nothing(next(iter(macos.enter(Cage()).lacks.values())))
     assert macos.enter(Cage()).sentence.startswith("none: the system's sandbox refuses: ")

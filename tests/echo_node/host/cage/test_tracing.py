@@ -36,5 +36,5 @@ def test_the_filter_notifies_of_each_refusal_and_openat(processor: str) -> None:
         (b"", ""),
     ],
 )
-def test_an_address_is_told_in_words(raw: bytes, words: str) -> None:
+def test_an_address_is_reported_in_words(raw: bytes, words: str) -> None:
     assert tracing._address(raw) == words

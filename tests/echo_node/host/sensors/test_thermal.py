@@ -6,7 +6,7 @@ from echo_node.host.sensors.thermal import cpu_celsius
 HWMON = "class/hwmon"
 
 
-def test_the_hottest_part_of_the_processor_counts_and_nothing_else(write: Callable[..., Path]) -> None:
+def test_only_the_hottest_part_of_the_processor_counts(write: Callable[..., Path]) -> None:
     write(f"{HWMON}/hwmon0", name="nvme", temp1_input=99_000)
     root = write(f"{HWMON}/hwmon1", name="coretemp", temp1_input=61_000, temp2_input=72_500, temp1_max=100_000)
     assert cpu_celsius(root) == 72.5
