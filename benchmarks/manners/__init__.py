@@ -18,8 +18,7 @@ from typing import Any, Final, get_args
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.manners import beside, caged, installed, paused, yielding
-from benchmarks.manners.models import Models, made_in
-from benchmarks.manners.scene import Engine
+from benchmarks.manners.scene import Engine, Models, made_in
 from benchmarks.manners.yielding import News
 
 DESCRIPTION: Final = "How soon a node makes way for its owner, and what it takes of the machine"

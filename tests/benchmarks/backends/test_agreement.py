@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.backends.agreement import Reference
-from benchmarks.backends.models import sums
+from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_shared.torch_sampler import sample_groups
 
