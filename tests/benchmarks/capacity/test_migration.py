@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.backends.models import sums
-from benchmarks.capacity.migration import MODELS, WAYS, cut, plan
+from benchmarks.capacity.migration import cut
+from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_shared.torch_sampler import sample_groups
 
@@ -34,7 +34,3 @@ def test_cut_completions_go_on_to_the_same_end() -> None:
     changed = dataclasses.replace(first, completion_ids=first.completion_ids + np.int32(1))
     assert begun.identical([changed, *rest]) == 1 - 1 / 25
     assert begun.identical(rest) == 1 - 1 / 25
-
-
-def test_every_way_is_planned_for_both_models() -> None:
-    assert len(plan()) == len(MODELS) * len(WAYS)
