@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import numpy as np
 import torch
@@ -75,10 +75,9 @@ def run(case: Case, seed: int) -> list[Point]:
     return learning.points
 
 
-def go_through(learning: Learning, scenario: Scenario | None = None, *, first_accuracy: float | None = None) -> World:
-    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces nodes that take no time.
-    `first_accuracy` is the accuracy before the first step, if it is known."""
-    learning.note(reward=None, staleness=0.0, accuracy=first_accuracy)
+def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
+    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces nodes that take no time."""
+    learning.note(reward=None, staleness=0.0)
     scenario = scenario or scenario_of(learning.config)
     world = World(scenario, make=partial(hubs_own, learning), work=learning)
     world.agenda.now = STEP_S
@@ -94,10 +93,7 @@ def scenario_of(config: HubConfig) -> Scenario:
     num_nodes = ceil(rollouts / WIDEST)
     return Scenario.model_validate(
         {
-            "run": {"mode": config.run.mode, "seed": config.run.seed},
-            "training": {
-                name: getattr(training, name) for name in ("steps", "groups_per_step", "group_size", "max_staleness")
-            },
+            **same_training(config),
             "learner": {"step_s": STEP_S, "score_s": 0.0},
             "publication": {"export_s": 0.0, "payload_bytes": 0.0, "start_s": 0.0},
             "nodes": {
@@ -112,6 +108,15 @@ def scenario_of(config: HubConfig) -> Scenario:
             "measuring": {"warm_up_steps": 0, "limit_s": 2.0 * STEP_S * (training.steps + 1)},
         }
     )
+
+
+def same_training(config: HubConfig) -> dict[str, dict[str, Any]]:
+    """Sections of a scenario that equal those of a run's configuration."""
+    names = ("steps", "groups_per_step", "group_size", "max_staleness")
+    return {
+        "run": {"mode": config.run.mode, "seed": config.run.seed},
+        "training": {name: getattr(config.training, name) for name in names},
+    }
 
 
 def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
@@ -263,9 +268,9 @@ class Learning:
             for group_id, of_group in rollouts.items()
         ]
 
-    def note(self, *, reward: float | None, staleness: float, accuracy: float | None = None) -> None:
-        """Add a point to the curve. `accuracy` is evaluated unless it is given."""
-        accuracy = self.accuracy() if accuracy is None else accuracy
+    def note(self, *, reward: float | None, staleness: float) -> None:
+        """Evaluate, and add a point to the curve."""
+        accuracy = self.accuracy()
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
 
     def accuracy(self) -> float:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
-from benchmarks.papers.bases import accuracy_of_base
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.leasing import turn_seed
@@ -162,14 +161,13 @@ class Play:
         return measured[0].accuracy
 
 
-def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Returns its curve and its steps' metrics."""
+def run_episodes(case: Case, seed: int) -> dict[str, list[Any]]:
+    """Carry out a run. Return the points of its curve and its steps' metrics."""
     play = Play(case.config(seed))
     training = play.config.training
     optimizer = make_optimizer(play.policy, training)
     steps: list[Mapping[str, float]] = []
-    base = accuracy_of_base(play.config, play.accuracy)
-    points = [Point(trained_rollouts=0, reward=None, accuracy=base, staleness=0.0)]
+    points = [Point(trained_rollouts=0, reward=None, accuracy=play.accuracy(), staleness=0.0)]
     for step in range(1, training.steps + 1):
         steps.append(train_step(play.policy, optimizer, play.groups(step - 1), play.settings))
         if step % case.evaluate_every == 0 or step == training.steps:
@@ -181,4 +179,4 @@ def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, 
                     staleness=0.0,
                 )
             )
-    return points, steps
+    return {"points": points, "steps": steps}

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.site import merged
 from benchmarks.learning import cases
 from benchmarks.learning.cases import Case
 from benchmarks.learning.virtual_run import Learning, Point, go_through, run
 from echo_hub.config.sections import HubConfig
 
-SMALL = {"steps": 20, "groups_per_step": 4, "group_size": 4, "problems": 16}
+SMALL = {"training": {"steps": 20, "groups_per_step": 4, "group_size": 4}, "evaluation": {"problems": 16}}
 
 
 def small(case: Case) -> list[Point]:
-    return run(replace(case, **SMALL), seed=1)  # type: ignore[arg-type]
+    return run(replace(case, settings=merged(case.settings, SMALL)), seed=1)
 
 
 @pytest.mark.slow
