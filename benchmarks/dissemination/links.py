@@ -95,9 +95,9 @@ class Links:
         return ["ip", "netns", "exec", self._host(host)]
 
     def open(self) -> None:
-        _ip("netns", "add", self._bridge)
-        _ip("-n", self._bridge, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", self._bridge, "link", "set", "bridge", "up")
+        _ip("netns", "add", self.bridge)
+        _ip("-n", self.bridge, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self.bridge, "link", "set", "bridge", "up")
         for host in range(self._num_hosts):
             self._join(host)
 
@@ -105,39 +105,20 @@ class Links:
         """Remove the namespaces, and the links with them."""
         delete_namespaces(f"{self._name}-")
 
-    def cut(self, host: int) -> None:
-        """Stop all traffic of a host. Connections stay open."""
-        _ip("-n", self._bridge, "link", "set", f"port{host}", "down")
-
-    def mend(self, host: int) -> None:
-        _ip("-n", self._bridge, "link", "set", f"port{host}", "up")
-
-    def block_port(self, host: int, port: int) -> None:
-        """Drop all packets to this port of the host."""
-        rules = ("-n", self._host(host), "rule")
-        _ip(*rules, "add", "pref", "20", "lookup", "local")  # Replaces the first rule, which no rule can precede.
-        _ip(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
-        _ip(*rules, "delete", "pref", "0")
-
-    def part_nodes(self) -> None:
-        """Drop all packets between nodes, so that they reach only the hub."""
-        for host in range(1, self._num_hosts):
-            run_command("bridge", "-n", self._bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
-
     def _join(self, host: int) -> None:
         name, port = self._host(host), f"port{host}"
         _ip("netns", "add", name)
         choose_congestion_control(name)
-        _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
+        _ip("link", "add", "wan", "netns", name, "type", "veth", "peer", "name", port, "netns", self.bridge)
         _ip("-n", name, "address", "add", f"{self.address(host)}/24", "dev", "wan")
         for device in ("lo", "wan"):
             _ip("-n", name, "link", "set", device, "up")
-        _ip("-n", self._bridge, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", self.bridge, "link", "set", port, "master", "bridge", "up")
         is_hub = host == HUB
         up = self._links.hub_up if is_hub else self._links.node_up
         down = HUB_DOWN_MBIT_S if is_hub else self._links.node_down
         self._shape(name, "wan", up, UPLINK_BURST)
-        self._shape(self._bridge, port, down, DOWNLINK_BURST)
+        self._shape(self.bridge, port, down, DOWNLINK_BURST)
 
     def _shape(self, namespace: str, device: str, mbit_s: int, burst: str) -> None:
         parent = ["root"]
@@ -148,7 +129,8 @@ class Links:
         _tc(namespace, device, *parent, "handle", "10:", "tbf", "rate", f"{mbit_s}mbit", *queue)
 
     @property
-    def _bridge(self) -> str:
+    def bridge(self) -> str:
+        """Namespace of the bridge."""
         return f"{self._name}-bridge"
 
     def _host(self, host: int) -> str:

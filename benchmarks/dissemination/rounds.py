@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from benchmarks.dissemination.cases import REPEATS_S, Case, FleetCases, Side
 from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
-from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.payload import digest_of, write_adapter
 from benchmarks.dissemination.wan.homes import Wan
 from benchmarks.harness.progress import Progress
@@ -28,9 +27,6 @@ PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """Libtorrent gets `PATIENCE_S` and this multiple of the bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
-
-EMULATED: Final = ("emulator_cores", "emulator_late_ms", "up_queue_ms")
-"""Figures of the worst run."""
 
 
 async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
@@ -77,11 +73,9 @@ class _Rounds:
             # The first side changes with each repetition.
             first = repeat % len(case.sides)
             for side in case.sides[first:] + case.sides[:first]:
-                cpu_s = self._fleet.cpu_s()
-                self._carried()
+                self._emulator_cores()
                 sent = await self._send(side, own.get(side, payload))
-                busy_cores = (self._fleet.cpu_s() - cpu_s) / sent["took_s"]
-                found[side].append({**sent, "busy_cores": busy_cores, **self._carried()})
+                found[side].append({**sent, **self._emulator_cores()})
                 if side in WAYS and await digests(self._fleet.nodes.values(), side, self._version) != {sent["digest"]}:
                     raise RuntimeError(f"version {self._version} is not what the hub published")
             shutil.rmtree(adapter)
@@ -90,18 +84,10 @@ class _Rounds:
         self._progress.done(self._cases.name(case), figures)
         return rows
 
-    def _carried(self) -> Row:
-        """Figures of an emulated network since the last call: its share of a core, the delay of its packets, and the
-        waiting time of homes' packets before their uplinks."""
+    def _emulator_cores(self) -> Row:
+        """Share of a core that an emulated network took since the last call."""
         net = self._fleet.net
-        if not isinstance(net, Wan):
-            return {}
-        carried = net.carried()
-        return {
-            "emulator_cores": carried["cores"],
-            "emulator_late_ms": carried["late_ms_mean"],
-            "up_queue_ms": statistics.fmean(carried["queue_ms"][HUB + 1 :]),
-        }
+        return {"emulator_cores": net.carried()["cores"]} if isinstance(net, Wan) else {}
 
     async def _send(self, side: Side, payload: Row) -> Row:
         if side == "http":
@@ -159,9 +145,8 @@ class _Rounds:
             "ratio_to_bound": median_s / bound_s,
             "over_bound_s": median_s - bound_s,
             "runs": len(runs),
-            "busy_cores": statistics.median(run["busy_cores"] for run in runs),
             **{name: runs[0][name] for name in SHARES if name in runs[0]},
-            **{name: max(run[name] for run in runs) for name in EMULATED if name in runs[0]},
+            **({"emulator_cores": max(run["emulator_cores"] for run in runs)} if "emulator_cores" in runs[0] else {}),
             **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
         }
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from statistics import fmean
 from typing import Final
 
 from benchmarks.dissemination.wan import segments
@@ -56,10 +55,6 @@ class _Line:
         self._most_waiting_s = max(queue_ms / 1e3, LEAST_QUEUE_BYTES * self._s_per_byte)
         self._free_at = 0.0
 
-    def waits_s(self, at: float) -> float:
-        """Waiting time of a packet that comes now."""
-        return max(0.0, self._free_at - at)
-
     def carry(self, num_bytes: int, at: float) -> float | None:
         """Carry a packet; return its departure time, or None for a full queue."""
         begins = self._free_at if self._free_at > at else at
@@ -86,25 +81,17 @@ class Network:
         self._order = 0
         self.counts: Counter[str] = Counter()
         """Packets `sent` into uplinks, `lost`, and dropped from a `full` queue."""
-        self._waits_s: list[list[float]] = [[] for _ in homes]
-        """Waiting times of frames before each home's uplink."""
 
     @property
     def next_at(self) -> float | None:
         """Time of the next event."""
         return self._agenda[0][0] if self._agenda else None
 
-    def queue_ms(self) -> list[float]:
-        """Mean waiting time before each home's uplink since the last call."""
-        waits, self._waits_s = self._waits_s, [[] for _ in self._waits_s]
-        return [1e3 * fmean(frames) if frames else 0.0 for frames in waits]
-
     def send(self, source: int, target: int, frame: bytes, now: float) -> None:
         """Send a frame from a home's network card."""
         sizes = segments.sizes(frame)
         self.counts["sent"] += len(sizes)
         up, loss, begin, left_at = self._up[source], self._losses[source][target], 0, now
-        self._waits_s[source].append(up.waits_s(now))
         for number, size in enumerate(sizes):
             through_at = up.carry(size, now)
             if through_at is not None and self._random() >= loss:
@@ -128,13 +115,13 @@ class Network:
         self._last_at[source, target] = there_at
         self._push(there_at, target, frame, sum(sizes))
 
-    def deliver(self, now: float) -> Iterator[tuple[int, bytes, float]]:
-        """Frames that have passed a downlink by now: target, frame and time."""
+    def deliver(self, now: float) -> Iterator[tuple[int, bytes]]:
+        """Frames that have passed a downlink by now: target and frame."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             at, _, target, frame, num_bytes = heappop(agenda)
             if not num_bytes:
-                yield target, frame, at
+                yield target, frame
                 continue
             through_at = self._down[target].carry(num_bytes, at)
             if through_at is None:

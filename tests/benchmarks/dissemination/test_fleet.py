@@ -18,7 +18,7 @@ async def node(tmp_path: Path):
 
 async def test_it_answers_and_says_what_went_wrong(node: Host) -> None:
     (host, port), failed = await asyncio.gather(
-        node.ask("open_baselines"), node.ask("has", side="none", version=1), return_exceptions=True
+        node.ask("open_baselines"), node.ask("digest", side="none", version=1), return_exceptions=True
     )
     assert host == "127.0.0.1"
     assert port > 0
@@ -33,7 +33,7 @@ async def test_whoever_waits_for_one_that_is_killed_is_told(node: Host, tmp_path
     await node.ask("open_baselines")
     waiting = asyncio.create_task(node.ask("libtorrent", torrent=str(tmp_path / "torrent"), peers=[], patience_s=60.0))
     with pytest.raises(HostFailed):  # Answered after the other request, so that one is under way.
-        await node.ask("has", side="none", version=1)
+        await node.ask("digest", side="none", version=1)
     await node.kill()
     with pytest.raises(HostFailed, match="ended"):
         await waiting

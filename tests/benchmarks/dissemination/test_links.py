@@ -78,23 +78,13 @@ def serve():
 
 
 @shaped
-def test_hosts_reach_each_other_until_something_is_in_the_way(serve) -> None:
+def test_hosts_reach_each_other(serve) -> None:
     with open_links(2, SET) as net:
         assert isinstance(net, Links)
         serve(net, HUB, 7000)
-        serve(net, HUB, 7001)
         serve(net, 1, 7000)
         assert reaches(net, host=1, to=HUB, port=7000)
         assert reaches(net, host=2, to=1, port=7000)
-        net.block_port(HUB, 7000)
-        assert not reaches(net, host=1, to=HUB, port=7000)
-        net.part_nodes()
-        assert not reaches(net, host=2, to=1, port=7000)
-        assert reaches(net, host=2, to=HUB, port=7001)
-        net.cut(HUB)
-        assert not reaches(net, host=2, to=HUB, port=7001)
-        net.mend(HUB)
-        assert reaches(net, host=2, to=HUB, port=7001)
 
 
 @shaped

@@ -1,4 +1,4 @@
-"""A node that sends corrupt bytes to its peers, over the mesh and in the swarm."""
+"""A node's process that can send corrupt bytes to its peers, over the mesh and in the swarm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.dissemination.node_host import NodeHost, main
 from echo_node.net.mesh import Mesh
 from echo_shared.messages import Piece
 from echo_shared.swarm import FetchStats, read_torrent
@@ -15,10 +16,13 @@ from echo_shared.swarm.bittorrent import BitTorrentSwarm
 _honest_hand_on = Mesh.hand_on
 
 
-def turn() -> None:
-    """Turn the node of this process hostile."""
-    for kind, name, method in ((Mesh, "hand_on", _hand_on), (BitTorrentSwarm, "fetch", _seed_rubbish)):
-        setattr(kind, name, method)
+class FaultyNode(NodeHost):
+    async def turn_hostile(self) -> None:
+        for kind, name, method in ((Mesh, "hand_on", _hand_on), (BitTorrentSwarm, "fetch", _seed_rubbish)):
+            setattr(kind, name, method)
+
+    async def has(self, side: str, version: int) -> bool:
+        return version in self._nodes[side]._here
 
 
 def _hand_on(mesh: Mesh, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
@@ -39,3 +43,7 @@ async def _seed_rubbish(
     swarm._session.apply_settings({"disable_hash_checks": True})
     await swarm.seed(torrent, parent / layout.name, tracker_urls)
     return await asyncio.Future()  # The fetch never ends.
+
+
+if __name__ == "__main__":
+    main(FaultyNode)
