@@ -21,7 +21,6 @@ from typing import Any, Final, Literal
 
 from benchmarks.simulate.cases import GROUP_SIZE, scenario_of, with_margin
 from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
-from benchmarks.simulate.speed_up import seconds_per_step
 from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -53,7 +52,6 @@ class InterruptCase(Case):
             row |= {name: _mean(interrupt, figure), f"{name}_finish": _mean(finish, figure)}
         return {
             **row,
-            "mixed_share": _mean(interrupt, "mixed_share"),
             "drops": _drops(interrupt),
             "drops_finish": _drops(finish),
             "details": {"finish": finish, "interrupt": interrupt},
@@ -92,6 +90,15 @@ class InterruptCase(Case):
             lengths={"ratio": 30.0, "prompts": 200},
             measuring={"warm_up_steps": WARM_UP_STEPS},
         )
+
+
+def seconds_per_step(world: World) -> float:
+    """Virtual seconds from one trained step to the next, after the warm-up; infinite if there is no such step."""
+    warm_up = world.scenario.measuring.warm_up_steps
+    ends = [end for _, end in world.steps if end <= world.agenda.now]
+    if len(ends) <= warm_up:
+        return float("inf")
+    return ((ends[-1] if world.finished else world.agenda.now) - ends[warm_up - 1]) / (len(ends) - warm_up)
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
