@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -19,9 +18,6 @@ from echo_hub.serving.hub import Hub
 LOOKS: Final = 7
 SHARE_NEW: Final = 50
 """One node in 50 reports something new between two looks."""
-WATCHED_S: Final = 10.0
-CHANGE_S: Final = 0.05
-"""Time between changes while a page is watched."""
 
 
 def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> None:
@@ -54,60 +50,29 @@ def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> No
 
 async def measure_pages(hub: Hub, run: RunDirectory, node_ids: Sequence[str]) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {run.operator_token.read_text().strip()}"}
-    first = await hub.pages.picture()
+    await hub.pages.picture()  # The first picture reads all nodes.
     pictures = []
     for look in range(LOOKS):
         for node_id in node_ids[look % SHARE_NEW :: SHARE_NEW]:
             hub.nodes.live[node_id].tokens_per_s += 0.5
         pictures.append((await hub.pages.picture()).processor_s)
-    found = {"first_snapshot_ms": 1000 * first.processor_s, "snapshot_ms": 1000 * statistics.median(pictures)}
-    loop_s = [0.0]
 
     async def ask(path: str) -> float:
         """Processor milliseconds of one answer, with the request itself."""
-        process_s, own_s = time.process_time(), time.thread_time()
+        began_s = time.process_time()
         async with http.get(path) as answer:
             await answer.read()
             assert answer.status == 200, (path, answer.status)
-        loop_s[0] = max(loop_s[0], time.thread_time() - own_s)
-        return 1000 * (time.process_time() - process_s)
+        return 1000 * (time.process_time() - began_s)
+
+    async def median(path: str) -> float:
+        return statistics.median([await ask(path.format(look)) for look in range(1, LOOKS + 1)])
 
     async with aiohttp.ClientSession(hub.url, headers=headers, auto_decompress=False) as http:
-        for path in ("/", "/fleet", "/metrics", "/leaderboard"):
+        for path in ("/", "/metrics", "/leaderboard"):
             await ask(path)
-        loop_s[0] = 0.0
-        found["leaderboard_ms"] = await _median(lambda look: ask(f"/leaderboard?after={look}"))
-        found["metrics_ms"] = await _median(lambda look: ask("/metrics"))
-        found["fleet_ms"] = await _median(lambda look: ask(f"/fleet?after={look}"))
-        found["loop_ms"] = 1000 * loop_s[0]
-        found["watched_share"] = await _watched_share(hub, http)
-    return found
-
-
-async def _median(one: Callable[[int], Awaitable[float]]) -> float:
-    return statistics.median([await one(look) for look in range(1, LOOKS + 1)])
-
-
-async def _watched_share(hub: Hub, http: aiohttp.ClientSession) -> float:
-    """Share of a core with one watcher of the operator's page."""
-    changes = hub.pages.changes
-
-    async def change() -> None:
-        while True:
-            changes.notify()
-            await asyncio.sleep(CHANGE_S)
-
-    async def watch() -> None:
-        async with http.get("/", headers={"Accept": "text/event-stream"}) as stream:
-            async for _ in stream.content.iter_any():
-                pass
-
-    async with asyncio.TaskGroup() as tasks:
-        work = [tasks.create_task(change()), tasks.create_task(watch())]
-        await asyncio.sleep(WATCHED_S / 5)
-        began_s = time.process_time()
-        await asyncio.sleep(WATCHED_S)
-        share = (time.process_time() - began_s) / WATCHED_S
-        for task in work:
-            task.cancel()
-    return share
+        return {
+            "snapshot_ms": 1000 * statistics.median(pictures),
+            "leaderboard_ms": await median("/leaderboard?after={}"),
+            "metrics_ms": await median("/metrics"),
+        }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from playwright.async_api import Browser, BrowserContext, CDPSession, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from benchmarks.harness.site import Site
 
@@ -75,7 +75,7 @@ async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = Tr
         await context.close()
 
 
-async def counted(page: Page, site: Site) -> tuple[Loaded, CDPSession]:
+async def counted(page: Page, site: Site) -> Loaded:
     """Count what the page loads from now on."""
     loaded, protocol = Loaded(site.url), await page.context.new_cdp_session(page)
     await protocol.send("Network.enable")
@@ -93,7 +93,7 @@ async def counted(page: Page, site: Site) -> tuple[Loaded, CDPSession]:
 
     page.on("console", lambda message: heed(message.type, message.text))
     page.on("pageerror", lambda error: heed("error", str(error)))
-    return loaded, protocol
+    return loaded
 
 
 def shape(path: str) -> str:

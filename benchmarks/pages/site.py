@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -29,13 +29,9 @@ SETTINGS: Final[Settings] = {
 
 
 @contextmanager
-def filled_site(
-    scratch: Path, *, nodes: int, rollouts: int, seed: int, while_empty: Callable[[Site], None]
-) -> Iterator[Site]:
-    """Serve a hub whose database has this many nodes and rollouts, with two nodes at work. `while_empty` is called
-    before any node has joined."""
+def filled_site(scratch: Path, *, nodes: int, rollouts: int, seed: int) -> Iterator[Site]:
+    """Serve a hub whose database has this many nodes and rollouts, with two nodes at work."""
     with open_site(scratch, merged(SETTINGS, {"run": {"seed": seed}})) as site:
-        while_empty(site)
         _work(site)
         site.wait_for_step(STEPS_BEFORE, within_s=PATIENCE_S)
     engine = connect(site.run.database_url)

@@ -32,5 +32,5 @@ def test_a_hub_starts_on_filled_books_and_each_of_its_figures_is_there() -> None
     progress = Progress(growth.plan(), ["1,000 nodes"])
     (run,) = growth.measure_scaled(0, progress, 0.005).rows
     assert run["nodes"] == 20 and run["start_s"] > 0 and run["bytes_per_rollout"] > 100
-    assert all(run[name] > 0 for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "fleet_ms", "worst_query_ms"))
-    assert run["worst_query"] and len(run["slowest_queries"]) > 3
+    assert all(run[name] > 0 for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "worst_query_ms"))
+    assert run["worst_query"]

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from benchmarks.harness.progress import Planned, Progress
-from benchmarks.pages import Findings, headline
+from benchmarks.pages import headline
 from benchmarks.pages.axe import found_on, said_of
 from benchmarks.pages.browsing import Loaded, shape
 
@@ -55,22 +50,3 @@ def test_the_headline_has_sums_of_faults_and_the_worst_of_all_else() -> None:
         "hub_cpu_share": None,
         "snapshot_ms": None,
     }
-
-
-async def test_what_is_found_stands_if_the_rest_is_broken_off() -> None:
-    progress = Progress([Planned(name="live", seconds=1), Planned(name="snapshot", seconds=1)], ["live", "snapshot"])
-    findings = Findings(progress, {"nodes": 5})
-
-    async def live() -> list[dict[str, Any]]:
-        return [{"live_delay_s": 1.5}]
-
-    async def broken_off() -> list[dict[str, Any]]:
-        raise KeyboardInterrupt
-
-    await findings.take("not planned", broken_off)
-    await findings.take("live", live)
-    with pytest.raises(KeyboardInterrupt):
-        await findings.take("snapshot", broken_off)
-    assert progress.so_far is not None
-    assert progress.so_far.rows == [{"case": "live", "live_delay_s": 1.5}]
-    assert progress.so_far.headline["live_delay_s"] == 1.5 and progress.so_far.headline["snapshot_ms"] is None
