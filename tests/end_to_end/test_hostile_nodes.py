@@ -14,7 +14,6 @@ import aiohttp
 import numpy as np
 import pytest
 
-from benchmarks.harness.stranger import Stranger, body, completion, part, parts
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.intake.partials import PartRefusal
@@ -34,6 +33,7 @@ from echo_shared.messages import (
     Refused,
     rollout_id,
 )
+from tests.end_to_end.strangers import Stranger, body, completion, part, parts
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from benchmarks.trust.attacking import verdict
-from benchmarks.trust.victim import Unnoticed, Victim
+from benchmarks.trust.loads import Unnoticed, Victim, verdict
 
 
 async def goes_through(victim: Victim) -> str:
