@@ -1,4 +1,4 @@
-"""What the verifier finds in honest engines of each precision and in dishonest ones, and what finding it costs.
+"""What the verifier finds in honest engines of each precision, and what finding it costs.
 
 A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
 *distance* is how far its u lies from where that version would have drawn it, in nats of log-odds; its *claim* is
@@ -20,15 +20,7 @@ from benchmarks.backends.cases import lacks
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty import shopping
-from benchmarks.honesty.samplers import (
-    ANOTHER_MODEL,
-    ATTACKS,
-    EXACT,
-    HONEST,
-    Rollouts,
-    as_drawn,
-    opened,
-)
+from benchmarks.honesty.samplers import EXACT, HONEST, Rollouts, as_drawn, opened
 from benchmarks.honesty.short_run import GROUPS, ShortRun
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.learner.policy import Policy
@@ -36,15 +28,13 @@ from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.verify.drawn import unpack_spans
 from echo_hub.verify.worker import Examiner
 
-DESCRIPTION: Final = "Draws and claims of honest and dishonest samplers, as the verifier sees them, and what it costs"
+DESCRIPTION: Final = "Draws and claims of honest samplers, as the verifier sees them, and what it costs"
 HONEST_GROUPS: Final = 1_250
 """10,000 rollouts a class."""
-DISHONEST_GROUPS: Final = 250
 SHOPPED_GROUPS: Final = 250
 COST: Final = "cost"
 COST_REPEATS: Final = 5
 KEPT: Final = 4
-ANOTHER: Final = "another model"
 
 
 def honest_case(name: str) -> str:
@@ -57,8 +47,7 @@ def plan() -> list[Planned]:
         for name, engine in HONEST.items()
     ]
     shopped = [Planned(name=shopping.case(precision), seconds=120) for precision in shopping.CLAIMED]
-    attacks = [Planned(name=name, seconds=15) for name in (ANOTHER, *ATTACKS)]
-    return [*honest, *attacks, *shopped, Planned(name=COST, seconds=60)]
+    return [*honest, *shopped, Planned(name=COST, seconds=60)]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -70,22 +59,14 @@ def measure(seed: int, progress: Progress) -> Measurement:
         run.train()
         examiner = Examiner(Policy.load(run.settings), run.settings, kept=KEPT)
 
-        def note(case: str, rollouts: Rollouts) -> None:
-            figures = _figures(examiner, rollouts, run.directory.adapter)
-            rows.append({"case": case, **figures})
-            progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
-
-        for number, (name, engine) in enumerate({**HONEST, ANOTHER: ANOTHER_MODEL}.items()):
-            case = honest_case(name) if name in HONEST else name
+        for number, (name, engine) in enumerate(HONEST.items()):
+            case = honest_case(name)
             if progress.wants(case):
-                groups = HONEST_GROUPS if name in HONEST else DISHONEST_GROUPS
                 with opened(run, engine, scratch / str(number)) as sampler:
-                    note(case, sampler.draw(run.asked(case, groups)))
-        attacks = {name: attack for name, attack in ATTACKS.items() if progress.wants(name)}
-        if attacks:
-            with opened(run, EXACT, scratch / "attacks") as sampler:
-                for name, attack in attacks.items():
-                    note(name, attack(sampler, run.asked(name, DISHONEST_GROUPS)))
+                    rollouts = sampler.draw(run.asked(case, HONEST_GROUPS))
+                figures = _figures(examiner, rollouts, run.directory.adapter)
+                rows.append({"case": case, **figures})
+                progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
         shopped: list[dict[str, Any]] = []
         for precision in shopping.CLAIMED:
             if progress.wants(shopping.case(precision)):

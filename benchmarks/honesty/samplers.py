@@ -1,8 +1,9 @@
-"""Honest engines and dishonest ones: each gives rollouts that claim to be one version's draws."""
+"""Honest engines and dishonest ones: each gives rollouts that claim to be drawn with one version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +11,44 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from benchmarks.backends.engine_process import EngineProcess
-from benchmarks.honesty.altered import Change, altered, to_four_bits, with_noise
 from benchmarks.honesty.short_run import Asked, ShortRun
 from echo_hub.core.payload import Span
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.sampling import FinishedRollout
+from echo_shared.tensors import TensorFile
 
 VERSION: Final = 11
 """What rollouts claim to be drawn by, where nothing else is said."""
+BLOCK: Final = 32
+
+Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Changes the weights of a linear layer."""
+
+
+def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round to sixteen levels a block of 32, scaled by its largest value: llama.cpp's q4_0. K-quants need rows of 256,
+    which the built-in model does not have: most of its q4_k_m has more bits."""
+    blocks = weight.reshape(-1, BLOCK)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    scale = np.where(largest == 0, 1, largest / -8).astype(np.float32)
+    rounded: NDArray[np.float32] = (np.clip(np.rint(blocks / scale), -8, 7) * scale).reshape(weight.shape)
+    return rounded
+
+
+def altered(base: Path, directory: Path, change: Change) -> Path:
+    """Copy `base` to `directory`, and change its linear layers."""
+    shutil.copytree(base, directory)
+    for path in directory.glob("*.safetensors"):
+        tensors = {
+            name: change(weight) if name.endswith("_proj.weight") else weight
+            for name, weight in TensorFile(path).items()
+        }
+        path.unlink()
+        save_file(tensors, path, metadata={"format": "pt"})
+    return directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +73,6 @@ HONEST: Final = {
     "torch f32, weights of 4 bits": Engine(backend="torch", precision="f32", change=to_four_bits),
 }
 """Classes of numerics, by what they are called."""
-ANOTHER_MODEL: Final = Engine(backend="torch", precision="f32", change=with_noise)
 WIDTH: Final = 64
 NODE: Final = "node"
 
@@ -148,26 +176,6 @@ def claiming(
         return changed
 
     return drawn
-
-
-ATTACKS: Final[Mapping[str, Callable[[Sampler, Sequence[Asked]], Rollouts]]] = {
-    "temperature 0.7": at_temperature(0.7),
-    "temperature 1.5": at_temperature(1.5),
-    "1 version older": by_version(VERSION - 1),
-    "3 versions older": by_version(VERSION - 3),
-    "10 versions older": by_version(VERSION - 10),
-    "the base alone": by_version(0),
-    "1 version newer": by_version(VERSION + 1),
-    "best of 4": best_of(4),
-    "right answers by hand": written_by_hand,
-    "wrong answers by hand": wrong_by_hand,
-    "claims 1 nat lower": claiming(lambda claims, wrong: claims - 1.0),
-    "claims 1 nat higher": claiming(lambda claims, wrong: np.minimum(claims + 1.0, 0.0)),
-    "claims 0.1 nat lower": claiming(lambda claims, wrong: claims - 0.1),
-    "claims 0.1 nat higher": claiming(lambda claims, wrong: np.minimum(claims + 0.1, 0.0)),
-    "-10 claimed for wrong tokens": claiming(lambda claims, wrong: np.where(wrong, -10.0, claims)),
-}
-"""All with PyTorch in float32, whose own numerics show nothing."""
 
 
 def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
