@@ -54,7 +54,6 @@ class Counts:
 
     acked: int = 0
     scored: int = 0
-    dropped: int = 0
     waits_s: list[float] = field(default_factory=list)
     ended: int = 0
     """Connections that the hub has closed."""
@@ -62,7 +61,6 @@ class Counts:
     def __iadd__(self, other: Counts) -> Counts:
         self.acked += other.acked
         self.scored += other.scored
-        self.dropped += other.dropped
         self.waits_s += other.waits_s
         self.ended += other.ended
         return self
@@ -246,7 +244,6 @@ class Lender(_Clients):
                 counts.waits_s.append(now - sent_at)
                 self.acked.append(rollout_id)
             counts.scored += state == "scored"
-            counts.dropped += state == "dropped"
 
 
 class Echoed(_Clients):
