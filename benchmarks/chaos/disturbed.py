@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.chaos.blows import MEMORY_SHORT, Kind, decks, kinds
-from benchmarks.chaos.books import Books, check, newest_evaluation
 from benchmarks.chaos.memory import memory_group
-from benchmarks.chaos.scene import Scene, awaited, scene
+from benchmarks.chaos.scene import Books, Scene, awaited, check, newest_evaluation, scene
 from benchmarks.chaos.wire import Wire
 from benchmarks.harness.broker import broker_process
 from benchmarks.harness.postgresql import postgresql

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from benchmarks.dissemination.baselines import DefaultLibtorrent, PeerAddress, http_fetch
 from benchmarks.dissemination.host import obey
-from benchmarks.dissemination.payload import digest_of
+from benchmarks.dissemination.rounds import digest_of
 from echo_node.config import NodeConfig
 from echo_node.core.events import ArtefactReady, Event
 from echo_node.daemon import Daemon

@@ -23,12 +23,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import demo
-from benchmarks.gpu import END_TO_END
-from benchmarks.gpu.shapes import Work, device_type, works
+from benchmarks.gpu import END_TO_END, Work, device_type, works
+from benchmarks.harness.models import matrix_operations_per_s, timed
 from benchmarks.harness.processes import RunFailed
 from benchmarks.harness.requests import GROUP_SIZE, PROMPT_TOKENS, texts
 from benchmarks.harness.site import Site, open_site
-from benchmarks.harness.torch_timing import matrix_operations_per_s, timed
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import determinism, packing

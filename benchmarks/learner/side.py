@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.harness.models import LORA_RANK
-from benchmarks.harness.torch_timing import matrix_operations_per_s, synchronize
+from benchmarks.harness.models import LORA_RANK, matrix_operations_per_s, synchronize
 from benchmarks.learner.cases import LEARNING_RATE, Case, fill_adapter, make_batch
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig

@@ -27,8 +27,7 @@ import numpy as np
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.learning.engines import Draw, NodeEngine, by_policy
-from benchmarks.learning.virtual_run import Learning, hubs_own, same_training, score_of
+from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, by_policy, hubs_own, same_training, score_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import RolloutsDropped, SendLease, StepPlanned
 from echo_hub.run.base_model import resolve_base

@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness.processes import node_process
+from benchmarks.harness.processes import family, node_process, processor_s
 from benchmarks.harness.progress import Progress
 from benchmarks.manners.scene import PATIENCE_S, Engine, Models, engine_of, working_hub
 from echo_node.host import control
 from echo_node.host.paths import Paths
 from echo_shared.errors import ConnectError
+from echo_shared.messages import NodeStatus
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """A program that only computes."""
@@ -106,3 +107,24 @@ async def _time(programs: int) -> float:
     for process in running:
         await process.wait()
     return time.monotonic() - began
+
+
+SECONDS: Final = 30.0
+SETTLE_S: Final = 5.0
+
+
+async def measure_paused(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
+    """Measure the share of one core, and the memory, of a paused and connected node."""
+    home = scratch / "paused"
+    options = ["--backend", "llama_cpp", "--swarm-host", "127.0.0.1"]
+    async with working_hub(scratch, models(model)) as hub:
+        hub.heartbeat_s = 15.0
+        with node_process(hub.url, home, options, env={"ECHO_NODE_MANNERS__PRIORITY": "lowest"}) as node:
+            await hub.until(lambda: any(message.capacity for message in hub.all(NodeStatus)))
+            await control.ask(Paths.find(home).control_file, "pause")
+            await asyncio.sleep(SETTLE_S)
+            processes = family(psutil.Process(node.pid))
+            before_s, began = processor_s(processes), time.monotonic()
+            await asyncio.sleep(SECONDS)
+            share = (processor_s(processes) - before_s) / (time.monotonic() - began)
+            return {"idle_cpu_share": share, "idle_rss_mb": processes[0].memory_info().rss / 1e6}

@@ -23,8 +23,8 @@ from typing import Any, Final
 from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.site import Site
-from benchmarks.pages import axe, browsing, looks
-from benchmarks.pages.site import filled_site
+from benchmarks.pages import browsing, looks
+from benchmarks.pages.browsing import filled_site
 
 DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
 NODES: Final = 5_000
@@ -40,7 +40,7 @@ def plan() -> list[Planned]:
     lacks = browsing.lacks()
     return [
         Planned(name=LOAD, seconds=40, lacks=lacks),
-        Planned(name=AXE, seconds=120, lacks=lacks or axe.lacks()),
+        Planned(name=AXE, seconds=120, lacks=lacks or looks.lacks()),
         Planned(name=LIVE, seconds=60, lacks=lacks),
         Planned(name=SNAPSHOT, seconds=30),
         Planned(name=CPU, seconds=320, lacks=lacks),
@@ -79,7 +79,7 @@ async def _look(site: Site, progress: Progress, rows: list[dict[str, Any]], scra
         async with browsing.opened(browser, site, "light") as context:
             pages = await browsing.pages_of(context, site)
         await take(LOAD, lambda: looks.first_load(browser, site, pages))
-        await take(AXE, lambda: looks.every_page(browser, site, pages, axe.fetched(scratch)))
+        await take(AXE, lambda: looks.every_page(browser, site, pages, looks.fetched(scratch)))
         await take(LIVE, lambda: looks.live(browser, site))
         await take(CPU, lambda: looks.hub_cpu(browser, site, seconds=scale * CPU_S))
         await take(LASTING, lambda: looks.lasting(browser, site, seconds=scale * LASTING_S))

@@ -3,17 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import shutil
 import statistics
+import subprocess
+import tarfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 from playwright.async_api import Browser, CDPSession, Page
 
 from benchmarks.harness.site import Site
-from benchmarks.pages import axe
-from benchmarks.pages.browsing import MODES, SETTLED_MS, counted, opened
-from benchmarks.pages.site import PATIENCE_S
+from benchmarks.pages.browsing import MODES, PATIENCE_S, SETTLED_MS, counted, opened
+
+VERSION: Final = "4.14.1"
+SHA512: Final = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+"""Hash of the package, in npm's form."""
+SCRIPT: Final = "package/axe.min.js"
+RUN: Final = "async () => (await axe.run({ resultTypes: ['violations'] })).violations"
+
+
+def lacks() -> str:
+    """Why this machine cannot run axe-core; empty if it can."""
+    return "" if shutil.which("npm") else "npm, which fetches axe-core"
+
+
+def fetched(scratch: Path) -> str:
+    """Fetch the script with npm. Raises ValueError if it is not the pinned release."""
+    command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
+    subprocess.run(command, cwd=scratch, check=True, capture_output=True)
+    package = scratch / f"axe-core-{VERSION}.tgz"
+    found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
+    if found != SHA512:
+        raise ValueError(f"{package.name} is not the pinned release: its SHA-512 is {found}")
+    with tarfile.open(package) as archive:
+        content = archive.extractfile(SCRIPT)
+        assert content is not None
+        return content.read().decode()
+
+
+def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Count elements that violate rules, by impact. Critical violations count as serious."""
+    counts = {"serious": 0, "moderate": 0, "minor": 0}
+    for violation in violations:
+        impact = "serious" if violation["impact"] == "critical" else violation["impact"]
+        counts[impact] += len(violation["nodes"])
+    return counts
+
+
+def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
+    """Describe each violated rule, with the first element that violates it."""
+    return [
+        f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
+        for violation in violations
+    ]
+
 
 STEPS_WATCHED: Final = 20
 PAIRS: Final = 6
@@ -41,14 +88,14 @@ async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], scr
                 await page.goto(site.url + path)
                 await page.wait_for_timeout(SETTLED_MS)
                 await page.evaluate(script)
-                violations = await page.evaluate(axe.RUN)
-                counts = axe.found_on(violations)
+                violations = await page.evaluate(RUN)
+                counts = found_on(violations)
                 rows.append(
                     {
                         "page": name,
                         "mode": mode,
                         **{f"axe_{impact}": count for impact, count in counts.items()},
-                        "findings": axe.said_of(violations),
+                        "findings": said_of(violations),
                     }
                 )
     return rows

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.harness.pool import pool
-from benchmarks.learning.engines import Draw, NodeEngine, by_policy
-from benchmarks.learning.virtual_run import Learning, Point, go_through, scenario_of
+from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, Point, by_policy, go_through, scenario_of
 from benchmarks.papers.cases import MOST_SEEDS, Case
 from echo_hub.lifecycle.sft import finetune, prepare
 from echo_hub.run.base_model import resolve_base

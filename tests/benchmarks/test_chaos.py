@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import chaos
 from benchmarks.chaos import disturbed
-from benchmarks.chaos.books import Books
 from benchmarks.chaos.disturbed import End
+from benchmarks.chaos.scene import Books
 
 BOOKS = Books(acknowledged=5, lost_after_ack=0, trained_twice=0, identity_holds=True, quarantined=0)
 

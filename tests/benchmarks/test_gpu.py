@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu.shapes import ON_CPU
+from benchmarks.gpu import ON_CPU
 from benchmarks.harness.progress import Planned, Progress
 
 

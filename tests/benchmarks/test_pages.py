@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from benchmarks.pages import headline
-from benchmarks.pages.axe import found_on, said_of
 from benchmarks.pages.browsing import Loaded, shape
+from benchmarks.pages.looks import found_on, said_of
 
 VIOLATIONS = [
     {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},

@@ -21,8 +21,7 @@ from dataclasses import fields
 from random import Random
 from typing import Any, Final
 
-from benchmarks.dissemination.wan.network import Home, Network, Weather
-from benchmarks.dissemination.wan.segments import HEADER_BYTES, MTU, TUN
+from benchmarks.dissemination.wan.network import HEADER_BYTES, MTU, TUN, Home, Network, Weather
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000

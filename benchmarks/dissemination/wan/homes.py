@@ -22,8 +22,7 @@ from benchmarks.dissemination.links import (
     delete_namespaces,
     run_command,
 )
-from benchmarks.dissemination.wan.network import Home, Weather
-from benchmarks.dissemination.wan.segments import MTU, TUN
+from benchmarks.dissemination.wan.network import MTU, TUN, Home, Weather
 
 HUB: Final = Home(up=100, down=1000, delay_ms=5)
 HOMES: Final = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.shapes import ON_CPU
+from benchmarks.gpu import ON_CPU
 
 ROOT = Path(__file__).parents[3]
 

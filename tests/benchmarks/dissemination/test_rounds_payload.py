@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.dissemination.payload import digest_of, write_adapter
+from benchmarks.dissemination.rounds import digest_of, write_adapter
 
 
 def test_it_is_as_large_as_asked_for_and_finite(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert, update
 
-from benchmarks.chaos.books import check, newest_evaluation, newest_step
+from benchmarks.chaos.scene import check, newest_evaluation, newest_step
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, rollouts, steps

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.backends.agreement import Reference
+from benchmarks.backends.parts import Reference
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.tasks.registry import make_task
 from echo_node.backends.base import Engine, EngineSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.ingest.cases import FRAMES, MOST_TOKENS
-from benchmarks.ingest.frames import VARIANTS, Completions
+from benchmarks.ingest.lender import VARIANTS, Completions
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_shared.codec import decode_from_node

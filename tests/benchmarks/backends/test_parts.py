@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.backends.agreement import Reference
+from benchmarks.backends.parts import Reference
 from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_shared.torch_sampler import sample_groups

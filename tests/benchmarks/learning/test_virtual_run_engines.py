@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.learning import cases
-from benchmarks.learning.engines import NodeEngine, by_policy
-from benchmarks.learning.virtual_run import Learning
+from benchmarks.learning.virtual_run import Learning, NodeEngine, by_policy
 from echo_shared.sampling import FinishedRollout, GroupRequest
 
 

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from benchmarks.dissemination.wan.segments import HEADER_BYTES, cut, sizes
+from benchmarks.dissemination.wan.network import HEADER_BYTES, cut, sizes
 
 GSO_SIZE = 100
 FIN_PSH_ACK = 0x19

@@ -17,8 +17,7 @@ from benchmarks.dissemination import fleet as fleets
 from benchmarks.dissemination import links
 from benchmarks.dissemination.fleet import Fleet, open_fleet
 from benchmarks.dissemination.links import HUB, Links, LinkSet, run_command
-from benchmarks.dissemination.payload import digest_of, write_adapter
-from benchmarks.dissemination.rounds import Row, digests, received, shares
+from benchmarks.dissemination.rounds import Row, digest_of, digests, received, shares, write_adapter
 from benchmarks.harness import small_disk
 
 pytestmark = [
@@ -174,8 +173,8 @@ FAULTS = (
 async def test_every_honest_node_ends_with_the_very_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Fault, way: str
 ) -> None:
-    monkeypatch.setattr(fleets, "HUB_MODULE", "tests.benchmarks.dissemination.faulty_hub")
-    monkeypatch.setattr(fleets, "NODE_MODULE", "tests.benchmarks.dissemination.faulty_node")
+    monkeypatch.setattr(fleets, "HUB_MODULE", "tests.end_to_end.faulty_hub")
+    monkeypatch.setattr(fleets, "NODE_MODULE", "tests.end_to_end.faulty_node")
     with ExitStack() as at_end:
         async with open_fleet(LINKS, NUM_NODES, tmp_path) as fleet:
             assert isinstance(fleet.net, Links)
