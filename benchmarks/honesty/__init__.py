@@ -1,11 +1,10 @@
-"""What the verifier finds in honest engines of each precision, and what finding it costs.
+"""Findings of the verifier for honest engines of each precision, gains of neighbour shopping, and cost of the check.
 
-A short real run of the built-in model makes the versions; every sampler claims that it drew by the same one. A token's
-*distance* is how far its u lies from where that version would have drawn it, in nats of log-odds; its *claim* is
-off by the difference between the claimed log-odds and the true ones, in nats. Neighbour shopping (`shopping`) says what
-a node earns that draws exactly and says that it rounds, and when it is convicted. Cost is processor time, so that
-other work on the machine does not count. "u 0.2" is the share of tokens whose distance is above 0.2, "claim 0.2" that
-of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a token that the claims show.
+A short real run of the built-in model makes the versions; every sampler claims the same version. A token's *distance*
+is the gap, in nats of log-odds, between its u and the interval in which that version would have drawn the token. Its
+*claim* is off by the difference between claimed and true log-odds, in nats. "u 0.2" is the share of tokens with a
+distance above 0.2, "claim 0.2" the share of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a
+token. Neighbour shopping: see `shopping`. Cost is processor time, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -101,18 +100,18 @@ def _figures(examiner: Examiner, rollouts: Rollouts, place: Callable[[int], Path
 
 
 def _beyond(counts: Sequence[int]) -> list[float]:
-    """The share of tokens beyond each edge."""
+    """Return the share of tokens beyond each edge."""
     return [sum(counts[place:]) / sum(counts) for place in range(1, len(counts))]
 
 
 def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the worst honest class."""
+    """Return the figure of the worst honest class."""
     honest = [row for row in rows if row["case"].startswith("honest")]
     return {"honest_u_beyond_02_worst": max(row["u 0.2"] for row in honest)} if honest else {}
 
 
 def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
-    """Processor seconds for one step's rollouts: checked, and trained on, in turns."""
+    """Compare the processor time of checking one step's rollouts with that of training on them, in turns."""
     asked = run.asked("cost", GROUPS)
     with opened(run, EXACT, scratch / "cost") as sampler:
         rollouts = sampler.draw(asked)

@@ -21,7 +21,7 @@ from echo_shared.sampling import FinishedRollout
 from echo_shared.tensors import TensorFile
 
 VERSION: Final = 11
-"""What rollouts claim to be drawn by, where nothing else is said."""
+"""Version that rollouts claim by default."""
 BLOCK: Final = 32
 
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -53,7 +53,7 @@ def altered(base: Path, directory: Path, change: Change) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What a node says that it draws with; `change` of its weights, if any."""
+    """Backend and precision that a node claims, and the change of its weights, if any."""
 
     backend: str
     precision: str
@@ -72,7 +72,7 @@ HONEST: Final = {
     "mlx f16": Engine(backend="mlx", precision="f16"),
     "torch f32, weights of 4 bits": Engine(backend="torch", precision="f32", change=to_four_bits),
 }
-"""Classes of numerics, by what they are called."""
+"""Classes of numerics by name."""
 WIDTH: Final = 64
 NODE: Final = "node"
 
@@ -86,10 +86,10 @@ class Sampler:
     run: ShortRun
     engine: EngineProcess
     version: int = VERSION
-    """What every rollout claims to be drawn by."""
+    """Version that every rollout claims."""
 
     def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
-        """By another version than the rollouts claim, or at `hotter` times the temperature, if so asked."""
+        """Draw the rollouts. `version` differs from the claimed version, `hotter` multiplies the temperature."""
         version = self.version if version is None else version
         self.engine.set_policy(self.run.directory.adapter(version) if version else None)
         requests = [replace(one.request, temperature=hotter * one.request.temperature) for one in asked]
@@ -101,7 +101,7 @@ class Sampler:
 def opened(
     run: ShortRun, engine: Engine, scratch: Path, *, version: int = VERSION, threads: int = 1
 ) -> Iterator[Sampler]:
-    """The engine in a process of its own; `scratch` is an empty directory for what it derives."""
+    """Open the engine in a process of its own. `scratch` is an empty directory for derived files."""
     base = run.base if engine.change is None else altered(run.base, scratch / "base", engine.change)
     (scratch / "derived").mkdir(parents=True)
     with EngineProcess(engine.backend, base, scratch / "derived", engine.precision) as process:
@@ -114,7 +114,7 @@ def honest(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def at_temperature(hotter: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Drawn at so many times the temperature; claims what is true of that."""
+    """Draw at a multiple of the temperature, with the true claims of these draws."""
     return lambda sampler, asked: sampler.draw(asked, hotter=hotter)
 
 
@@ -123,8 +123,7 @@ def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Draws each rollout with other seeds as well, and returns the first of those with the best reward; claims what is
-    true of it."""
+    """Draw each rollout with several seeds, and return the first one with the best reward and its true claims."""
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         best = {(rollout.group_id, rollout.index): (one, rollout) for one, rollout in sampler.draw(asked)}
@@ -140,7 +139,7 @@ def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """The right answer in place of every rollout; claims that each token was certain."""
+    """Return the right answer in place of every rollout, with the claim that each token was certain."""
     return [
         (one, replace(rollout, completion_ids=ids, behavior_logprobs=np.zeros(len(ids), np.float32)))
         for one, rollout in sampler.draw(asked)
@@ -149,7 +148,7 @@ def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """The right answer with another last digit, and -19.5 claimed for each right one: the forgery that ruins a run."""
+    """Return the right answer with another last digit, and claim -19.5 for each right digit. This ruins a run."""
     forged = []
     for one, rollout in sampler.draw(asked):
         ids = sampler.run.answer(one)
@@ -164,7 +163,7 @@ def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 def claiming(
     change: Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]],
 ) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Honest draws, with other claims than the true ones. `change` is given those and which tokens are wrong."""
+    """Draw honestly and change the claims. `change` gets the true claims, and True for each wrong token."""
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         changed = []
@@ -179,7 +178,7 @@ def claiming(
 
 
 def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
-    """What the verifier is given of them, as drawn by `version`."""
+    """Make the verifier's input of rollouts that claim `version`."""
     return [
         DrawnRollout(
             rollout_id=f"{one.request.group_id}-{rollout.index}",

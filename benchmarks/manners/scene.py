@@ -160,7 +160,7 @@ class Scene:
 
 
 def engine_of(process: psutil.Process) -> psutil.Process | None:
-    """Return the engine's process among the descendants of a process, or None if there is none."""
+    """Find the engine's process below a process; None without an engine."""
     for child in process.children(recursive=True):
         try:
             if "echo_node.backends.worker" in child.cmdline():
