@@ -18,7 +18,7 @@ from typing import Any, Final
 from benchmarks.backends.cases import lacks
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
-from benchmarks.dissemination.links import HUB, LinkSet, can_shape, open_links, remove_leftovers
+from benchmarks.dissemination.links import HUB, LinkSet, lacking, open_links, remove_leftovers
 from benchmarks.harness import hub_with_learner
 from benchmarks.harness.hub_with_learner import LEARNER
 from benchmarks.harness.processes import RunFailed, hub_process, node_process, wait_for_steps
@@ -117,7 +117,7 @@ CASES: Final = (
 
 
 def plan() -> list[Planned]:
-    missing = lacks("llama_cpp", "f32") or ("" if can_shape() else "root and iproute2, for shaped links")
+    missing = lacks("llama_cpp", "f32") or lacking()
     return [Planned(name=case.name, seconds=SECONDS, lacks=missing) for case in CASES]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from benchmarks.dissemination import cases, simulated
 from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, MIDDLE, SMALL, FleetCases, Side, over_links, over_wan
-from benchmarks.dissemination.links import can_shape, conditions, remove_leftovers
+from benchmarks.dissemination.links import can_shape, conditions, lacking, remove_leftovers
 from benchmarks.dissemination.rounds import Row, measure_fleet
 from benchmarks.dissemination.wan import homes
 from benchmarks.harness.measurement import Measurement
@@ -36,7 +36,7 @@ def plan() -> list[Planned]:
     from benchmarks.dissemination import delta  # It loads torch, which hosts' processes do without.
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
-    return [*cases.plan(over_links()), *cases.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
+    return [*cases.plan(over_links(), lacking()), *cases.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -61,7 +61,7 @@ async def _measure(fleets: Sequence[FleetCases], seed: int, progress: Progress) 
 
 def _conditions() -> dict[str, Any]:
     return {
-        "links": conditions(),
+        "links": conditions() if can_shape() else lacking(),
         "wan": homes.conditions(),
         "hosts": "one process each, all on this machine's cores; nodes are joined, and stay from version to version",
         "http": "the nodes' uplinks do not matter to it: larger payloads on one link set for each hub uplink",

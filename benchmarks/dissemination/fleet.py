@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.dissemination.host import MAX_LINE_BYTES
-from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links
+from benchmarks.dissemination.links import HUB, Links, LinkSet, open_links
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
 
 ANSWER_S: Final = 300.0
@@ -101,7 +101,7 @@ class Host:
 class Fleet:
     """Hub and node processes on separate hosts. Make a fleet with `open_fleet`."""
 
-    def __init__(self, net: Links | Loopback | Wan, directory: Path) -> None:
+    def __init__(self, net: Links | Wan, directory: Path) -> None:
         self.net = net
         self.directory = directory
         self._hosts: dict[int, Host] = {}

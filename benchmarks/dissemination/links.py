@@ -1,7 +1,7 @@
 """Hosts on home links: network namespaces on one bridge, with both directions of each link shaped.
 
-Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Without root or
-without iproute2, all hosts share this machine's loopback interface, and nothing is shaped.
+Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Namespaces take root
+and iproute2.
 
 Namespaces have names of their own for each run. `close` removes them; the next run removes those of a killed run.
 """
@@ -67,17 +67,6 @@ class LinkSet:
         )
 
 
-class Loopback:
-    """All hosts are this machine, without shaping."""
-
-    def address(self, host: int) -> str:
-        return "127.0.0.1"
-
-    def command(self, host: int) -> list[str]:
-        """Command before a program that runs on this host."""
-        return []
-
-
 class Links:
     """Namespaces and their links. Make them with `open_links`."""
 
@@ -138,11 +127,8 @@ class Links:
 
 
 @contextmanager
-def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
-    """Open the best links that this machine allows, for the time of the block."""
-    if not can_shape():
-        yield Loopback()
-        return
+def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
+    """Open the links for the time of the block."""
     shaped = Links(num_nodes, links)
     try:
         shaped.open()
@@ -153,11 +139,14 @@ def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links | Loopback]:
 
 def conditions() -> str:
     """Describe the links of `open_links` on this machine."""
-    if not can_shape():
-        return "loopback only, not shaped: shaped links take root and iproute2"
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
     shaped = "network namespaces on a bridge, veth links shaped by tbf in both directions"
     return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {congestion_control()}"
+
+
+def lacking() -> str:
+    """Why this process may not make shaped links; empty if it may."""
+    return "" if can_shape() else "links that can be shaped: root's rights, and iproute2"
 
 
 def can_shape() -> bool:

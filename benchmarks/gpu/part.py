@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +27,11 @@ from benchmarks import demo
 from benchmarks.gpu import END_TO_END, Work, device_type, works
 from benchmarks.harness.models import matrix_operations_per_s, timed
 from benchmarks.harness.processes import RunFailed
+from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.requests import GROUP_SIZE, PROMPT_TOKENS, texts
 from benchmarks.harness.site import Site, open_site
+from benchmarks.learner import compare
+from benchmarks.learner.cases import Case, make_batch
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import determinism, packing
@@ -35,7 +39,7 @@ from echo_hub.learner import policy as policy_module
 from echo_hub.learner.cuts import Cuts
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.probe import first_cut
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_shared import draws, torch_draws
@@ -79,7 +83,8 @@ def learner(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
     budget.say("the model is made")
     settings, policy = load(work, seed)
     optimizer = make_optimizer(policy, settings.training)
-    groups = batch(work, seed)
+    case = replace(case_of(work), groups=work.groups)
+    groups = make_batch(case, seed)
     budget.say("the learner looks how it must cut a batch")
     cut = first_cut(policy, settings)
     seconds: list[float] = []
@@ -97,9 +102,8 @@ def learner(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
             )
             seconds.append(took_s)
     step_s = statistics.median(seconds[1:])
-    trained = sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts)
+    trained, operations = case.work(seed)
     budget.say("a matrix product is timed")
-    operations = work.shape.operations(trained + len(groups) * PROMPT_TOKENS, trained)
     peak = matrix_operations_per_s(policy.device, torch.bfloat16 if policy.device.type == "cuda" else torch.float32)
     return {
         "step_s": step_s,
@@ -165,11 +169,15 @@ def agreement(
 
 def beside_trl(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
     """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
-    from benchmarks.harness.progress import Planned, Progress
-    from benchmarks.learner import compare
-    from benchmarks.learner.cases import Case
+    case = case_of(work)
+    budget.say("the model is written, both sides load it, then they make a step in turns")
+    with tempfile.TemporaryDirectory() as directory:
+        return compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
 
-    case = Case(
+
+def case_of(work: Work) -> Case:
+    """Describe a small batch of random tokens."""
+    return Case(
         name="beside TRL",
         shape=work.shape,
         prompt_tokens=PROMPT_TOKENS,
@@ -178,9 +186,6 @@ def beside_trl(work: Work, seed: int, budget: Budget) -> dict[str, Any]:
         steps=3,
         seconds=60,
     )
-    budget.say("the model is written, both sides load it, then they make a step in turns")
-    with tempfile.TemporaryDirectory() as directory:
-        return compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
 
 
 PARTS: Final[dict[str, Callable[[Work, int, Budget], dict[str, Any]]]] = {
@@ -223,35 +228,8 @@ def load(work: Work, seed: int) -> tuple[LearnerSettings, Policy]:
     return settings, policy
 
 
-def batch(work: Work, seed: int) -> list[TrainingGroup]:
-    """Make random tokens. The shortest rollout has an eighth of the longest one's tokens."""
-    rng = np.random.default_rng(seed)
-    lengths = np.linspace(work.completion_tokens / 8, work.completion_tokens, work.groups * GROUP_SIZE)
-    shuffled = rng.permutation(lengths.round().astype(int)).reshape(work.groups, GROUP_SIZE)
-    return [
-        TrainingGroup(
-            prompt_ids=tokens(rng, work, PROMPT_TOKENS),
-            rollouts=tuple(
-                TrainingRollout(
-                    completion_ids=tokens(rng, work, length),
-                    loss_mask=np.ones(length, dtype=bool),
-                    behavior_logprobs=np.full(length, -math.log(work.shape.vocabulary), dtype=np.float32),
-                    reward=float(rng.random()),
-                    truncated=False,
-                )
-                for length in of_group.tolist()
-            ),
-        )
-        for of_group in shuffled
-    ]
-
-
 def requests(work: Work, seed: int, width: int) -> list[GroupRequest]:
     return texts([work.drawn_tokens] * (width // GROUP_SIZE), seed, vocabulary=work.shape.vocabulary)
-
-
-def tokens(rng: np.random.Generator, work: Work, count: int) -> Any:
-    return rng.integers(0, work.shape.vocabulary, count).astype(np.int32)
 
 
 def peak_gib() -> float | None:

@@ -15,13 +15,14 @@ from sqlalchemy import Engine, func, select, text
 
 from benchmarks.growth.turns import Turns, hearing
 from benchmarks.harness.books import GROUP_SIZE, Amount, fill
-from benchmarks.harness.driven_hub import write_adapter
+from benchmarks.harness.models import random_adapter
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
 from echo_hub.core.events import NodeConnected, NodeReported
 from echo_hub.intake.connected import LiveNode
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.serving.hub import Hub
@@ -128,7 +129,7 @@ async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: i
     with engine.connect() as connection:
         newest = connection.scalar(select(func.max(versions.c.policy_version))) or 0
         ids = list(connection.scalars(select(nodes.c.node_id).order_by(nodes.c.node_id)))
-    write_adapter(run.adapter(newest), seed)
+    random_adapter(resolve_base("builtin:tiny"), run.adapter(newest), seed)
     per_rollout = _used_bytes(engine, PER_ROLLOUT) / amount.rollouts
     found["start_s"] = await _start_s(config, run)
     async with open_hub(config, run) as hub:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.driven_hub import DrivenHub as Hub
-from benchmarks.harness.driven_hub import make_lease, write_adapter
 from echo_node.backends import process
 from echo_shared.messages import Lease, rollout_id
+from tests.driven_hub import DrivenHub as Hub
+from tests.driven_hub import make_lease, write_adapter
 
 __all__ = ["Hub", "make_lease", "write_adapter"]
 

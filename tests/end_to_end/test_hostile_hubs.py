@@ -12,7 +12,6 @@ from typing import Final
 
 import pytest
 
-from benchmarks.harness.driven_hub import DrivenHub, make_lease, write_adapter
 from benchmarks.harness.processes import node_process
 from echo_shared.messages import (
     DropReason,
@@ -30,6 +29,7 @@ from echo_shared.messages import (
 )
 from echo_shared.messages.fields import printable
 from echo_shared.process_memory import own_bytes
+from tests.driven_hub import DrivenHub, make_lease, write_adapter
 
 QUIET_S: Final = 3.0
 MOST_BYTES: Final = 2**30

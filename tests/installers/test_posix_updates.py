@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.driven_hub import DrivenHub
 from echo_node.host import control
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import Paths
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
 from tests.conftest import Site
+from tests.driven_hub import DrivenHub
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="runs the installer of Linux")
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from benchmarks.dissemination import links
-from benchmarks.dissemination.links import HUB, Links, LinkSet, Loopback, open_links, remove_leftovers, run_command
+from benchmarks.dissemination.links import HUB, Links, LinkSet, open_links, remove_leftovers, run_command
 
 shaped = pytest.mark.skipif(not links.can_shape(), reason="namespaces with shaped links take root and iproute2")
 SET = LinkSet(hub_up=20, node_down=100, node_up=40)
@@ -43,14 +43,6 @@ raise SystemExit(left)
 def test_the_bound(hub_up: int, node_up: int, megabytes: int, num_nodes: int, bound_s: float) -> None:
     of = LinkSet(hub_up=hub_up, node_down=100, node_up=node_up)
     assert of.bound_s(megabytes * 10**6, num_nodes) == pytest.approx(bound_s)
-
-
-def test_without_rights_all_hosts_are_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "can_shape", lambda: False)
-    with open_links(2, SET) as net:
-        assert isinstance(net, Loopback)
-        assert (net.address(HUB), net.command(1)) == ("127.0.0.1", [])
-    assert links.conditions().startswith("loopback only")
 
 
 def reaches(net: Links, *, host: int, to: int, port: int, size: int = 1) -> bool:
