@@ -151,7 +151,8 @@ class DrivenHub(driven_hub.DrivenHub):
         """Publish a base model, by default a tiny random one."""
         if base is None:
             base = self.carriers.parent / "tiny_base"
-            write_base(base)
+            if not base.exists():
+                write_base(base)
         await super().publish_base(base)
 
     async def publish(

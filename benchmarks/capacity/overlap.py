@@ -95,7 +95,7 @@ class Case:
 
     def settings(self, seed: int) -> dict[str, dict[str, Any]]:
         """Sections of the run's configuration."""
-        own = {
+        own: dict[str, dict[str, Any]] = {
             "run": {"name": "capacity", "mode": self.mode, "seed": seed},
             "training": {"max_staleness": self.max_staleness, "publish_every": self.publish_every},
         }

@@ -161,7 +161,7 @@ class Play:
         return measured[0].accuracy
 
 
-def run_episodes(case: Case, seed: int) -> dict[str, list[Any]]:
+def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
     """Carry out a run. Return the points of its curve and its steps' metrics."""
     play = Play(case.config(seed))
     training = play.config.training
@@ -179,4 +179,4 @@ def run_episodes(case: Case, seed: int) -> dict[str, list[Any]]:
                     staleness=0.0,
                 )
             )
-    return {"points": points, "steps": steps}
+    return points, steps

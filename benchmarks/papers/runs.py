@@ -123,11 +123,13 @@ def carry_out(case: Case, seed: int, start: Ran | None = None) -> Ran:
         case "trl":
             from benchmarks.papers.trl_run import run_trl
 
-            return Ran(**run_trl(case, seed))
+            points, steps = run_trl(case, seed)
+            return Ran(points=points, steps=steps)
         case "episodes":
             from benchmarks.papers.episodes import run_episodes
 
-            return Ran(**run_episodes(case, seed))
+            points, steps = run_episodes(case, seed)
+            return Ran(points=points, steps=steps)
         case "untrained":
             learning = Learning(case.config(seed))
             learning.note(reward=None, staleness=0.0)

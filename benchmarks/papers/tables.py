@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import Any, Final
 
+from benchmarks.harness.site import Settings
 from benchmarks.learning.cases import stale
 from benchmarks.papers.cases import ASYNC, COLOCATED, GROUPS, MOST_SEEDS, SEEDS, SEQUENTIAL, Case
 from benchmarks.papers.runs import Found, Ran, Wanted
@@ -81,7 +82,7 @@ QUANTISED: Final = {
     precision: Case(name=f"fleet in {precision}", settings=stale(2), precision=precision)
     for precision in ("q8_0", "q4_k_m")
 }
-SMALL: Final = {"model": {"base": "builtin:small"}, "evaluation": {"problems": 256}}
+SMALL: Final[Settings] = {"model": {"base": "builtin:small"}, "evaluation": {"problems": 256}}
 LARGE: Final = Case(
     name="builtin:small as it is, with working",
     settings={

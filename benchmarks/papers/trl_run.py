@@ -46,11 +46,11 @@ from echo_hub.tasks.stream import ProblemStream
 from echo_shared import torch_sampler
 
 
-def run_trl(case: Case, seed: int) -> dict[str, list[Any]]:
+def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
     """Carry out a run. Return the points of its curve and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
     train(curve, same_draws=case.same_draws)
-    return {"points": curve.points, "steps": curve.steps}
+    return curve.points, curve.steps
 
 
 class Curve(TrainerCallback):

@@ -33,6 +33,6 @@ def test_what_an_environment_says_is_not_trained_on_and_turns_are_drawn_as_the_h
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_of_one_turn_the_batch_is_that_of_a_virtual_run() -> None:
     case = smaller(COLOCATED)
-    found = run_episodes(case, 1)
-    assert found["points"] == carry_out(case, 1).points
-    assert len(found["steps"]) == 1
+    points, steps = run_episodes(case, 1)
+    assert points == carry_out(case, 1).points
+    assert len(steps) == 1
