@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
-import itertools
 import json
 import os
 import re
@@ -62,11 +62,6 @@ def pytest_unconfigure() -> None:
         opened.errnull_file.close()
 
 
-MOST_OWN = 100_000
-"""Objects that one test may leave to the collector; imported modules alone are more."""
-_NUM_UNFROZEN = itertools.count(1)
-
-
 @pytest.fixture(scope="session")
 def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct in Hugging Face layout; skips where its package is missing."""
@@ -77,19 +72,36 @@ def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpacked(tmp_path_factory.mktemp("real") / "SmolLM2-135M-Instruct")
 
 
+UNFROZEN_TESTS = 50
+"""Tests that called `gc.unfreeze`, until all objects are collected once."""
+_num_unfreezing = 0
+
+
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """A test's garbage is looked for among what is its own: millions of objects of imported modules and of other tests
-    stand behind it, and hub, simulator and learner look through all there is.
+    """Collect the objects of each test alone, so that its leaks are its own: a full pass over imported modules and
+    collected tests would take a second.
 
-    Where one of them has given all of that back to the collector, only what is young is looked through here; what such
-    tests leave of the old is looked for once for many of them.
+    Hub and simulator call `gc.unfreeze`, which would give all these objects back to the collector: here it only
+    counts. What such tests froze is collected once for `UNFROZEN_TESTS` of them.
     """
+    global _num_unfreezing
+    unfreeze, called = gc.unfreeze, False
+
+    @functools.wraps(unfreeze)
+    def count() -> None:
+        nonlocal called
+        called = True
+
     gc.freeze()
+    gc.unfreeze = count
     yield
-    # `gc.get_freeze_count` would count a million objects one by one.
-    is_own = len(gc.get_objects(generation=2)) < MOST_OWN
-    gc.collect(2 if is_own or next(_NUM_UNFROZEN) % 50 == 0 else 1)
+    gc.unfreeze = unfreeze
+    _num_unfreezing += called
+    if _num_unfreezing >= UNFROZEN_TESTS:
+        _num_unfreezing = 0
+        gc.unfreeze()
+    gc.collect()
 
 
 class Running:
