@@ -24,7 +24,9 @@ from tests.echo_hub.written_steps import train
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     is_file = request.param == "sqlite"
-    opened = Store.open(f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("empty_postgresql"))
+    opened = Store.open(
+        f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("postgresql_without_rows")
+    )
     yield opened
     opened.close()
 

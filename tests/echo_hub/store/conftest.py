@@ -113,7 +113,7 @@ def records() -> type[Records]:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     """An empty store, on either database."""
     is_file = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("empty_postgresql")
+    url = f"sqlite:///{tmp_path / 'echo.db'}" if is_file else request.getfixturevalue("postgresql_without_rows")
     opened_store = Store.open(url)
     yield opened_store
     opened_store.close()
