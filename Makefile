@@ -102,10 +102,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Rebuilt when the requirements or their pins change. The source itself is installed editable.
-$(VENV)/.stamp-demo: EXTRAS := hub,cpu
+# The demo's environment lacks llama.cpp, which takes minutes to compile, and bytecode, which Python writes on import.
+$(VENV)/.stamp-demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt -e ".[hub]"
+	@touch $@
+
+# The development environment contains the demo's.
 $(VENV)/.stamp-dev: EXTRAS := hub,cpu,mlx,quantized,ray,wandb,benchmarks,docs,dev
-$(VENV)/.stamp-demo $(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.stamp-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing [$(EXTRAS)] into $(VENV). llama-cpp-python is compiled: some minutes, the first time."
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
 	@installers/llama_with_rpc.sh $(BIN)/python -c constraints.txt
-	@touch $@
+	@touch $@ $(VENV)/.stamp-demo

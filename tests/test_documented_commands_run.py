@@ -27,7 +27,6 @@ from tests.documented import PAGES, ROOT, Command, blocks
 from tests.echo_hub.written_books import write_books
 
 ELSEWHERE = {
-    r"make demo": "tests/end_to_end/test_demo.py",
     r"make ": ".ci/run",
     r"echo-(hub|node)$": "tests/test_containerfile.py",
     r"echo-hub init .*--base": "tests/echo_hub/test_main.py",

@@ -65,14 +65,20 @@ class DemoReport:
         return asdict(self)
 
 
-def default_backends() -> tuple[str, ...]:
-    """One node for each engine that is installed, and two nodes in any case."""
-    installed = [
-        name
-        for name, module in (("llama_cpp", "llama_cpp"), ("torch", "torch"))
-        if importlib.util.find_spec(module) is not None
-    ]
-    return tuple((installed * 2)[:2])
+def missing_engine() -> str | None:
+    """Return a line that tells how to install llama.cpp. None if llama.cpp is installed."""
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return None
+    command = f"{sys.executable} -m pip install llama-cpp-python"
+    return f"llama.cpp is not installed, so both nodes sample with PyTorch. To install it (minutes): {command}"
+
+
+def default_backends() -> tuple[str, str]:
+    """Return the backends of two nodes: llama.cpp and PyTorch, or PyTorch twice without llama.cpp.
+
+    The hub requires PyTorch, so PyTorch is always installed.
+    """
+    return ("llama_cpp" if missing_engine() is None else "torch", "torch")
 
 
 async def run_demo(
