@@ -23,6 +23,9 @@ ROOMS = (
     "echo_hub.core.spread",
     "echo_hub.core.trust.evidence",
     "echo_hub.core.trust.likelihood",
+    "echo_hub.driving.event_queue",
+    "echo_hub.intake.episodes",
+    "echo_hub.training.own_sampler",
     "echo_node.config",
 )
 """Rooms of their own; else a room is a folder below a package, with its subfolders, or a package's root modules."""
@@ -38,13 +41,19 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.core.trust.likelihood": set(),
     "echo_hub.core.trust.evidence": {"echo_hub.core.trust.likelihood"},
     "echo_hub.core": {"echo_hub.core.nodes", "echo_hub.core.trust.evidence", "echo_hub.core.trust.likelihood"},
-    "echo_hub.store": {"echo_hub.actions", "echo_hub.core", "echo_hub.core.spread", "echo_hub.core.trust.evidence"},
+    "echo_hub.store": {
+        "echo_hub.actions",
+        "echo_hub.core",
+        "echo_hub.core.spread",
+        "echo_hub.core.trust.evidence",
+    },
     "echo_hub.judges": {"echo_hub.config", "echo_hub.run"},
     "echo_hub.cluster": {"echo_hub.config", "echo_hub.learner"},
     "echo_hub.scoring": {
         "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.driving.event_queue",
         "echo_hub.judges",
         "echo_hub.run",
         "echo_hub.tasks",
@@ -53,7 +62,11 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.dashboard",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.learner",
+        "echo_hub.net",
         "echo_hub.run",
         "echo_hub.scoring",
         "echo_hub.store",
@@ -65,7 +78,9 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.trust.evidence",
+        "echo_hub.driving.event_queue",
         "echo_hub.learner",
+        "echo_hub.net",
         "echo_hub.run",
     },
     "echo_hub.sinks": {
@@ -75,13 +90,23 @@ ARROWS: dict[str, set[str]] = {
         "echo_hub.scoring",
         "echo_hub.store",
     },
-    "echo_hub.simulator": {"echo_hub.config", "echo_hub.core", "echo_hub.core.nodes", "echo_hub.core.spread"},
-    "echo_hub.net": {"echo_hub.config", "echo_hub.core", "echo_hub.core.spread", "echo_hub.run"},
-    "echo_hub.gateways": {"echo_hub.config", "echo_hub.core", "echo_hub.net"},
-    "echo_hub.views": {
-        "echo_hub.core.nodes",
+    "echo_hub.simulator": {
         "echo_hub.config",
         "echo_hub.core",
+        "echo_hub.core.nodes",
+        "echo_hub.core.spread",
+    },
+    "echo_hub.net": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.spread",
+        "echo_hub.run",
+    },
+    "echo_hub.gateways": {"echo_hub.config", "echo_hub.core", "echo_hub.net"},
+    "echo_hub.views": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.nodes",
         "echo_hub.core.spread",
         "echo_hub.dashboard",
         "echo_hub.operation",
@@ -91,23 +116,31 @@ ARROWS: dict[str, set[str]] = {
     "echo_hub.operation": {"echo_hub.config", "echo_hub.core"},
     "echo_hub.dashboard": {"echo_hub.actions"},
     "echo_hub.distribution": {
-        "echo_hub.config",
         "echo_hub.core",
-        "echo_hub.evaluation",
+        "echo_hub.core.spread",
+        "echo_hub.dashboard",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.net",
         "echo_hub.run",
+        "echo_hub.store",
+        "echo_hub.training.own_sampler",
     },
     "echo_hub.intake": {
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.nodes",
         "echo_hub.dashboard",
+        "echo_hub.distribution",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.evaluation",
         "echo_hub.gateways",
-        "echo_hub.learner",
+        "echo_hub.intake.episodes",
         "echo_hub.net",
         "echo_hub.scoring",
         "echo_hub.store",
+        "echo_hub.training",
         "echo_hub.verify",
     },
     "echo_hub.lifecycle": {
@@ -124,36 +157,90 @@ ARROWS: dict[str, set[str]] = {
     },
     "echo_hub.oversight": {
         "echo_hub.actions",
+        "echo_hub.cluster",
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.dashboard",
+        "echo_hub.distribution",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
+        "echo_hub.evaluation",
+        "echo_hub.intake",
+        "echo_hub.intake.episodes",
         "echo_hub.lifecycle",
         "echo_hub.net",
+        "echo_hub.operation",
         "echo_hub.run",
+        "echo_hub.sinks",
         "echo_hub.store",
+        "echo_hub.training",
+        "echo_hub.verify",
+        "echo_hub.views",
     },
     "echo_hub.training": {
         "echo_hub.config",
         "echo_hub.core",
         "echo_hub.core.nodes",
         "echo_hub.dashboard",
+        "echo_hub.distribution",
+        "echo_hub.driving",
+        "echo_hub.driving.event_queue",
         "echo_hub.evaluation",
+        "echo_hub.intake.episodes",
         "echo_hub.learner",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.training.own_sampler",
     },
     "echo_node.core": set(),
     "echo_node.host": {"echo_node.core"},
     "echo_node.lending": set(),
     "echo_node.config": {"echo_node.core", "echo_node.host", "echo_node.lending"},
     "echo_node.backends": {"echo_node.host", "echo_node.lending"},
-    "echo_node.engine": {"echo_node.backends", "echo_node.config", "echo_node.core", "echo_node.host"},
+    "echo_node.engine": {
+        "echo_node.backends",
+        "echo_node.config",
+        "echo_node.core",
+        "echo_node.host",
+    },
     "echo_node.net": {"echo_node.core", "echo_node.host"},
     "echo_node.status_page": set(),
     "echo_shared": {"echo_shared.messages"},
     "echo_shared.messages": set(),
     "echo_shared.delta": {"echo_shared"},
     "echo_shared.swarm": {"echo_shared", "echo_shared.messages"},
+    "echo_hub.driving": {
+        "echo_hub.cluster",
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.dashboard",
+        "echo_hub.driving.event_queue",
+        "echo_hub.gateways",
+        "echo_hub.learner",
+        "echo_hub.net",
+        "echo_hub.operation",
+        "echo_hub.run",
+        "echo_hub.scoring",
+        "echo_hub.store",
+    },
+    "echo_hub.driving.event_queue": {"echo_hub.core"},
+    "echo_hub.intake.episodes": {
+        "echo_hub.core",
+        "echo_hub.learner",
+        "echo_hub.scoring",
+        "echo_hub.store",
+        "echo_hub.verify",
+    },
+    "echo_hub.training.own_sampler": {
+        "echo_hub.config",
+        "echo_hub.core",
+        "echo_hub.core.nodes",
+        "echo_hub.driving.event_queue",
+    },
 }
 """Which rooms each room imports within its package; both sides may import all of echo_shared."""
+MOST_CALLABLES = 186
+"""Parameters of functions that are annotated with Callable or an alias of it, clocks and sources of chance included."""
 HEAVY = ("torch", "transformers", "peft", "accelerate")
 IMPURE = (
     "asyncio",
@@ -328,6 +415,39 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
     script = f"import {module}, sys; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert sorted(set(run.stdout.split()) & set(absent)) == []
+
+
+@pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
+def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
+    """A part of the hub is given the parts before it, so a call can be followed from part to part."""
+    found = []
+    for module in modules_of(f"echo_hub.{folder}"):
+        tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+        for node in (each for each in ast.walk(tree) if isinstance(each, ast.Lambda)):
+            if any(isinstance(each, ast.Name) and each.id == "self" for each in ast.walk(node.body)):
+                found.append(f"{module}, line {node.lineno}")
+    assert found == []
+
+
+def test_callables_are_parameters_of_few_functions() -> None:
+    """A part is given another part as an object, whose calls can be followed. Aliases of callables count as well."""
+    assert sum(map(num_callables, MODULES)) <= MOST_CALLABLES
+
+
+def num_callables(module: str) -> int:
+    """Parameters of the module's functions that are annotated with Callable, or with an alias of it."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    names = {"Callable"}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and mentions(node.value, names):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    given = [each for one in functions for each in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)]
+    return sum(each.annotation is not None and mentions(each.annotation, names) for each in given)
+
+
+def mentions(tree: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(tree))
 
 
 def test_every_test_has_its_module() -> None:

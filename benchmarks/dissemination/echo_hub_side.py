@@ -21,6 +21,7 @@ from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.host_memory import HostMemory
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.server import Server
 from echo_hub.net.tracker import Tracker
@@ -71,11 +72,12 @@ class EchoHub:
             publisher=self._publisher,
             broadcaster=Broadcaster(gateway),
             connections=gateway,
-            record=self._record,
+            books=self,
+            live=LiveNodes(),
         )
         await self._distributor.open()
         await self._distributor.publish_base(await asyncio.to_thread(_write_base, self._directory / "base"))
-        tracker_routes = tracker.routes(self._tracker, introduce=self._distributor.introduce)
+        tracker_routes = tracker.routes(self._tracker, introductions=self._distributor)
         routes = [
             *gateway.routes(self),
             *artefact_routes.routes(self._publisher, self._tracker),
@@ -155,7 +157,7 @@ class EchoHub:
 
         return answer
 
-    async def _record(self, news: Sequence[Release | Arrival]) -> None:
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
         """Record nothing: here the nodes themselves report the arrival of a version."""
 
 

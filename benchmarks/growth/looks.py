@@ -11,8 +11,8 @@ from typing import Any, Final
 import aiohttp
 
 from echo_hub.core.events import NodeConnected, NodeReported
-from echo_hub.intake.connected import LiveNode
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.hub import Hub
 
@@ -40,7 +40,7 @@ def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> No
             swarm_port=0,
             mesh_port=0,
         )
-        hub.nodes.live[node_id] = LiveNode(
+        hub.live[node_id] = LiveNode(
             info=info,
             activity="sampling",
             capacity=4,
@@ -58,7 +58,7 @@ async def measure_pages(hub: Hub, run: RunDirectory, node_ids: Sequence[str]) ->
     pictures = []
     for look in range(LOOKS):
         for node_id in node_ids[look % SHARE_NEW :: SHARE_NEW]:
-            hub.nodes.live[node_id].tokens_per_s += 0.5
+            hub.live[node_id].tokens_per_s += 0.5
         pictures.append((await hub.pages.picture()).processor_s)
     found = {"first_snapshot_ms": 1000 * first.processor_s, "snapshot_ms": 1000 * statistics.median(pictures)}
     loop_s = [0.0]

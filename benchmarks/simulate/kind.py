@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from echo_hub.serving.garbage import Garbage
+from echo_hub.driving.garbage import Garbage
 from echo_hub.simulator.report import Report, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World

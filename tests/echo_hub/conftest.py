@@ -28,8 +28,11 @@ from echo_hub.core.events import (
 from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.source import Changes
+from echo_hub.driving.driver import Driver
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.driving.progress import RunProgress
 from echo_hub.run.directory import RunDirectory
-from echo_hub.serving.driver import Driver
+from echo_hub.scoring.backlog import Backlog
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
@@ -64,15 +67,22 @@ class Driven:
         self.look: Callable[[Action], None] = lambda action: None
         """Called with each action when the driver hands it on."""
         self.async_store = AsyncStore(self.store)
+        self.queue, self.progress, self.backlog = EventQueue(), RunProgress(last_version=2, evaluated=()), Backlog()
+        self.pages = Changes()
         self.driver = Driver(
             coordinator=Coordinator(chosen, self.store.read(read_snapshot)),
             store=self.async_store,
+            queue=self.queue,
+            progress=self.progress,
+            backlog=self.backlog,
+            changes=self.pages,
             clock=lambda: self.now,
         )
         self._changes = Changes()
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
 
-    def act(self, action: Action) -> None:
+    def handle(self, action: Action) -> None:
+        """Takes an action, in the place of the hub's services."""
         self.look(action)
         self.actions.append(action)
         if type(action) in self.answered:
@@ -92,15 +102,15 @@ class Driven:
     async def answer(self) -> None:
         """Reports the answers, for ever."""
         while True:
-            await self.driver.report(await self._answers.get())
+            await self.queue.put(await self._answers.get())
 
     async def node(self, node_id: str, *, capacity: int = 100, version: int = 0) -> None:
-        await self.driver.report(NodeConnected(node_id=node_id))
-        await self.driver.report(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
+        await self.queue.put(NodeConnected(node_id=node_id))
+        await self.queue.put(NodeReported(node_id=node_id, capacity=capacity, policy_version=version))
 
     async def deliver(self, lease: SendLease) -> None:
         for index in lease.indices:
-            await self.driver.report(self.arrival(lease, index))
+            await self.queue.put(self.arrival(lease, index))
 
     async def work(
         self, done: Callable[[], bool], deliver: Callable[[SendLease], Awaitable[None]] | None = None
@@ -145,7 +155,7 @@ async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]
             driven = Driven(RunDirectory(tmp_path), **settings)
             stack.push_async_callback(driven.async_store.close)
             if running:
-                for work in (driven.driver.run(driven.act), driven.answer()):
+                for work in (driven.driver.run(driven), driven.answer()):
                     task = asyncio.create_task(work)
                     stack.push_async_callback(asyncio.wait, [task])
                     stack.callback(task.cancel)

@@ -57,7 +57,7 @@ async def wait_for(condition: Callable[[], Any], serving: asyncio.Task[None]) ->
 
 def told(hub: Hub) -> dict[tuple[int, int], int]:
     """How much the hub has of each rollout in progress, by lease and index."""
-    leases = hub._opened.partials._leases.items()
+    leases = hub.partials._leases.items()
     return {(name, i): one.num_tokens for name, lease in leases for i, one in lease.rollouts.items() if one.num_tokens}
 
 
@@ -74,7 +74,7 @@ def finished(hub: Hub) -> list[Any]:
     )
     same = (payloads.c.lease_id == rollouts.c.lease_id) & (payloads.c.index == rollouts.c.index)
     query = select(*columns).join(payloads, same).join(groups, groups.c.group_id == rollouts.c.group_id)
-    with open_to_read(hub._opened.store.store.engine) as connection:
+    with open_to_read(hub._resources.store.store.engine) as connection:
         return list(connection.execute(query))
 
 
@@ -87,12 +87,12 @@ def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any,
             lease_id=number,
             group_id=row.group_id,
             indices=(row.at,),
-            prompt_ids=hub._opened.problems.prompt_ids(row.group_id),
+            prompt_ids=hub._resources.problems.prompt_ids(row.group_id),
             seed=row.seed,
             policy_version=0,
             temperature=FLAT.temperature,
             max_tokens=FLAT.max_tokens,
-            stop_ids=hub._stop_ids,
+            stop_ids=hub._resources.stop_ids,
         )
         for number, row in enumerate(rows)
     ]
@@ -111,17 +111,17 @@ async def test_a_killed_nodes_completions_are_gone_on_with(
     make_run(directory, CONFIG)
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
-        nodes = hub._opened.coordinator._nodes
+        nodes = hub._resources.coordinator._nodes
         # However busy this machine is, it does not get through before the hub's news of it have been looked at.
         first = await site.node(hub.url, "first", backend="torch", module="benchmarks.capacity.paced_node")
 
         def in_the_middle() -> bool:
-            return any(count >= TOLD and nodes.is_proven(next(iter(hub.nodes.live))) for count in told(hub).values())
+            return any(count >= TOLD and nodes.is_proven(next(iter(hub.live))) for count in told(hub).values())
 
         await wait_for(in_the_middle, serving)
-        (killed,) = hub.nodes.live
+        (killed,) = hub.live
         await first.kill()
-        await wait_for(lambda: not hub.nodes.live, serving)
+        await wait_for(lambda: not hub.live, serving)
         had, before = told(hub), len(finished(hub))
         assert max(had.values()) >= TOLD
 

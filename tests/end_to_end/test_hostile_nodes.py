@@ -172,7 +172,7 @@ async def test_a_completion_that_cannot_be_so_long_says_nothing_of_how_long_they
             await bad.say(sent)
             assert await bad.outcome(sent) is ReceiptState.DROPPED
         await check_books(site, invalid=3)
-        assert site.hub._opened.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
+        assert site.hub._resources.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
 
 
 async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
@@ -284,7 +284,7 @@ async def test_who_goes_on_otherwise_than_it_was_given_is_at_fault_and_not_who_b
             await second.say(lie)
             assert await second.outcome(lie) is ReceiptState.DROPPED
         await check_books(site, invalid=3)
-        nodes = site.hub._opened.coordinator._nodes
+        nodes = site.hub._resources.coordinator._nodes
         assert nodes.get(second.me.node_id).num_failures > 0 and nodes.is_proven(first.me.node_id)
         assert site.hub.partials.tokens_saved == 0
 

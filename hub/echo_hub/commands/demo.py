@@ -199,8 +199,8 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
         while not finished:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
-                    await hub.ending.finished.wait()
-            finished = hub.ending.finished.is_set()  # Then what is shown below is the end.
+                    await hub.progress.finished.wait()
+            finished = hub.progress.finished.is_set()  # Then what is shown below is the end.
             view = await hub.pages.run_view()
             progress.update(steps, completed=view.trained_step)
             live.update(_table(progress, view, await hub.pages.nodes()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,13 +91,12 @@ def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]
 
 def reader_of(directory: RunDirectory, store: Store) -> RolloutReader:
     """What reads the run's rollouts of its store."""
-    from echo_hub.lifecycle.rollouts import RolloutReader
+    from echo_hub.lifecycle.rollouts import ProblemsOnDemand, RolloutReader
     from echo_hub.run.base_model import PromptCodec, resolve_base
-    from echo_hub.scoring.problems import Problems
 
     config = load_config(directory.config, {})
     codec = PromptCodec.of_run(config, resolve_base(config.model.base))
-    return RolloutReader(config, store=store, codec=codec, problems=cache(lambda: Problems.of_run(config, codec)))
+    return RolloutReader(config, store=store, codec=codec, problems=ProblemsOnDemand(config, codec))
 
 
 def _print(page: RolloutsPage) -> None:

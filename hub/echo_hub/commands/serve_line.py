@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from echo_hub.dashboard.model import RunView
-from echo_hub.serving.operating import summary
+from echo_hub.oversight.operating import summary
 from echo_shared.errors import StorageError
 from echo_shared.health import HubState
 

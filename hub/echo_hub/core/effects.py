@@ -467,7 +467,7 @@ class FinishRun:
     """Action: the last step is trained and published; nothing more is leased for training."""
 
 
-Action = (
+IntakeAction = (
     PrepareGroup
     | SendLease
     | RevokeLease
@@ -475,20 +475,18 @@ Action = (
     | SendTrained
     | LookUpReceipt
     | ScoreRollout
-    | CheckRollout
-    | MeasureNumerics
-    | HastenChecks
     | SendCheck
-    | HandOver
-    | BeginStep
-    | TrainStep
-    | PublishVersion
     | AnnounceVersion
-    | EvaluationDone
     | TellStandby
-    | TellOperator
-    | FinishRun
 )
+"""Actions of `echo_hub.intake`. The unfinished rollouts there take notice of announced versions."""
+TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
+"""Actions of `echo_hub.training`."""
+DistributionAction = PublishVersion | AnnounceVersion
+"""Actions of `echo_hub.distribution`."""
+OversightAction = CheckRollout | MeasureNumerics | HastenChecks | PublishVersion | TellOperator
+"""Actions of `echo_hub.oversight`. The verifier there counts published versions."""
+Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
 
 Effect = Record | Action
 RECORDS = Record.__args__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.settings import CoordinatorSettings
@@ -50,3 +51,9 @@ class CoordinatorStatus:
         """As the operator has said, or drained: a drain has come to its end, and nothing is under way any more."""
         said = self.settings.leasing if self.settings else "open"
         return "drained" if said == "draining" and not (self.groups_open or any(self.leased_by_node.values())) else said
+
+
+class StatusSource(Protocol):
+    """Returns the status of a coordinator: `echo_hub.core.coordinator`."""
+
+    def status(self) -> CoordinatorStatus: ...

@@ -61,16 +61,17 @@ class Judge(Protocol):
 
 
 class VersionSampler(Protocol):
-    """What draws for the hub, by the adapter in a directory or, None, by the base: `Trainer.generate` is one."""
+    """Draws on the hub's own device: `echo_hub.training.trainer` and `echo_hub.evaluation.evaluator`."""
 
-    async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated: ...
+    async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+        """Return all rollouts of `requests`. `adapter`: its directory; None: the bare base."""
 
 
 def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
     """A generator of the version that has this adapter."""
 
     async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
-        return await sampler(requests, adapter=adapter, greedy=greedy)
+        return await sampler.generate(requests, adapter=adapter, greedy=greedy)
 
     return generate
 

@@ -15,13 +15,17 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from echo_hub.config.task_sections import ChosenSet
 from echo_hub.core.events import EvaluationAbandoned, EvaluationWanted
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation.figures import Attempt, summary, with_headline
-from echo_hub.store.reading import EvaluatedEpisode
+from echo_hub.net.live_nodes import LiveNodes
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.reading import EvaluatedEpisode, read_evaluated
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.books import Evaluation, EvaluationKind
 from echo_shared.errors import ScorerError
@@ -35,29 +39,31 @@ PATIENCE_DEADLINES: Final = 2
 """After so many deadlines of leases without a single rollout, the nodes that are there are of no use either."""
 
 
+class Keeps(Protocol):
+    """Keeps a version published while nodes evaluate it: `echo_hub.distribution.publishing`."""
+
+    async def keep_for_evaluation(self, policy_version: int) -> None: ...
+
+
 class NodeEvaluations:
-    """One version at a time. `publish` lets nodes fetch a version, `load` reads what they have drawn; `num_received`
-    counts rollouts that came in; `sets` are those of the run, each with the bounds of its rewards; `is_alone` says that
-    no node is connected, `run_is_over` that the last version is out."""
+    """Evaluations by nodes, one version at a time. `sets` are the run's held-out sets, with the bounds of rewards."""
 
     def __init__(
         self,
         *,
         sets: Mapping[ChosenSet, RewardBounds],
-        report: Callable[[EvaluationWanted | EvaluationAbandoned], Awaitable[None]],
-        publish: Callable[[int], Awaitable[None]],
-        load: Callable[[int], Awaitable[Sequence[EvaluatedEpisode]]],
-        num_received: Callable[[], int],
-        is_alone: Callable[[], bool],
-        run_is_over: Callable[[], bool],
+        queue: EventQueue,
+        publishing: Keeps,
+        store: AsyncStore,
+        progress: RunProgress,
+        live: LiveNodes,
     ) -> None:
         self._sets = sets
-        self._report = report
-        self._publish = publish
-        self._load = load
-        self._num_received = num_received
-        self._is_alone = is_alone
-        self._run_is_over = run_is_over
+        self._queue = queue
+        self._publishing = publishing
+        self._store = store
+        self._progress = progress
+        self._live = live
         self._done: dict[int, asyncio.Event] = {}
 
     def done(self, policy_version: int) -> None:
@@ -71,13 +77,13 @@ class NodeEvaluations:
         be."""
         done = self._done[policy_version] = asyncio.Event()
         try:
-            await self._publish(policy_version)
-            await self._report(EvaluationWanted(policy_version=policy_version))
+            await self._publishing.keep_for_evaluation(policy_version)
+            await self._queue.put(EvaluationWanted(policy_version=policy_version))
             if not await self._finished(done, patience_s):
                 log.warning("no node evaluates version %d any more: the hub does it", policy_version)
-                await self._report(EvaluationAbandoned(policy_version=policy_version))
+                await self._queue.put(EvaluationAbandoned(policy_version=policy_version))
                 return None
-            return of_sets(policy_version, await self._load(policy_version), self._sets)
+            return of_sets(policy_version, await self._store.read(read_evaluated, policy_version), self._sets)
         except ScorerError as error:
             log.warning("version %d is evaluated again, by the hub: %s", policy_version, error)
             return None
@@ -85,7 +91,7 @@ class NodeEvaluations:
             del self._done[policy_version]
 
     async def _finished(self, done: asyncio.Event, patience_s: float) -> bool:
-        received, heard_at = self._num_received(), time.monotonic()
+        received, heard_at = self._progress.num_received, time.monotonic()
         while True:
             try:
                 async with asyncio.timeout(LOOK_S):
@@ -93,9 +99,9 @@ class NodeEvaluations:
                 return True
             except TimeoutError:
                 now = time.monotonic()
-                if self._num_received() != received or not self._run_is_over():
-                    received, heard_at = self._num_received(), now
-                elif self._is_alone() or now - heard_at > patience_s:
+                if self._progress.num_received != received or not self._progress.last_is_published:
+                    received, heard_at = self._progress.num_received, now
+                elif not self._live or now - heard_at > patience_s:
                     return False
 
 

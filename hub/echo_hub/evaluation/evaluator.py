@@ -63,7 +63,7 @@ class Evaluator:
         """Why nothing is drawn, where the cluster is waited for; empty = nothing is amiss."""
         return self._process.absence
 
-    async def __call__(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
+    async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
         """Raises LearnerError when no process can be kept at work."""
         done = _Done()
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from echo_hub.config.gateways_section import GatewaysConfig
 from echo_hub.gateways.broker import Broker
 from echo_hub.gateways.connections import Connections
 from echo_hub.gateways.hub_line import GONE_S, HERE_S
-from echo_hub.gateways.intake import Intake
+from echo_hub.gateways.intake import Books, Intake
 from echo_hub.gateways.items import Item, Kind, node_of, refusal_item
 from echo_hub.gateways.sealing import Seal
 from echo_hub.gateways.sessions import Line
@@ -78,8 +77,8 @@ class Fleet:
             await self._tell_all(self._broker)
             await self._broker.close()
 
-    async def run(self, inbox: Inbox, committed: Callable[[], Awaitable[None]]) -> None:
-        """Serves gateways for ever. `committed`: as `Intake` has it."""
+    async def run(self, inbox: Inbox, books: Books) -> None:
+        """Serve gateways until cancelled."""
         broker, self._inbox = self._broker, inbox
         if broker is None:
             return
@@ -88,7 +87,7 @@ class Fleet:
             subject=self._subjects.sent,
             inbox=inbox,
             connections=self._connections,
-            committed=committed,
+            books=books,
         )
         await broker.subscribe(self._subjects.asked, self._asked)
         async with asyncio.TaskGroup() as tasks:

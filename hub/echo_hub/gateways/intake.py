@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from echo_hub.gateways.broker import Settle
 from echo_hub.gateways.connections import Connections
@@ -25,8 +25,15 @@ from echo_shared.messages import RefusalCode
 log = logging.getLogger(__name__)
 
 
+class Books(Protocol):
+    """Commits what nodes say: `echo_hub.driving.driver`."""
+
+    async def settled(self) -> None:
+        """Wait until everything that the inbox was told before is committed."""
+
+
 class Intake:
-    """`committed` returns once all that the inbox was told before is in the books."""
+    """Says stored messages to the inbox. `books` tells when what came of them is committed."""
 
     def __init__(
         self,
@@ -35,7 +42,7 @@ class Intake:
         subject: str,
         inbox: Inbox,
         connections: Connections,
-        committed: Callable[[], Awaitable[None]],
+        books: Books,
     ) -> None:
         self.num_rollouts: Counter[str] = Counter()
         """By gateway."""
@@ -43,7 +50,7 @@ class Intake:
         self._subject = subject
         self._inbox = inbox
         self._connections = connections
-        self._committed = committed
+        self._books = books
         self._newest: dict[str, int] = {}
         """The number of what each gateway has stored last."""
         self._unsettled: list[Settle] = []
@@ -94,6 +101,6 @@ class Intake:
             await self._there_are.wait()
             self._there_are.clear()
             settling, self._unsettled = self._unsettled, []
-            await self._committed()
+            await self._books.settled()
             for each in settling:
                 await each()

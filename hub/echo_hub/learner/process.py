@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -22,6 +22,7 @@ from echo_hub.learner import frames, unquantized
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_shared.child import ChildExited, Frame
+from echo_shared.room import Room
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
@@ -41,13 +42,13 @@ class Drawn:
 class Learner:
     """Made by `start`. Every command raises LearnerError (refused, or failed) or ChildExited (the process is gone)."""
 
-    def __init__(self, child: SupervisedChild, opened: Frame, disk: Callable[[str], object]) -> None:
+    def __init__(self, child: SupervisedChild, opened: Frame, room: Room | None) -> None:
         self.policy_version: int = opened["policy_version"]
         """What the process holds, by its last answer; right even when nobody waited for that answer."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
         """What came with its checkpoint: of its step and of the one before, by step."""
         self._child = child
-        self._disk = disk
+        self._room = room
         self._numbers = itertools.count(1)
         # Unbounded, but a call gets no more answers than it asked for rollouts.
         self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
@@ -60,12 +61,11 @@ class Learner:
         settings: LearnerSettings,
         run_dir: Path,
         *,
-        disk: Callable[[str], object] = lambda said: None,
+        room: Room | None = None,
         spawned: SupervisedChild | None = None,
     ) -> Learner:
-        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `disk` is
-        called with what a full disk says to the process, which waits; with nothing once it goes on, or is gone.
-        `spawned`: the process, where it was begun before (`begun`).
+        """Starts the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log. `room` is
+        told while the process waits for disk space. `spawned`: the process, where it was begun before (`begun`).
 
         With learner.processes or learner.hosts more than 1 it is the launcher of several (`echo_hub.learner.launch`),
         which end and start together; this waits until the other hosts have come.
@@ -76,7 +76,7 @@ class Learner:
         if child.ready["kind"] == "error":
             await child.stop()
             raise frames.unpack_error(child.ready)
-        return cls(child, child.ready, disk)
+        return cls(child, child.ready, room)
 
     @property
     def pid(self) -> int:
@@ -202,7 +202,7 @@ class Learner:
             while True:
                 frame = await self._child.receive()
                 if frame["kind"] == "disk":
-                    self._disk(frame["full"])
+                    self._waits_for_space(frame["full"])
                 self.policy_version = frame.get("policy_version", self.policy_version)
                 answers = self._answers.get(frame["call"])
                 if answers is not None:
@@ -211,7 +211,11 @@ class Learner:
             self._ended = error
             for answers in self._answers.values():
                 answers.put_nowait(error)
-            self._disk("")
+            self._waits_for_space("")
+
+    def _waits_for_space(self, said: str) -> None:
+        if self._room is not None:
+            self._room.elsewhere("the learner", said)
 
 
 class StepUnderWay:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Final
 
-from echo_hub.core.status import CoordinatorStatus
+from echo_hub.core.status import StatusSource
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.retired import Span, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire
@@ -20,10 +19,10 @@ REST: Final = 4.0
 class Retention:
     """`steps` of the newest stay; 0 = all."""
 
-    def __init__(self, steps: int, *, store: AsyncStore, status: Callable[[], CoordinatorStatus]) -> None:
+    def __init__(self, steps: int, *, store: AsyncStore, coordinator: StatusSource) -> None:
         self._steps = steps
         self._store = store
-        self._status = status
+        self._coordinator = coordinator
 
     async def run(self) -> None:
         """Lets go for ever."""
@@ -40,7 +39,7 @@ class Retention:
         """Deletes from the books what is beyond the newest steps, one step after the other."""
         last = await self._store.read(read_last)
         after = await self._store.read(read_first_mark) if last is None else last.through
-        end = self._status().trained_steps - self._steps + 1
+        end = self._coordinator.status().trained_steps - self._steps + 1
         while ripe := await self._store.read(read_ripe, after, end):
             for one in ripe:
                 await self._let_go_of(Span(after=after, through=one.mark))

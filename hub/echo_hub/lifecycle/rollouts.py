@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Final
+from functools import cached_property, lru_cache
+from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
@@ -88,12 +89,32 @@ class _Gains:
         return self._of_step(one.step).get(one.group_id, {}).get((one.index, one.turn))
 
 
+class Prompts(Protocol):
+    """Prompts of groups: `echo_hub.scoring.problems.Problems` and `ProblemsOnDemand`."""
+
+    def prompt_ids(self, group_id: int) -> NDArray[np.int32]: ...
+
+
+class ProblemsOnDemand:
+    """Problems of a run, made when the first prompt is asked for: that takes some seconds."""
+
+    def __init__(self, config: HubConfig, codec: PromptCodec) -> None:
+        self._config = config
+        self._codec = codec
+
+    @cached_property
+    def _problems(self) -> Problems:
+        return Problems.of_run(self._config, self._codec)
+
+    def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
+        """Return the prompt of a group. Raises what making the problems raises."""
+        return self._problems.prompt_ids(group_id)
+
+
 class RolloutReader:
     """Safe to use from several threads. Every method raises StorageError, and what making problems again raises."""
 
-    def __init__(
-        self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Callable[[], Problems]
-    ) -> None:
+    def __init__(self, config: HubConfig, *, store: Store, codec: PromptCodec, problems: Prompts) -> None:
         self._objective = config.objective.resolved()
         self._training = config.training
         self._max_tokens = config.sampling.max_tokens
@@ -127,7 +148,7 @@ class RolloutReader:
             return None
         gains = {} if group.step is None else self._advantages(group.step).get(group_id, {})
         tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in group.rollouts])
-        prompt_ids = self._problems().prompt_ids(group_id)
+        prompt_ids = self._problems.prompt_ids(group_id)
         return GroupView(
             group_id=group_id,
             step=group.step,
@@ -165,7 +186,7 @@ class RolloutReader:
         prompts: dict[int, str] = {}
         for each in summaries:
             if each.group_id not in prompts:
-                prompts[each.group_id] = self._codec.text(self._problems().prompt_ids(each.group_id))
+                prompts[each.group_id] = self._codec.text(self._problems.prompt_ids(each.group_id))
             found = tokens.get(key_of(each.rollout_id))
             yield WholeRollout(
                 summary=each,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from echo_hub.config.file import load_config
 from echo_hub.dashboard.model import SiblingView
+from echo_hub.dashboard.source import Changes
 from echo_hub.lifecycle.beside_hub import store_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.siblings import siblings_of
@@ -43,7 +44,7 @@ class _Found:
 
 
 class SiblingRuns:
-    """`run_id` and `hub_key` are this run's own; `changed` hears that there is something new to show."""
+    """`run_id` and `hub_key` are this run's own; `changes` is notified of new views."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class SiblingRuns:
         *,
         run_id: str,
         hub_key: bytes,
-        changed: Callable[[], None] = lambda: None,
+        changes: Changes,
     ) -> None:
         self.views: tuple[SiblingView, ...] = ()
         """By name, as of the last look."""
@@ -60,7 +61,7 @@ class SiblingRuns:
         self._store = store
         self._run_id = run_id
         self._hub_key = hub_key
-        self._changed = changed
+        self._changes = changes
         self._taken: dict[str, tuple[NodeCredit, ...]] = {}
         self._troubles: dict[str, str] = {}
         """Said already, by directory."""
@@ -87,7 +88,7 @@ class SiblingRuns:
         views = tuple(sorted((each.view for each in found), key=lambda view: (view.name, view.run_id)))
         if views != self.views:
             self.views = views
-            self._changed()
+            self._changes.notify()
 
     def _read(self) -> Iterator[_Found]:
         """Of two directories with one run, as a backup that lies beside it is, the one that has trained more."""

@@ -2,7 +2,7 @@
 
 It decides (by `echo_hub.core`): which version a delta is taken against, by which way a version goes, whom the nodes
 link with, what nobody needs any more. Others carry it out: the publisher makes and seeds artefacts, the broadcaster
-pushes pieces, the connections send messages. What is worth keeping goes to `record`.
+pushes pieces, the connections send messages. Releases and arrivals go to `books`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol, assert_never
@@ -23,6 +23,7 @@ from echo_hub.core.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circ
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import reaches
 from echo_shared.errors import RefusedError, StorageError, SwarmError
@@ -82,9 +83,15 @@ class Connections(Protocol):
         """Ends this node's connection, if it has one, and tells it why."""
 
 
+class DistributionBooks(Protocol):
+    """Records what happens to versions: `echo_hub.distribution.records`."""
+
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
+        """Commit releases and arrivals, in order; all that wait are given together."""
+
+
 class Distributor:
-    """Call `open` and `publish_base`, then keep `run` going. `record` is given every release and arrival, in order, and
-    as many at a time as there are."""
+    """Distributes versions. Call `open` and `publish_base`, then keep `run` going."""
 
     def __init__(
         self,
@@ -93,18 +100,18 @@ class Distributor:
         publisher: Publisher,
         broadcaster: Broadcaster,
         connections: Connections,
-        record: Callable[[Sequence[Release | Arrival]], Awaitable[None]],
-        stands_by: Callable[[str], bool] = lambda node_id: False,
+        books: DistributionBooks,
+        live: LiveNodes,
         links_each: int = MAX_MESH,
     ) -> None:
-        """`stands_by`: whether a connected node has no work, and so is told of a version after all others.
-        `links_each`: other nodes that one is linked with, at most."""
+        """`live`: the connected nodes; those without work are told of a version after all others. `links_each`: maximum
+        number of other nodes that a node is linked with."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
         self._connections = connections
-        self._record = record
-        self._stands_by = stands_by
+        self._books = books
+        self._live = live
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self._nodes: dict[str, NodeInfo] = {}
         self._linkable: dict[str, NodeInfo] = {}
@@ -185,7 +192,7 @@ class Distributor:
     def announce(self, version: int) -> None:
         """Tells every connected node of this version, and begins to send it by the way that is soonest."""
         carrier = self._publisher.carrier(version)
-        waiting_last = sorted(self._nodes.values(), key=lambda node: self._stands_by(node.node_id))
+        waiting_last = sorted(self._nodes.values(), key=lambda node: self._live.stands_by(node.node_id))
         way = self._send_out(version, waiting_last)
         release = Release(
             policy_version=version,
@@ -411,7 +418,7 @@ class Distributor:
         while True:
             news = [await self._to_record.get()]
             news += [self._to_record.get_nowait() for _ in range(self._to_record.qsize())]
-            await self._record(news)
+            await self._books.record(news)
             for _ in news:
                 self._to_record.task_done()
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 
@@ -30,27 +30,30 @@ BODY_S: Final = 10.0
 """A body of some kilobytes must have come by then."""
 BODY_BYTES: Final = 64 * MOST_RECEIPTS
 
-LookUp = Callable[[str, Sequence[str]], Awaitable[Sequence[Receipt]]]
-"""What the store says of these rollouts of a node."""
-ChangeTeam = Callable[[str, TeamWanted], Awaitable[Team]]
-"""Does what a node wants of its team, and says how that stands. Raises RefusedError."""
-Certify = Callable[[str], Awaitable[bytes | None]]
-"""A node's signed certificate; None: it was never here."""
 Answer = Callable[[web.Request, str], Awaitable[web.Response]]
 
 _NO_STORE: Final = {hdrs.CACHE_CONTROL: "no-store"}
 
 
+class Records(Protocol):
+    """Records of single nodes: `echo_hub.intake.node_records`."""
+
+    async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> Sequence[Receipt]:
+        """Return the receipts of these rollouts of the node."""
+
+    async def certificate(self, node_id: str) -> bytes | None:
+        """Return the node's signed certificate; None if the node has never joined."""
+
+    async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
+        """Change the node's team, and return its new standing. Raises RefusedError."""
+
+
 class OwnBooks:
     """`now` is any clock that only goes forward, in seconds."""
 
-    def __init__(
-        self, gateway: Gateway, *, look_up: LookUp, certify: Certify, team: ChangeTeam, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, gateway: Gateway, records: Records, *, now: Callable[[], float]) -> None:
         self._gateway = gateway
-        self._look_up = look_up
-        self._certify = certify
-        self._change_team = team
+        self._records = records
         self._now = now
         self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=now())
 
@@ -83,18 +86,18 @@ class OwnBooks:
             raise RemoteProtocolError("A node asked for something else than receipts.", got=wanted.type)
         if len(wanted.rollout_ids) > MOST_RECEIPTS:
             raise _too_much(f"{len(wanted.rollout_ids)} rollouts")
-        found = await self._look_up(node_id, wanted.rollout_ids)
+        found = await self._records.receipts(node_id, wanted.rollout_ids)
         return web.Response(body=encode(Receipts(receipts=tuple(found))), content_type=REFUSED_TYPE, headers=_NO_STORE)
 
     async def _team(self, request: web.Request, node_id: str) -> web.Response:
         wanted = await _wanted(request)
         if not isinstance(wanted, TeamWanted):
             raise RemoteProtocolError("A node asked for something else than its team.", got=wanted.type)
-        team = await self._change_team(node_id, wanted)
+        team = await self._records.change_team(node_id, wanted)
         return web.Response(body=encode(team), content_type=REFUSED_TYPE, headers=_NO_STORE)
 
     async def _certificate(self, request: web.Request, node_id: str) -> web.Response:
-        document = await self._certify(node_id)
+        document = await self._records.certificate(node_id)
         if document is None:
             raise RefusedError("This node has never joined this hub's run.", got=node_id, do="echo-node join URL")
         return web.Response(body=document, content_type="application/json", headers=_NO_STORE)

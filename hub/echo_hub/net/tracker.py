@@ -17,10 +17,10 @@ import ipaddress
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
@@ -213,12 +213,14 @@ def _parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-Introduce = Callable[[bytes, PeerAddress, tuple[str, ...]], None]
-"""Tells the nodes of a new peer: info-hash, its address, their ids."""
+class Introductions(Protocol):
+    """Tells nodes of new peers: `echo_hub.net.distributor`."""
+
+    def introduce(self, info_hash: bytes, peer: PeerAddress, node_ids: tuple[str, ...]) -> None: ...
 
 
 def routes(
-    tracker: Tracker, *, trusted_proxies: Collection[str] = (), introduce: Introduce | None = None
+    tracker: Tracker, *, trusted_proxies: Collection[str] = (), introductions: Introductions | None = None
 ) -> list[web.RouteDef]:
     """`GET /announce/{passkey}`; `client_ip` tells what `trusted_proxies` are."""
 
@@ -231,8 +233,8 @@ def routes(
             )
         except (RefusedError, RemoteProtocolError) as error:
             return _response({"failure reason": error.what})
-        if found.introduce_to and introduce is not None:
-            introduce(announce.info_hash, (announce.ip, announce.port), found.introduce_to)
+        if found.introduce_to and introductions is not None:
+            introductions.introduce(announce.info_hash, (announce.ip, announce.port), found.introduce_to)
         return _response(
             {
                 "interval": INTERVAL_S,

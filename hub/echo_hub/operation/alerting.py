@@ -9,9 +9,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation.alert import AboutRun, Alert, AlertGate, alert_of
@@ -25,10 +24,16 @@ MOST_WAITING: Final = 50
 """Alerts in the queue."""
 
 
+class RunDescription(Protocol):
+    """Describes the run in alerts: `echo_hub.oversight.operating`."""
+
+    def about(self) -> AboutRun: ...
+
+
 class Alerts:
     """`changed` and `finished` return at once; `run` delivers until cancelled. Without `webhook` no alert is sent."""
 
-    def __init__(self, settings: AlertsConfig, about: Callable[[], AboutRun], *, webhook: Webhook | None) -> None:
+    def __init__(self, settings: AlertsConfig, about: RunDescription, *, webhook: Webhook | None) -> None:
         self._about = about
         self._webhook = webhook
         self._gate = AlertGate(kinds=settings.told_of)
@@ -64,7 +69,7 @@ class Alerts:
 
     async def _deliver(self, webhook: Webhook, alert: Alert) -> None:
         try:
-            await webhook.send(alert, self._about())
+            await webhook.send(alert, self._about.about())
         except EchoError as error:
             # Warn once for several failures in a row: the page and the log have the problem as well.
             level = logging.INFO if self._fails else logging.WARNING

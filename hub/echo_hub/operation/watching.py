@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,6 +29,19 @@ class Told(Protocol):
     def changed(self, change: Change) -> None: ...
 
 
+class WatchedRun(Protocol):
+    """The run to watch: `echo_hub.oversight.operating`."""
+
+    async def observe(self) -> Observation:
+        """Return the state of the run, also when the database cannot be read."""
+
+    async def steps(self, since: int) -> Sequence[StepRecord]:
+        """Return trained steps after a step, in order; none = no more yet. Raises StorageError."""
+
+    def notify(self) -> None:
+        """Take notice that the set of problems has changed."""
+
+
 def limits_of(settings: AlertsConfig) -> Limits:
     return Limits(**{name: getattr(settings, name) for name in Limits.__slots__})
 
@@ -43,26 +57,16 @@ def free_bytes(directory: Path) -> int | None:
 class Watching:
     """Watches the run.
 
-    `observe` returns the state of the run, also when the database cannot be read. `steps` returns the trained steps
-    after a step, in order; none = no more yet. `notify` is called when the set of problems has changed.
+    `problems` holds the problems that last; it is changed only here.
     """
 
     def __init__(
-        self,
-        settings: AlertsConfig,
-        *,
-        observe: Callable[[], Awaitable[Observation]],
-        steps: Callable[[int], Awaitable[Sequence[StepRecord]]],
-        told: Told,
-        clock: Callable[[], float],
-        notify: Callable[[], object] = lambda: None,
+        self, problems: Problems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
     ) -> None:
-        self._problems = Problems(limits_of(settings))
-        self._observe = observe
-        self._steps = steps
+        self._problems = problems
+        self._run = run
         self._told = told
         self._clock = clock
-        self._notify = notify
 
     @property
     def active(self) -> tuple[Problem, ...]:
@@ -82,15 +86,15 @@ class Watching:
         except StorageError as error:
             log.debug("the newest steps could not be looked at: %s", error.brief)
         before = self.active
-        for change in self._problems.observe(await self._observe(), self._clock()):
+        for change in self._problems.observe(await self._run.observe(), self._clock()):
             _say(change)
             self._told.changed(change)
         if self.active != before:
-            self._notify()
+            self._run.notify()
 
     async def _read_steps(self) -> None:
         trend = self._problems.rewards
-        while records := await self._steps(trend.step):
+        while records := await self._run.steps(trend.step):
             for record in records:
                 trend.add(record.step, record.mean_reward)
 

@@ -9,7 +9,7 @@ from echo_shared.books import NodeTotals
 
 
 class ConnectedNode(Protocol):
-    """What a connected node last said of itself: `echo_hub.intake.connected.LiveNode`."""
+    """What a connected node last said of itself: `echo_hub.net.live_nodes.LiveNode`."""
 
     activity: str
     capacity: int

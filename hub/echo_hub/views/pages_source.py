@@ -18,7 +18,7 @@ from echo_hub.store.reports import read_steps
 from echo_hub.store.store import Store
 from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.nodes import ConnectedNode
-from echo_hub.views.run import Moment, RunViews, health
+from echo_hub.views.run import Moment, MomentSource, RunViews, health
 from echo_shared.books import EventFilter, RunEvent, StepRecord
 from echo_shared.health import Health
 from echo_shared.node_books import NodeRecord
@@ -51,22 +51,22 @@ class HubPages:
         store: Store,
         run: RunViews,
         nodes: Mapping[str, ConnectedNode],
-        moment: Callable[[], Moment],
+        moments: MomentSource,
     ) -> None:
         """`nodes`: the connected ones, by their ids."""
         self.changes = changes
         self._store = store
         self._run = run
         self._nodes = nodes
-        self._moment = moment
+        self._moments = moments
         self._all_nodes = AllNodes(store)
         self._received = Rate(time.time())
 
     async def run_view(self) -> RunView:
-        return await asyncio.to_thread(self._reading_of_run(self._moment()))
+        return await asyncio.to_thread(self._reading_of_run(self._moments.now()))
 
     async def picture(self) -> Picture:
-        moment = self._moment()
+        moment = self._moments.now()
         run, nodes = self._reading_of_run(moment), self._reading_of_nodes(moment)
 
         def read() -> Picture:
@@ -87,13 +87,13 @@ class HubPages:
         return partial(self._all_nodes.fleet, dict(self._nodes), leased, touched=touched)
 
     def health(self) -> Health:
-        return health(self._moment())
+        return health(self._moments.now())
 
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
         return tuple(await asyncio.to_thread(self._store.read, read_events, wanted, limit))
 
     async def nodes(self) -> Fleet:
-        return await asyncio.to_thread(self._reading_of_nodes(self._moment()))
+        return await asyncio.to_thread(self._reading_of_nodes(self._moments.now()))
 
     async def node(self, node_id: str) -> NodeRecord | None:
         return await asyncio.to_thread(self._store.read, read_node_record, node_id)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.curriculum import CurriculumStatus
@@ -154,6 +154,19 @@ class Moment:
     """What is wrong with metric sinks: the run goes on without them."""
 
 
+class Siblings(Protocol):
+    """Other runs of the same hub: `echo_hub.lifecycle.sibling_runs`."""
+
+    @property
+    def views(self) -> tuple[SiblingView, ...]: ...
+
+
+class MomentSource(Protocol):
+    """Returns what the hub knows now: `echo_hub.oversight.moments`."""
+
+    def now(self) -> Moment: ...
+
+
 class RunViews:
     """What `RunView` says, from the books and from a moment. `read` may run on several threads at a time."""
 
@@ -168,7 +181,7 @@ class RunViews:
         store: Store,
         versions: VersionViews,
         evaluations: EvaluationViews,
-        siblings: Callable[[], tuple[SiblingView, ...]] = tuple,
+        siblings: Siblings | None = None,
     ) -> None:
         self._config = config
         self._run_id = run_id
@@ -253,7 +266,7 @@ class RunViews:
             events=tuple(self._store.read(read_events, EventFilter(), EVENTS_KEPT)),
             work=self._work.read(),
             capacity=self._capacity.read(config, None if moment.finished else connected, waits_for=waits_for(moment)),
-            siblings=self._siblings(),
+            siblings=() if self._siblings is None else self._siblings.views,
         )
 
     def _cost(self, config: HubConfig, status: CoordinatorStatus, trained: int) -> CostView | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import Verifier, program
 from tests.echo_hub.verify.conftest import VERSIONS, Versions, _one_thread, base_dir, versions
-from tests.echo_hub.verify.test_verifier import Told, prompts, working
+from tests.echo_hub.verify.test_verifier import Committed, Told, working
 from tests.ray_cluster import RayCluster, kill, until
 
 __all__ = ["_one_thread", "base_dir", "versions"]
@@ -43,14 +43,9 @@ async def linked(cluster: RayCluster, base: Path, logs: Path):  # type: ignore[n
 
 
 def verifier(versions: Versions, rollouts: Sequence[DrawnRollout], logs: Path, link: RayLink | None) -> Verifier:
-    there = {one.rollout_id: one for one in rollouts}
-
-    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
-        return {rollout_id: there[rollout_id] for rollout_id in rollout_ids}
-
     process = process_of(program(versions.settings), versions.settings, logs=logs, cluster=link, kept=1)
     return Verifier(
-        process, versions.settings, directory=versions.directory, kept=1, patience=3, load=load, prompts=prompts
+        process, versions.settings, directory=versions.directory, kept=1, patience=3, rollouts=Committed(rollouts)
     )
 
 
@@ -105,7 +100,7 @@ async def test_evaluations_are_drawn_as_beside_the_hub_and_the_driver_is_one_for
     async def drawn(evaluator: Evaluator, version: int, *, greedy: bool = False) -> dict[tuple[int, int], object]:
         adapter = versions.directory.adapter(version) if version else None
         requests = [replace(versions.request(number), policy_version=version) for number in range(16)]
-        found = await evaluator(requests, adapter=adapter, greedy=greedy)
+        found = await evaluator.generate(requests, adapter=adapter, greedy=greedy)
         assert found.seconds > 0
         return {(one.lease_id, one.index): one.completion_ids.tolist() for one in found.rollouts}
 

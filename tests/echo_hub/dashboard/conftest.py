@@ -11,6 +11,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from echo_hub.actions.records import ActionRecord, Actor, ApiToken
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.effects import StandingRecorded, TellOperator
 from echo_hub.core.trust.standing import StandingRow, StandingState
 from echo_hub.dashboard.access.credentials import Credentials
@@ -36,6 +37,7 @@ from echo_hub.dashboard.model import (
 from echo_hub.dashboard.pages import routes
 from echo_hub.dashboard.source import Changes, Picture
 from echo_hub.dashboard.tables import sort_rows
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.oversight.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory
 from echo_shared.books import (
@@ -459,6 +461,12 @@ class NothingDone:
         return ()
 
 
+class NoKeys:
+    """A run whose key needs no change."""
+
+    def rotate_key(self) -> None: ...
+
+
 @pytest.fixture
 async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
     """The hub's own, over a real coordinator and its books; its nodes have the ids of a source's."""
@@ -473,10 +481,10 @@ async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path)
         driven.async_store,
         RunDirectory(tmp_path),
         guard=guard,
-        report=driven.driver.report,
-        evaluate=lambda version: (version or 0, "There is no such version." if version else ""),
-        rotate_run_key=lambda: None,
-        changed=source.changes.notify,
+        queue=driven.queue,
+        due=DueVersions(HubConfig(), RunDirectory(tmp_path), done=()),
+        run_keys=NoKeys(),
+        changes=source.changes,
     )
     driven.look = lambda action: made.settled(action.number) if isinstance(action, TellOperator) else None
     return made

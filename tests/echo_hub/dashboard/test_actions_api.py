@@ -11,6 +11,9 @@ import pytest
 from aiohttp import ClientSession
 
 from echo_hub.dashboard.actions_api import MAX_BODY_BYTES
+from echo_hub.driving.progress import RunProgress
+from echo_hub.evaluation.records import EvaluationRecords
+from tests.echo_hub.views.conftest import evaluated
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ async def test_what_is_refused_says_why_and_is_in_the_log(admin: ClientSession) 
     status, told = await acted(admin, "ban", node="nobody")
     assert status == 409 and "ever joined" in told["record"]["detail"]
     status, told = await acted(admin, "evaluate", version=7)
-    assert status == 409 and told["record"]["detail"] == "There is no such version."
+    assert status == 409 and told["record"]["detail"] == "There is no adapter of version 7 (any more)."
     async with admin.get("/api/v1/actions") as answer:
         assert [one["outcome"] for one in (await answer.json())["actions"]] == ["refused"] * 3
 
@@ -58,7 +61,9 @@ async def test_what_is_refused_says_why_and_is_in_the_log(admin: ClientSession) 
 async def test_what_takes_its_time_is_told_when_it_is_asked_for_again(admin: ClientSession, desk: Any) -> None:
     status, told = await acted(admin, "evaluate")
     assert (status, told["record"]["outcome"]) == (202, "wanted")
-    await desk.evaluated(0)
+    progress = RunProgress(last_version=9, evaluated=())
+    records = EvaluationRecords(desk._store, progress=progress, due=desk._due, changes=desk._changes)
+    await records.record(evaluated(0, 0.5))
     async with admin.get("/api/v1/actions") as answer:
         assert [one["outcome"] for one in (await answer.json())["actions"]] == ["done"]
 

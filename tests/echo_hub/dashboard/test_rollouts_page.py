@@ -49,7 +49,7 @@ def serve(open_hub: Any, make_source: Any, store: Store) -> Any:
         codec, config = codec_of_bytes(), HubConfig()
         write_rollouts(store, codec, texts)
         problems = Problems.of_run(config, codec)
-        reader = RolloutReader(config, store=store, codec=codec, problems=lambda: problems)
+        reader = RolloutReader(config, store=store, codec=codec, problems=problems)
         hub: ClientSession = await open_hub(make_source(step=3), rollouts=HubRollouts(reader), **settings)
         return hub
 

@@ -68,9 +68,9 @@ class HubEnd:
     async def open(self) -> None:
         await self.fleet.open()
         await self.server.open(self._routes)
-        self._serving = asyncio.create_task(self.fleet.run(self.book, self._committed))
+        self._serving = asyncio.create_task(self.fleet.run(self.book, self))
 
-    async def _committed(self) -> None:
+    async def settled(self) -> None:
         await self.may_commit.wait()
 
     async def kill(self) -> None:

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import SendLease
-from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
+from echo_hub.core.events import Event, LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.numerics import NumericsClass
-from echo_hub.intake.connected import ConnectedNodes, LiveNode
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.intake.connected import ConnectedNodes
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations, hash_of
+from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.peer_log import BURST
 from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.stop_strings import NO_STRINGS
 from echo_shared.books import Invite
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.messages import (
@@ -69,6 +72,17 @@ ROLLOUT = Rollout(
 )
 
 
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class Hub:
     """What lies around them, and the order in which it was called."""
 
@@ -80,13 +94,15 @@ class Hub:
         bounds = SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())
         self.partials = Partials(bounds, published_version=5)
         self.invitations = Invitations([INVITE])
+        self.live = LiveNodes()
         self.nodes = ConnectedNodes(
-            report=self.report,
-            check_name=self.check_name,
-            remember=self.remember,
+            queue=Reports(self),
+            live=self.live,
+            register=self,
+            welcoming=self,
             distributor=self,
-            look_up=self.look_up,
-            welcome=self.welcome,
+            look_ups=self,
+            stop_strings=NO_STRINGS,
             partials=self.partials,
             checks=self,
             invitations=self.invitations,
@@ -125,11 +141,11 @@ class Hub:
     def left(self, node_id: str) -> None:
         self.calls.append(("checks nothing", node_id))
 
-    async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+    async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         self.calls.append(("look_up", (node_id, rollout_ids)))
 
     def welcome(self, node: NodeInfo) -> Welcome:
-        assert node.node_id in self.nodes.live, "a version that is announced from here on must reach it"
+        assert node.node_id in self.live, "a version that is announced from here on must reach it"
         self.calls.append(("welcome", node))
         offer = ArtefactOffer(manifest=b"", signature=bytes(64), torrent=b"", web_seed_path="/x")
         return Welcome(
@@ -157,7 +173,7 @@ async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> Non
     assert (await hub.nodes.node_joined(NODE)).node_id == "a"
     steps = ["remember", "report", "joined", "welcome"]
     assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a", numerics=NUMERICS), NODE, NODE], strict=True))
-    assert hub.nodes.live == {"a": LiveNode(info=NODE)}
+    assert hub.live == {"a": LiveNode(info=NODE)}
 
 
 async def test_fresh_keys_do_not_fill_the_log(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -171,14 +187,14 @@ async def test_a_node_that_cannot_be_remembered_is_not_there(hub: Hub) -> None:
     hub.full = True
     with pytest.raises(StorageError):
         await hub.nodes.node_joined(NODE)
-    assert (hub.nodes.live, hub.calls) == ({}, [])
+    assert (hub.live, hub.calls) == ({}, [])
 
 
 async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> None:
     hub.banned_meanwhile = True
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
-    assert hub.nodes.live == {}
+    assert hub.live == {}
     events = [NodeConnected(node_id="a", numerics=NUMERICS), NodeDisconnected(node_id="a")]
     assert hub.calls == [("remember", NODE), *(("report", event) for event in events)]
 
@@ -186,7 +202,7 @@ async def test_a_node_that_is_banned_while_it_joins_is_not_there(hub: Hub) -> No
 async def test_a_node_that_left_is_not_there(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_left("a")
-    assert hub.nodes.live == {}
+    assert hub.live == {}
     assert hub.calls[-3:] == [("left", "a"), ("checks nothing", "a"), ("report", NodeDisconnected(node_id="a"))]
 
 
@@ -194,7 +210,7 @@ async def test_a_banned_node_is_not_even_remembered(hub: Hub) -> None:
     hub.banned = True
     with pytest.raises(RefusedError):
         await hub.nodes.node_joined(NODE)
-    assert (hub.nodes.live, hub.calls) == ({}, [])
+    assert (hub.live, hub.calls) == ({}, [])
 
 
 async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_it(hub: Hub) -> None:
@@ -213,7 +229,7 @@ async def test_who_was_invited_is_known_by_the_invite_and_only_so_many_come_by_i
 async def test_what_it_says_of_itself_is_shown_and_reported(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
     await hub.nodes.node_said("a", STATUS)
-    live = hub.nodes.live["a"]
+    live = hub.live["a"]
     assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
     await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308, "precision": "bf16"}))
@@ -337,20 +353,20 @@ async def test_a_node_costs_what_it_asks_for_and_its_power(hub: Hub) -> None:
     await hub.nodes.node_joined(priced)
     (connected,) = [event for what, event in hub.calls if what == "report"]
     assert connected == NodeConnected(node_id="a", cost_per_hour=0.5, numerics=NUMERICS)
-    assert hub.nodes.live["a"].cost_per_hour == 0.5
+    assert hub.live["a"].cost_per_hour == 0.5
 
 
 async def test_what_a_node_is_told_of_its_standing_is_shown_until_it_works_again(hub: Hub) -> None:
     await hub.nodes.node_joined(NODE)
-    assert not hub.nodes.stands_by("a") and not hub.nodes.stands_by("b")
-    told = hub.nodes.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
+    assert not hub.live.stands_by("a") and not hub.live.stands_by("b")
+    told = hub.live.told("a", StandbyReason.SPEND_CAP, "It costs $9 an hour.")
     assert told == Standby(reason=StandbyReason.SPEND_CAP, detail="It costs $9 an hour.")
-    assert hub.nodes.live["a"].standby == "spend cap. It costs $9 an hour." and hub.nodes.stands_by("a")
-    assert not hub.nodes.live["a"].affordable
-    assert hub.nodes.told("a", None, "") == Standby(reason=None)
-    assert hub.nodes.live["a"].affordable
-    assert not hub.nodes.stands_by("a")
-    assert hub.nodes.told("gone", None, "") == Standby(reason=None)
+    assert hub.live["a"].standby == "spend cap. It costs $9 an hour." and hub.live.stands_by("a")
+    assert not hub.live["a"].affordable
+    assert hub.live.told("a", None, "") == Standby(reason=None)
+    assert hub.live["a"].affordable
+    assert not hub.live.stands_by("a")
+    assert hub.live.told("gone", None, "") == Standby(reason=None)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from echo_hub.core.effects import RevokeLease, SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
-from echo_hub.intake.connected import LiveNode
 from echo_hub.intake.handing_out import HandingOut
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from echo_shared.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
@@ -43,8 +43,8 @@ class Around:
             problems=self.problems,
             nodes=self.nodes,
             offers=self,
-            send=self._send,
-            sample=self.sampled.append,
+            connections=self,
+            own_device=self,
         )
 
     def has(self, version: int) -> bool:
@@ -55,7 +55,10 @@ class Around:
             manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path=f"/{node.node_id}"
         )
 
-    def _send(self, node_id: str, message: FromHub) -> None:
+    def sample(self, request: GroupRequest) -> None:
+        self.sampled.append(request)
+
+    def send(self, node_id: str, message: FromHub) -> bool:
         self.sent.append((node_id, message))
         self._news.set()
 

@@ -43,9 +43,9 @@ class Bench:
         self.nodes: dict[str, Live] = {}
         self.sent: list[tuple[str, FromHub]] = []
         self.news = asyncio.Event()
-        self.totals = TotalsNews(store=store, nodes=self.nodes, send=self._send)
+        self.totals = TotalsNews(store=store, nodes=self.nodes, connections=self)
 
-    def _send(self, node_id: str, message: FromHub) -> None:
+    def send(self, node_id: str, message: FromHub) -> bool:
         self.sent.append((node_id, message))
         self.news.set()
 

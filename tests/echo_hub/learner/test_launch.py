@@ -17,16 +17,22 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from echo_hub.core.events import LearnerLost, LearnerReady, StepComputed, StepDone
+from echo_hub.config.sections import HubConfig
+from echo_hub.core.events import Event, LearnerLost, LearnerReady, StepComputed, StepDone
+from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.learner import checkpoint, frames
 from echo_hub.learner.launch import Launch, run
 from echo_hub.learner.process import Learner
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.worker import Worker
+from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
-from echo_hub.training.trainer import LearnerEvent, Trainer
+from echo_hub.training.trainer import Trainer
 from echo_shared.child import Frame
 from echo_shared.errors import LearnerError
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 
 MakeGroups = Callable[[int], list[TrainingGroup]]
@@ -91,11 +97,36 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
     assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
+class AllSteps:
+    """Exports the adapter of each step, with the learner's own settings."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def export_path(self, step: int) -> Path:
+        return self._run_dir / f"v{step}"
+
+    def learning_rate(self, step: int) -> None: ...
+
+    def objective(self, step: int) -> None: ...
+
+
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class Hub:
     """As the coordinator does: asks for the step after the version that the learner holds, until the third is done."""
 
     def __init__(self, settings: LearnerSettings, run_dir: Path, make_groups: MakeGroups) -> None:
-        self.events: list[LearnerEvent] = []
+        self.events: list[Event] = []
         self.killed: list[psutil.Process] = []
         self.done = asyncio.Event()
         self._make_groups = make_groups
@@ -103,7 +134,11 @@ class Hub:
             settings=settings,
             run_dir=run_dir,
             batches=self,
-            export_path=lambda step: run_dir / f"v{step}",
+            steps=AllSteps(run_dir),
+            queue=Reports(self),
+            due=DueVersions(HubConfig(), RunDirectory(run_dir), done=()),
+            pages=Changes(),
+            room=Room(),
         )
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
@@ -117,7 +152,7 @@ class Hub:
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
         raise AssertionError("nothing is handed over")
 
-    async def report(self, event: LearnerEvent) -> None:
+    async def report(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, LearnerReady):
             self.trainer.train(event.policy_version + 1)
@@ -138,7 +173,7 @@ async def test_a_rank_that_is_killed_in_mid_step_costs_nothing_but_time(
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     training = {"steps": 3}
     hub = Hub(make_settings(training=training, learner={"processes": 2}), tmp_path, make_groups)
-    running = asyncio.create_task(hub.trainer.run(hub.report))
+    running = asyncio.create_task(hub.trainer.run())
     try:
         async with asyncio.timeout(240):
             await hub.done.wait()

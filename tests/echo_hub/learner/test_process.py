@@ -19,6 +19,7 @@ from echo_hub.learner import process, unquantized
 from echo_hub.learner.process import LIMITS, WORKER, Learner, _command, begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_shared.child import ChildExited, Death
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from tests.small_disk import SmallDisk
 
@@ -151,9 +152,10 @@ async def test_what_a_full_disk_says_to_the_process_the_hub_is_told(
     settings: LearnerSettings, make_groups: MakeGroups, small_disk: SmallDisk
 ) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
+    room = Room(full=said.put_nowait, over=lambda: said.put_nowait(""))
     run_dir = small_disk.directory / "run"
     run_dir.mkdir()
-    learner = await Learner.start(settings, run_dir, disk=said.put_nowait)
+    learner = await Learner.start(settings, run_dir, room=room)
     try:
         small_disk.fill()
         step = await learner.train(1, make_groups(1), run_dir / "v1")

@@ -35,8 +35,8 @@ def steps_there(store: Store) -> list[int]:
 
 
 def retention(store: Store, steps: int, trained: int) -> Retention:
-    status: Any = SimpleNamespace(trained_steps=trained)
-    return Retention(steps, store=AsyncStore(store), status=lambda: status)
+    coordinator: Any = SimpleNamespace(status=lambda: SimpleNamespace(trained_steps=trained))
+    return Retention(steps, store=AsyncStore(store), coordinator=coordinator)
 
 
 async def test_the_newest_steps_stay(store: Store) -> None:

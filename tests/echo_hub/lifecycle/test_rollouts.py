@@ -40,7 +40,7 @@ def make(store: Store) -> Make:
         config = HubConfig(objective=ObjectiveConfig(**objective))
         write_rollouts(store, codec, texts)
         problems = Problems.of_run(config, codec)
-        return RolloutReader(config, store=store, codec=codec, problems=lambda: problems)
+        return RolloutReader(config, store=store, codec=codec, problems=problems)
 
     return made
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from echo_hub.config.file import load_config
+from echo_hub.dashboard.source import Changes
 from echo_hub.lifecycle.sibling_runs import ADDRESS, SiblingRuns
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -47,7 +48,7 @@ def work(store: Store, step: int) -> None:
 async def looking(run: RunDirectory, store: Store, number: int) -> AsyncIterator[SiblingRuns]:
     opened = AsyncStore(store)
     key = key_file.load(run.key)
-    yield SiblingRuns(run, opened, run_id=f"{key.node_id}-{number}", hub_key=key.public_key)
+    yield SiblingRuns(run, opened, run_id=f"{key.node_id}-{number}", hub_key=key.public_key, changes=Changes())
     await opened.close()
 
 

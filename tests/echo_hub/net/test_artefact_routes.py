@@ -108,19 +108,25 @@ async def test_a_node_behind_any_nat_fetches_over_it(hub, published, open_swarm,
     assert (stats.swarm_bytes, stats.web_seed_bytes) == (0, published.total_bytes)
 
 
-async def test_a_node_with_too_many_connections_is_told_to_wait(hub, published) -> None:
-    vouched: list[str] = []
+class OneEach:
+    """Allows one request in all."""
 
-    def vouch(_: web.Request, node_id: str) -> None:
-        vouched.append(node_id)
-        if len(vouched) > 1:
+    def __init__(self) -> None:
+        self.vouched: list[str] = []
+
+    def vouch(self, request: web.Request, node_id: str) -> None:
+        self.vouched.append(node_id)
+        if len(self.vouched) > 1:
             raise RefusedError("Too many connections.")
 
+
+async def test_a_node_with_too_many_connections_is_told_to_wait(hub, published) -> None:
+    vouches = OneEach()
     server = Server(ServerConfig(port=0))
-    await server.open(artefact_routes.routes(hub.publisher, hub.tracker, vouch))
+    await server.open(artefact_routes.routes(hub.publisher, hub.tracker, vouches))
     path = seed_url(hub).removeprefix(hub.url) + f"{published.directory.name}/payload.sealed"
     try:
         assert [(await get(server.url + path))[0] for _ in range(2)] == [200, 429]
     finally:
         await server.close()
-    assert vouched == [f"{MEMBER:020x}"] * 2
+    assert vouches.vouched == [f"{MEMBER:020x}"] * 2

@@ -17,6 +17,7 @@ from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.send_queue import Rank
 from echo_hub.run.directory import RunDirectory
 from echo_shared.artefacts import Manifest, open_offer
@@ -67,19 +68,19 @@ class Nodes:
         self.sent: list[tuple[str, FromHub]] = []
         self.dismissed: list[tuple[str, RefusalCode]] = []
         self.records: list[Release | Arrival] = []
-        self.standing_by: set[str] = set()
+        self.live = LiveNodes()
         self._news = asyncio.Event()
         self.distributor = Distributor(
             settings=DisseminationConfig(**{"uplink_mbit_s": 20.0, **settings}),
             publisher=published.publisher,
             broadcaster=Broadcaster(self),
             connections=self,
-            record=self._record,
-            stands_by=self.standing_by.__contains__,
+            books=self,
+            live=self.live,
             links_each=links_each,
         )
 
-    async def _record(self, news: Sequence[Release | Arrival]) -> None:
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
         self.records += [one for one in news if isinstance(one, Release) or one.fetched.policy_version is not None]
         self._news.set()
 
@@ -237,7 +238,7 @@ async def test_who_stands_by_is_told_of_a_version_after_all_others(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
     await nodes.join("a", "b", "c")
-    nodes.standing_by.add("a")
+    nodes.live["a"] = LiveNode(info=node_info("a"), standby="not needed")
     await nodes.publish(1, make_adapter(1))
     assert [node_id for node_id, message in nodes.sent if isinstance(message, PolicyPublished)] == ["b", "c", "a"]
 

@@ -53,14 +53,14 @@ class Asked:
         self.url = ""
         self.now = 0.0
 
-    async def look_up(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
+    async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> list[Receipt]:
         self.asked.append((node_id, tuple(rollout_ids)))
         return [Receipt(rollout_id=one, state=ReceiptState.TRAINED) for one in rollout_ids]
 
-    async def certify(self, node_id: str) -> bytes | None:
+    async def certificate(self, node_id: str) -> bytes | None:
         return f'{{"of": "{node_id}"}}'.encode() if node_id in self.known else None
 
-    async def team(self, node_id: str, wanted: TeamWanted) -> Team:
+    async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
         if wanted.name == "no":
             raise RefusedError("There is no team of this name.", got=wanted.name)
         return Team(name=f"{wanted.action} {wanted.name}", members=1)
@@ -102,7 +102,7 @@ async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
     config = ServerConfig.model_validate({"port": 0, **getattr(request, "param", {})})
     server = Server(config)
     gateway = Gateway(me=asked.me, settings=config, limits=server.limits)
-    books = OwnBooks(gateway, look_up=asked.look_up, certify=asked.certify, team=asked.team, now=lambda: asked.now)
+    books = OwnBooks(gateway, asked, now=lambda: asked.now)
     await server.open([*gateway.routes(asked.book), *books.routes(asked.book)])
     asked.url = server.url
     yield asked

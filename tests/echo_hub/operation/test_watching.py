@@ -11,7 +11,7 @@ import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import watching as watching_module
-from echo_hub.operation.problems import Change, Observation, ProblemKind
+from echo_hub.operation.problems import Change, Observation, ProblemKind, Problems
 from echo_hub.operation.watching import Watching, free_bytes, limits_of
 from echo_shared.books import StepRecord
 from echo_shared.errors import StorageError
@@ -30,26 +30,24 @@ class Run:
         self.fails = False
         self.looked = asyncio.Event()
         self.watching = Watching(
-            AlertsConfig(),
-            observe=self._observe,
-            steps=self._steps,
+            Problems(limits_of(AlertsConfig())),
+            run=self,
             told=self,
             clock=lambda: self.now,
-            notify=self._notify,
         )
 
     def changed(self, change: Change) -> None:
         self.told.append(change)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
         self.num_notified += 1
 
-    async def _observe(self) -> Observation:
+    async def observe(self) -> Observation:
         self.num_looks += 1
         self.looked.set()
         return self.seen
 
-    async def _steps(self, since: int) -> Sequence[StepRecord]:
+    async def steps(self, since: int) -> Sequence[StepRecord]:
         """Three an answer."""
         if self.fails:
             raise StorageError("The hub's database cannot be read.")

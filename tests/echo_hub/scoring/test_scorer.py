@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
 from echo_hub.core.payload import RolloutPayload
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.run.base_model import PromptCodec, resolve_base
-from echo_hub.scoring import scorer as scorer_module
+from echo_hub.scoring import backlog as backlog_module
+from echo_hub.scoring.backlog import Backlog
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import PART_CALLS, ScoringPool
 from echo_hub.scoring.problems import Problems
@@ -33,10 +36,13 @@ class Bench:
         self.committed: dict[str, ScoringJob] = {}
         self.loaded: list[list[str]] = []
         self.verdicts: list[Verdict] = []
+        self.queue, self.backlog = EventQueue(), Backlog(is_limited=not pool.has_judges)
         self.scorer = Scorer(
             pool=pool,
             bounds=SamplingBounds(vocabulary_size=128, max_tokens=4, stop_ids=frozenset(self.codec.stop_ids)),
-            load=self.load,
+            committed=self,
+            queue=self.queue,
+            backlog=self.backlog,
         )
 
     def commit(
@@ -62,16 +68,11 @@ class Bench:
 
     async def judge(self, count: int) -> list[Verdict]:
         """Runs the scorer until it has given so many verdicts."""
-        enough = asyncio.Event()
-
-        async def report(verdict: Verdict) -> None:
-            self.verdicts.append(verdict)
-            if len(self.verdicts) == count:
-                enough.set()
-
-        running = asyncio.create_task(self.scorer.run(report))
+        running = asyncio.create_task(self.scorer.run())
         async with asyncio.timeout(60):
-            await enough.wait()
+            while len(self.verdicts) < count:
+                await self.queue.wait()
+                self.verdicts += cast(list[Verdict], self.queue.take())
         running.cancel()
         await asyncio.wait([running])
         return self.verdicts
@@ -94,15 +95,15 @@ async def test_whatever_waits_is_loaded_in_one_go(bench: Bench) -> None:
 
 
 async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scorer_module, "FAR_BEHIND", 2)
+    monkeypatch.setattr(backlog_module, "FAR_BEHIND", 2)
     for number in range(3):
-        assert not bench.scorer.is_behind
+        assert not bench.backlog.is_far
         bench.commit(f"1-{number}", "30")
     bench.scorer.submit("1-3")  # It was dropped meanwhile: nobody has it.
-    assert bench.scorer.is_behind
+    assert bench.backlog.is_far
     await bench.judge(3)
     for number in range(4, 6):
-        assert not bench.scorer.is_behind, "none is left over"
+        assert not bench.backlog.is_far, "none is left over"
         bench.commit(f"1-{number}", "30")
 
 
@@ -232,7 +233,7 @@ async def test_scoring_ends_when_no_process_can_be_started(tmp_path: Path) -> No
         bench.commit("1-0", "50")
         with pytest.raises(ExceptionGroup) as caught:
             async with asyncio.timeout(60):
-                await bench.scorer.run(bench.verdicts.append)  # type: ignore[arg-type]
+                await bench.scorer.run()
         assert caught.group_contains(ScorerError)
 
 

@@ -52,7 +52,7 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
     async with open_hub(config, directory) as hub:
         assert hub.join_command == f"echo-node join {hub.url}"
         serving = asyncio.create_task(hub.serve())
-        finished = asyncio.create_task(hub.ending.finished.wait())
+        finished = asyncio.create_task(hub.progress.finished.wait())
         async with asyncio.timeout(120):
             await asyncio.wait([serving, finished], return_when=asyncio.FIRST_COMPLETED)
         assert finished.done(), serving.exception()
@@ -110,7 +110,7 @@ async def test_after_a_restart_no_judge_is_asked_again_for_what_is_scored(
         serving = asyncio.create_task(hub.serve())
         async with asyncio.timeout(120):
             await asyncio.wait(
-                [serving, asyncio.create_task(hub.ending.finished.wait())], return_when=asyncio.FIRST_COMPLETED
+                [serving, asyncio.create_task(hub.progress.finished.wait())], return_when=asyncio.FIRST_COMPLETED
             )
         (first, _) = await hub.pages.steps(0)
         assert first.components["style"] == pytest.approx(0.1)
@@ -135,7 +135,7 @@ async def test_a_hub_that_fails_says_why_before_it_ends(tmp_path: Path, monkeypa
     async def fail(*_: object) -> None:
         raise StorageError("The disk is full.", got="no space left")
 
-    monkeypatch.setattr("echo_hub.serving.hub.GroupPreparation.run", fail)
+    monkeypatch.setattr("echo_hub.intake.service.GroupPreparation.run", fail)
     async with open_hub(config, directory) as hub:
         with pytest.raises(ExceptionGroup):
             await hub.serve()

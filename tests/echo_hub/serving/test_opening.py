@@ -112,7 +112,7 @@ async def test_the_store_keeps_as_much_as_the_settings_say(tmp_path: Path) -> No
     key_file.load_or_create(directory.key)
     config = HubConfig(server=ServerConfig(port=0), keeping=KeepingConfig(share=0.25, max_bytes=1_000))
     async with open_hub(config, directory) as hub:
-        assert hub._opened.store.store.keeping == Keeping(share=0.25, max_bytes=1_000)
+        assert hub._resources.store.store.keeping == Keeping(share=0.25, max_bytes=1_000)
 
 
 async def test_a_hub_that_starts_waits_for_its_database_server(

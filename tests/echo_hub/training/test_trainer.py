@@ -20,16 +20,20 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.core.effects import BatchGroup
-from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
+from echo_hub.core.events import Event, LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.dashboard.source import Changes
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.learner.process import begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
-from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
+from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerState, Trainer
 from echo_shared.errors import LearnerError
+from echo_shared.room import Room
 from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import SupervisedChild
 
@@ -88,6 +92,31 @@ def completions(generated: Generated) -> dict[int, list[int]]:
     return {rollout.lease_id: rollout.completion_ids.tolist() for rollout in generated.rollouts}
 
 
+class OddSteps:
+    """Exports the adapters of odd steps, with the learner's own settings."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def export_path(self, step: int) -> Path | None:
+        return self._run_dir / f"v{step}" if step % 2 else None
+
+    def learning_rate(self, step: int) -> None: ...
+
+    def objective(self, step: int) -> None: ...
+
+
+class Reports(EventQueue):
+    """Gives each event to the hub, and keeps none."""
+
+    def __init__(self, hub: Hub) -> None:
+        super().__init__()
+        self._hub = hub
+
+    async def put(self, event: Event) -> None:
+        await self._hub.report(event)
+
+
 class Hub:
     """What the trainer asks and tells."""
 
@@ -98,7 +127,7 @@ class Hub:
             learner=LearnerConfig(threads=1, device="cpu", **learner),
         )
         self.run_dir = run_dir
-        self.events: list[LearnerEvent] = []
+        self.events: list[Event] = []
         self.loaded: list[set[int]] = []
         """Groups that were read together."""
         self.at_batch: Callable[[], None] = lambda: None
@@ -109,7 +138,11 @@ class Hub:
             settings=LearnerSettings.of_run(config, base_dir=BASE, stop_ids=CODEC.stop_ids),
             run_dir=run_dir,
             batches=self,
-            export_path=lambda step: run_dir / f"v{step}" if step % 2 else None,
+            steps=OddSteps(run_dir),
+            queue=Reports(self),
+            due=DueVersions(config, RunDirectory(run_dir), done=()),
+            pages=Changes(),
+            room=Room(),
             spawned=spawned,
         )
 
@@ -125,7 +158,7 @@ class Hub:
         found = {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
         return {group_id: unrewarded(group) for group_id, group in found.items()}
 
-    async def report(self, event: LearnerEvent) -> None:
+    async def report(self, event: Event) -> None:
         self.events.append(event)
         if isinstance(event, LearnerLost):
             self.at_loss()
@@ -148,7 +181,7 @@ class Hub:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(self.trainer.run(self.report))
+            running = tasks.create_task(self.trainer.run())
             yield
             running.cancel()
 
@@ -382,7 +415,7 @@ async def test_a_learner_that_cannot_live_ends_the_run(
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     monkeypatch.setenv("PYTHONHOME", str(hub.run_dir / "no-python-here"))
     with pytest.raises(LearnerError, match=r"(?s)dies again and again.*exit status 1.*learner\.log"):
-        await hub.trainer.run(hub.report)
+        await hub.trainer.run()
     assert hub.events == [LearnerLost()] * (DEATHS_IN_A_ROW - 1)
     assert caplog.text.count("the learner died") == DEATHS_IN_A_ROW
     assert hub.trainer.state is LearnerState.DOWN
@@ -393,5 +426,5 @@ async def test_a_learner_that_cannot_live_ends_the_run(
 async def test_a_learner_that_refuses_ends_the_run_at_once(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "learner.lock").mkdir()
     with pytest.raises(LearnerError, match=r"(?s)The learner failed.*learner\.lock"):
-        await hub.trainer.run(hub.report)
+        await hub.trainer.run()
     assert hub.events == []

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import SendCheck
-from echo_hub.core.events import CheckAbandoned, CheckReturned
+from echo_hub.core.events import CheckAbandoned, CheckReturned, Event
 from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE
 from echo_hub.core.trust.judging import weigh
 from echo_hub.core.trust.numerics import DEFAULTS
 from echo_hub.core.trust.pairs import apart
+from echo_hub.driving.event_queue import EventQueue
 from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared import draws
@@ -85,19 +86,37 @@ def test_whatever_is_said_the_evidence_is_of_numbers(below: list[float], logprob
         assert all(np.isfinite(weigh(evidence, honest)).all() for evidence in (total, other))
 
 
+class Reports(EventQueue):
+    """Gives each event to the test, and keeps none."""
+
+    def __init__(self, reported: asyncio.Queue[Any]) -> None:
+        super().__init__()
+        self._reported = reported
+
+    async def put(self, event: Event) -> None:
+        await self._reported.put(event)
+
+
 class World:
     def __init__(self) -> None:
         self.found: dict[str, DrawnRollout | str] = {"1-0": DRAWN}
         self.sent: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.reported: asyncio.Queue[Any] = asyncio.Queue()
         self.checks = NodeChecks(
-            load=self._load,
-            send=lambda node_id, message: self.sent.put_nowait((node_id, message)),
-            report=self.reported.put,
+            rollouts=self,
+            connections=self,
+            queue=Reports(self.reported),
             temperature=0.7,
         )
 
-    async def _load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+    def send(self, node_id: str, message: Any) -> bool:
+        self.sent.put_nowait((node_id, message))
+        return True
+
+    def prompts(self) -> list[Any]:
+        return []
+
+    async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
         return {rollout_id: self.found[rollout_id] for rollout_id in rollout_ids if rollout_id in self.found}
 
     async def ask(self, node_id: str = "a", rollout_id: str = "1-0") -> CheckLease:

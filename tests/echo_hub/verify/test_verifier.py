@@ -42,11 +42,11 @@ class Told:
     seconds: float = 0.0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    async def report(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
+    async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
         self.seconds += seconds
         await self._note(rollout_id, spans)
 
-    async def cannot(self, rollout_id: str, why: str) -> None:
+    async def abandoned(self, rollout_id: str, why: str) -> None:
         await self._note(rollout_id, why)
 
     async def measured(self, rounding: str, _version: int, evidence: Evidence | None, seconds: float) -> None:
@@ -75,7 +75,7 @@ class Told:
 @asynccontextmanager
 async def working(checker: Verifier) -> AsyncIterator[Told]:
     told = Told()
-    task = asyncio.create_task(checker.run(told.report, told.cannot, told.measured))
+    task = asyncio.create_task(checker.run(told))
     try:
         yield told
     finally:
@@ -94,26 +94,30 @@ def made(
     module: str = "echo_hub.verify.worker",
     loads: list[int] | None = None,
 ) -> Verifier:
-    kept = {one.rollout_id: one for one in rollouts}
-
-    async def load(rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
-        if loads is not None:
-            loads.append(len(rollout_ids))
-        return {rollout_id: kept[rollout_id] for rollout_id in rollout_ids if rollout_id in kept}
-
     return Verifier(
         beside(versions.settings, run_dir, module),
         versions.settings,
         directory=RunDirectory(run_dir),
         kept=2,
         patience=3,
-        load=load,
-        prompts=prompts,
+        rollouts=Committed(rollouts, loads),
     )
 
 
-def prompts() -> list[NDArray[np.int32]]:
-    return [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
+class Committed:
+    """Committed rollouts and prompts. `loads` gets the number of rollouts of each load."""
+
+    def __init__(self, rollouts: Sequence[DrawnRollout], loads: list[int] | None = None) -> None:
+        self._kept = {one.rollout_id: one for one in rollouts}
+        self._loads = loads
+
+    async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
+        if self._loads is not None:
+            self._loads.append(len(rollout_ids))
+        return {rollout_id: self._kept[rollout_id] for rollout_id in rollout_ids if rollout_id in self._kept}
+
+    def prompts(self) -> list[NDArray[np.int32]]:
+        return [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
 def beside(settings: LearnerSettings, run_dir: Path, module: str) -> ProcessBeside:
@@ -422,7 +426,7 @@ async def test_a_real_process_measures(versions: Versions) -> None:
 
 async def test_a_hub_that_verifies_nothing_says_so(versions: Versions, tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
-    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, load=None, prompts=prompts)  # type: ignore[arg-type]
+    checker = Verifier(None, versions.settings, directory=directory, kept=1, patience=1, rollouts=Committed([]))
     async with working(checker) as told:
         checker.submit("1-0", is_urgent=True)
         await told.all_of(["1-0"])

@@ -21,9 +21,11 @@ from echo_hub.intake.connected import ConnectedNodes
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.operation.event_log import EventLog
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
+from echo_hub.scoring.stop_strings import NO_STRINGS
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import Moment, RunViews
@@ -75,15 +77,17 @@ class Hub:
         self.directory = directory
         self.said: dict[str, Any] = {}
         """Of the moment, in the place of what a hub in mid-run would say."""
+        self.live = LiveNodes()
         self.nodes = ConnectedNodes(
-            report=driven.driver.report,
-            check_name=self._check_name,
-            remember=self._remember,
+            queue=driven.queue,
+            live=self.live,
+            register=self,
+            welcoming=self,
             distributor=self,
-            welcome=self._welcome,
-            look_up=self._look_up,
+            look_ups=self,
             checks=self,
             invitations=Invitations(),
+            stop_strings=NO_STRINGS,
             partials=Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())),
         )
         self.config = HubConfig(
@@ -92,7 +96,7 @@ class Hub:
             server=ServerConfig(port=1),
         )
         self.changes = Changes()
-        self.event_log = EventLog(driven.driver.note)
+        self.event_log = EventLog(driven.driver)
         store = driven.store
         self.pages = HubPages(
             changes=self.changes,
@@ -105,16 +109,16 @@ class Hub:
                 versions=VersionViews(store, directory),
                 evaluations=EvaluationViews(store),
             ),
-            nodes=self.nodes.live,
-            moment=self.moment,
+            nodes=self.live,
+            moments=self,
         )
 
-    def moment(self) -> Moment:
+    def now(self) -> Moment:
         driver = self.driven.driver
         mid_run = Moment(
             status=driver.coordinator.status(),
             distribution=DistributionStatus(),
-            num_received=driver.num_received,
+            num_received=self.driven.progress.num_received,
             rollouts_gone_on=0,
             tokens_saved=0,
             learner_is_starting=False,
@@ -125,10 +129,10 @@ class Hub:
         )
         return replace(mid_run, **self.said)
 
-    async def _check_name(self, node: NodeInfo) -> None:
+    async def check_name(self, node: NodeInfo) -> None:
         """Every name is free."""
 
-    async def _remember(self, node: NodeInfo) -> None:
+    async def remember(self, node: NodeInfo) -> None:
         await self.driven.async_store.on_writer(
             self.driven.async_store.store.node_seen,
             node_id=node.node_id,
@@ -145,7 +149,7 @@ class Hub:
     def left(self, node_id: str) -> None:
         """Likewise."""
 
-    async def _look_up(self, node_id: str, rollout_ids: Sequence[str]) -> None:
+    async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
         """Nobody asks for receipts here."""
 
     def admit(self, node_id: str) -> None:
@@ -158,7 +162,7 @@ class Hub:
 
     async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
 
-    def _welcome(self, node: NodeInfo) -> Welcome:
+    def welcome(self, node: NodeInfo) -> Welcome:
         return Welcome(
             run_id="r",
             run_name="spring",
@@ -211,7 +215,7 @@ class Hub:
         for version in (1, 2):
             self.directory.adapter(version).mkdir(parents=True)
             (self.directory.adapter(version) / "adapter_model.safetensors").write_bytes(bytes(1_000 * version))
-        await driven.driver.report(LearnerReady(policy_version=0))
+        await driven.queue.put(LearnerReady(policy_version=0))
         await driven.work(lambda: bool(driven.of(FinishRun)), self.deliver)
 
 

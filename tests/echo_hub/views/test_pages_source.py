@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,7 @@ async def test_the_log_is_on_the_page_and_still_there_after_a_restart(hub: Any) 
     log.addHandler(hub.event_log)
     log.warning("the learner died", extra={"event": "learner_died", "data": {"deaths": 1}})
     log.removeHandler(hub.event_log)
+    await asyncio.sleep(0)  # The line reaches the driver by its loop.
     await hub.driven.driver.commit_noted()
     (event,) = (await hub.pages.run_view()).events
     assert (event.text, event.kind, event.warning, event.data) == (
@@ -150,8 +152,8 @@ async def test_what_is_leased_is_looked_at_as_it_was_when_somebody_asked(hub: An
     """The coordinator goes on leasing while a thread looks."""
     await hub.join("a")
     live = dict.fromkeys(("a", "b"), 3)
-    moment = hub.pages._moment()
-    hub.pages._moment = lambda: replace(moment, status=replace(moment.status, leased_by_node=live))
-    read = hub.pages._reading_of_nodes(hub.pages._moment())
+    moment = hub.now()
+    moment = replace(moment, status=replace(moment.status, leased_by_node=live))
+    read = hub.pages._reading_of_nodes(moment)
     live["a"] = 7
     assert read().here["a"].in_flight == 3

@@ -99,13 +99,13 @@ async def test_a_step_is_shown_as_soon_as_it_is_committed_and_no_sooner(hub: Any
     driven = hub.driven
     driven.answered.add(PublishVersion)
     await hub.join("a")
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
-    await driven.driver.report(StepDone(step=1, metrics={"loss": 0.5}))
+    await driven.queue.put(StepDone(step=1, metrics={"loss": 0.5}))
     await driven.work(lambda: len(driven.of(TrainStep)) == 2 and bool(driven.of(AnnounceVersion)), hub.deliver)
     may_commit = threading.Event()
     event.listen(driven.store.engine, "commit", lambda connection: may_commit.wait(20))
-    await driven.driver.report(StepDone(step=2, metrics={"loss": 0.25}))
+    await driven.queue.put(StepDone(step=2, metrics={"loss": 0.25}))
     for _ in range(10):
         await asyncio.sleep(0)
     assert driven.driver.coordinator.status().trained_steps == 2, "it is on its way into the store"
@@ -124,10 +124,10 @@ async def test_an_alarm_about_the_newest_step_is_a_problem_that_makes_the_hub_no
     driven = hub.driven
     driven.answered.add(PublishVersion)
     await hub.join("a")
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.work(lambda: bool(driven.of(TrainStep)), hub.deliver)
     metrics = {"groups_left_out": 1.0}
-    await driven.driver.report(StepDone(step=1, metrics=metrics, screen=StepScreen(left_out=(0,))))
+    await driven.queue.put(StepDone(step=1, metrics=metrics, screen=StepScreen(left_out=(0,))))
     await driven.work(lambda: bool(driven.of(AnnounceVersion)), hub.deliver)
     view = await hub.pages.run_view()
     assert view.problems == view.alarms != () and view.readiness is Readiness.READY
@@ -172,11 +172,11 @@ async def test_what_nodes_cost_is_shown_once_any_costs_something(hub: Any) -> No
 
 
 async def test_a_node_that_costs_something_stands_by_under_a_cap_of_nothing(hub: Any) -> None:
-    await hub.driven.driver.report(LearnerReady(policy_version=0))
+    await hub.driven.queue.put(LearnerReady(policy_version=0))
     await hub.join("dear", cost_per_hour=0.4)
     await hub.driven.until(lambda: bool(hub.driven.of(TellStandby)))
     (told,) = hub.driven.of(TellStandby)
-    hub.nodes.told(told.node_id, told.reason, told.detail)
+    hub.live.told(told.node_id, told.reason, told.detail)
     cost = (await hub.pages.run_view()).cost
     assert cost is not None and (cost.nodes_active, cost.nodes_standing_by) == (0, 1)
     (node,) = await hub.pages.nodes()
@@ -201,15 +201,15 @@ async def test_only_async_runs_have_a_staleness_bound(make_hub: Any, mode: str) 
 )
 async def test_what_the_learner_waits_for(hub: Any, moment: dict[str, bool], reason: str | None) -> None:
     hub.said.update(moment)
-    assert waits_for(hub.moment()) == reason
+    assert waits_for(hub.now()) == reason
 
 
 async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
     hub.driven.answered -= {TrainStep}
-    await hub.driven.driver.report(LearnerReady(policy_version=0))
+    await hub.driven.queue.put(LearnerReady(policy_version=0))
     await hub.join("a")
     await hub.driven.work(lambda: bool(hub.driven.of(TrainStep)), hub.deliver)
-    assert waits_for(hub.moment()) is None
+    assert waits_for(hub.now()) is None
 
 
 async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations: Any) -> None:
@@ -297,7 +297,7 @@ async def test_what_the_run_goes_on_with_is_said_and_makes_the_hub_no_less_ready
     status = replace(hub.driven.driver.coordinator.status(), withdrawn={8: "not finite"})
     lagging = replace(status, trust=TrustStatus(lagging=(("a" * 32, "It lags."),)))
     hub.said = {"status": lagging}
-    said = goes_on_with(hub.moment())
+    said = goes_on_with(hub.now())
     assert said == {
         ProblemKind.VERSION_WITHDRAWN: VERSION_IS_WITHDRAWN.format(version=8, reason="not finite"),
         ProblemKind.NODE_LAGS: NODE_LAGS.format(node_id="a" * 32, what="It lags."),
@@ -328,7 +328,7 @@ async def test_what_operators_have_changed_is_shown(make_hub: Any) -> None:
     view = await hub.pages.run_view()
     assert (view.leasing, view.live["max_staleness"]) == ("open", 3)
     for number, (what, value) in enumerate((("leasing", "paused"), ("max_staleness", 2), ("learning_rate", 0.5))):
-        await hub.driven.driver.report(OperatorAsked(number=number, what=what, value=value))
+        await hub.driven.queue.put(OperatorAsked(number=number, what=what, value=value))
     await hub.driven.until(lambda: len(hub.driven.of(TellOperator)) == 3)
     view = await hub.pages.run_view()
     assert (view.leasing, view.max_staleness, view.live["learning_rate"]) == ("paused", 2, 0.5)

@@ -33,10 +33,11 @@ from echo_hub.core.events import (
     RolloutScored,
 )
 from echo_hub.core.trust.standing import Decision
+from echo_hub.driving import driver as driver_module
+from echo_hub.driving import event_queue
+from echo_hub.driving.driver import Driver
 from echo_hub.operation.event_log import EventLog
-from echo_hub.serving import driver as driver_module
-from echo_hub.serving import inbox
-from echo_hub.serving.driver import Driver
+from echo_hub.scoring.backlog import FAR_BEHIND
 from echo_hub.store import database
 from echo_hub.store.database import read_meta
 from echo_hub.store.events import read_events
@@ -53,12 +54,12 @@ Drive = Callable[..., Awaitable[Any]]
 async def test_a_run_from_its_first_lease_to_its_end(drive: Drive) -> None:
     driven = await drive()
     driven.answered |= {TrainStep, PublishVersion}
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.node("a")
     await driven.work(lambda: bool(driven.of(FinishRun)))
     assert [action.step for action in driven.of(TrainStep)] == [1, 2]
     assert [action.policy_version for action in driven.of(AnnounceVersion)] == [1, 2]
-    assert driven.driver.num_received == sum(len(lease.indices) for lease in driven.of(SendLease))
+    assert driven.progress.num_received == sum(len(lease.indices) for lease in driven.of(SendLease))
     assert driven.driver.coordinator.status().finished
     books = driven.store.read(read_accounting)
     assert (books.trained, books.in_flight, books.leased) == (8, 0, books.trained + books.num_dropped)
@@ -91,7 +92,7 @@ async def test_everything_is_in_the_store_before_anyone_hears_of_it(drive: Drive
 
     driven.look = look
     driven.answered |= {TrainStep, PublishVersion}
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.node("a")
     await driven.work(lambda: "AnnounceVersion" in seen)
     assert seen == {"SendLease", "SendReceipts", "ScoreRollout", "TrainStep", "AnnounceVersion"}
@@ -110,8 +111,8 @@ async def test_what_waits_is_handled_in_order_and_committed_at_once(
         *(GroupPrepared(group_id=group_id, seed=group_id) for group_id in range(4)),
     ]
     for each in reported:
-        await driven.driver.report(each)
-    running = asyncio.create_task(driven.driver.run(driven.act))
+        await driven.queue.put(each)
+    running = asyncio.create_task(driven.driver.run(driven))
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     assert len(commits) == 1 and commits[0].startswith("store"), commits
     kinds = [type(action) for action in driven.actions]
@@ -130,14 +131,14 @@ async def test_what_comes_by_the_thousand_is_gathered_and_nothing_else_waits_wit
     turns: list[int] = []
     handle_all = driven.driver.coordinator.handle_all
     driven.driver.coordinator.handle_all = lambda events, now: (turns.append(len(events)), handle_all(events, now))[1]
-    await driven.driver.report(NodeConnected(node_id="a"))
+    await driven.queue.put(NodeConnected(node_id="a"))
     await driven.async_store.read(read_meta)
     for capacity in (1, 2, 3):
-        await driven.driver.report(NodeReported(node_id="a", capacity=capacity, policy_version=0))
+        await driven.queue.put(NodeReported(node_id="a", capacity=capacity, policy_version=0))
         await asyncio.sleep(0)
     await driven.async_store.read(read_meta)  # A turn would have begun by now.
     assert turns == [1]
-    await driven.driver.report(NodeConnected(node_id="b"))
+    await driven.queue.put(NodeConnected(node_id="b"))
     for _ in range(100):
         if len(turns) < 3:
             await driven.async_store.read(read_meta)
@@ -150,21 +151,19 @@ async def test_while_scoring_is_behind_nodes_wait_and_verdicts_do_not(
     monkeypatch.setattr(driver_module, "BEHIND_S", 1e6)
     driven = await drive()
     scores = await about_to_plan(driven)
-    behind = [True]
-    driven.driver._is_behind = lambda: behind[0]
+    driven.backlog.num_open = FAR_BEHIND + 1
     handled: list[object] = []
     handle_all = driven.driver.coordinator.handle_all
     driven.driver.coordinator.handle_all = lambda events, now: (handled.extend(events), handle_all(events, now))[1]
     told = NodeConnected(node_id="b")
-    await driven.driver.report(told)
-    await driven.driver.report(scores[0])
+    await driven.queue.put(told)
+    await driven.queue.put(scores[0])
     for _ in range(100):
         if not handled:
             await driven.async_store.read(read_meta)
     assert handled == [scores[0]]
-    behind.clear()
-    behind.append(False)
-    await driven.driver.report(scores[1])
+    driven.backlog.num_open = FAR_BEHIND
+    await driven.queue.put(scores[1])
     async with asyncio.timeout(60):
         await driven.driver.settled()
     assert handled == [scores[0], scores[1], told]
@@ -175,7 +174,7 @@ async def test_who_waits_for_scoring_that_stands_still_is_heard_at_last(
 ) -> None:
     monkeypatch.setattr(driver_module, "BEHIND_S", 0.001)
     driven = await drive()
-    driven.driver._is_behind = lambda: True
+    driven.backlog.num_open = FAR_BEHIND + 1
     await driven.node("a")
     async with asyncio.timeout(60):
         await driven.driver.settled()
@@ -185,7 +184,7 @@ async def test_who_waits_for_scoring_that_stands_still_is_heard_at_last(
 async def test_in_lock_step_nobody_waits_for_scoring(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "BEHIND_S", 1e6)
     driven = await drive(mode="sequential", max_staleness=0)
-    driven.driver._is_behind = lambda: True
+    driven.backlog.num_open = FAR_BEHIND + 1
     await driven.node("a")
     async with asyncio.timeout(60):
         await driven.driver.settled()
@@ -194,7 +193,7 @@ async def test_in_lock_step_nobody_waits_for_scoring(drive: Drive, monkeypatch: 
 async def about_to_plan(driven: Any) -> list[RolloutScored]:
     """All but the scores of the first step's batch is in the store."""
     driven.answered -= {ScoreRollout}
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.node("a")
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     for lease in driven.of(SendLease)[:2]:
@@ -217,7 +216,7 @@ async def test_the_learner_may_begin_a_step_while_its_plan_is_committed_and_wait
 
     driven.look = look
     for each in (*scores, NodeConnected(node_id="b")):
-        await driven.driver.report(each)
+        await driven.queue.put(each)
     await driven.until(lambda: bool(driven.of(TrainStep)))
     assert seen == [(BeginStep, [], False), (TrainStep, [1], True)]
     (begun,) = driven.of(BeginStep)
@@ -238,13 +237,13 @@ async def test_commits_are_apart_but_for_what_the_learner_waits_for(
         receipts = [receipt for sent in driven.of(SendReceipts) for receipt in sent.receipts]
         return {receipt.rollout_id for receipt in receipts if receipt.state is ReceiptState.SCORED}
 
-    await driven.driver.report(scores[0])
+    await driven.queue.put(scores[0])
     await driven.until(lambda: scores[0].rollout_id in told())
-    await driven.driver.report(scores[1])
+    await driven.queue.put(scores[1])
     await driven.async_store.read(read_meta)  # A commit would have been made by now.
     assert told() == {scores[0].rollout_id}
     for each in scores[2:]:
-        await driven.driver.report(each)
+        await driven.queue.put(each)
     await driven.until(lambda: bool(driven.of(TrainStep)))
     assert told() == {each.rollout_id for each in scores}
 
@@ -254,13 +253,13 @@ async def test_a_step_that_was_begun_and_could_not_be_committed_is_planned_again
 ) -> None:
     monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 1)
     driven = await drive(running=False)
-    running = asyncio.create_task(driven.driver.run(driven.act))
+    running = asyncio.create_task(driven.driver.run(driven))
     answering = asyncio.create_task(driven.answer())
     scores = await about_to_plan(driven)
     other = sqlite3.connect(tmp_path / "echo.db")
     other.execute("BEGIN IMMEDIATE")
     for scored in scores:
-        await driven.driver.report(scored)
+        await driven.queue.put(scored)
     with pytest.raises(StorageError, match="cannot be written"):
         await running
     answering.cancel()
@@ -268,7 +267,7 @@ async def test_a_step_that_was_begun_and_could_not_be_committed_is_planned_again
     assert [begun.step for begun in driven.of(BeginStep)] == [1] and driven.of(TrainStep) == []
     again = await drive()
     assert again.store.read(read_snapshot).planned == ()
-    await again.driver.report(LearnerReady(policy_version=0))
+    await again.queue.put(LearnerReady(policy_version=0))
     await again.until(lambda: bool(again.of(TrainStep)))
     first, second = ([group.rollout_ids for group in each.of(BeginStep)[0].batch] for each in (driven, again))
     assert first == second, "and scored again"
@@ -287,9 +286,9 @@ async def test_what_cannot_be_committed_is_not_acted_on(
         NodeReported(node_id="a", capacity=100, policy_version=0),
         GroupPrepared(group_id=0, seed=1),
     ):
-        await driven.driver.report(each)
+        await driven.queue.put(each)
     with pytest.raises(StorageError, match="cannot be written"):
-        await driven.driver.run(driven.act)
+        await driven.driver.run(driven)
     other.close()
     assert driven.of(SendLease) == []
     assert driven.store.read(read_accounting).leased == 0
@@ -301,12 +300,12 @@ async def test_what_cannot_be_committed_is_not_acted_on(
 
 async def test_a_restarted_hub_goes_on_with_what_the_store_has(drive: Drive) -> None:
     first = await drive(running=False)
-    running = [asyncio.create_task(work) for work in (first.driver.run(first.act), first.answer())]
+    running = [asyncio.create_task(work) for work in (first.driver.run(first), first.answer())]
     first.answered.discard(ScoreRollout)
     await first.node("a")
     await first.until(lambda: first.of(SendLease) != [])
     lease = first.of(SendLease)[0]
-    await first.driver.report(first.arrival(lease, 0))
+    await first.queue.put(first.arrival(lease, 0))
     await first.until(lambda: first.of(ScoreRollout) != [])
     for task in running:
         task.cancel()
@@ -314,9 +313,9 @@ async def test_a_restarted_hub_goes_on_with_what_the_store_has(drive: Drive) -> 
     second = await drive()
     await second.until(lambda: second.of(ScoreRollout) != [])
     assert second.of(ScoreRollout) == first.of(ScoreRollout)
-    await second.driver.report(second.arrival(lease, 1))
+    await second.queue.put(second.arrival(lease, 1))
     await second.until(lambda: len(second.of(ScoreRollout)) == 2)
-    assert second.driver.num_received == 1, "counted from this hub's start"
+    assert second.progress.num_received == 1, "counted from this hub's start"
 
 
 async def test_the_coordinator_is_told_the_time_when_it_is_due(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,25 +324,25 @@ async def test_the_coordinator_is_told_the_time_when_it_is_due(drive: Drive, mon
     await driven.node("a")
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     await driven.node("b")
-    await driven.driver.report(replace(driven.arrival(driven.of(SendLease)[0], 0), node_id="b"))
+    await driven.queue.put(replace(driven.arrival(driven.of(SendLease)[0], 0), node_id="b"))
     await driven.until(lambda: driven.of(LookUpReceipt) != [])  # So b is known before the time has passed.
     driven.now += 61.0
     await driven.until(lambda: any(lease.node_id == "b" for lease in driven.of(SendLease)))
     assert {lease.node_id for lease in driven.of(SendLease)[:4]} == {"a"}, "all that may be leased"
 
 
-async def test_reporters_wait_while_the_inbox_is_full(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "INBOX_EVENTS", 2)
+async def test_senders_wait_while_the_queue_is_full(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_queue, "QUEUED_EVENTS", 2)
     driven = await drive(running=False)
     for node_id in ("a", "b"):
-        await driven.driver.report(NodeConnected(node_id=node_id))
-    waiting = asyncio.create_task(driven.driver.report(NodeConnected(node_id="c")))
+        await driven.queue.put(NodeConnected(node_id=node_id))
+    waiting = asyncio.create_task(driven.queue.put(NodeConnected(node_id="c")))
     await asyncio.sleep(0)
     assert not waiting.done()
-    running = asyncio.create_task(driven.driver.run(driven.act))
+    running = asyncio.create_task(driven.driver.run(driven))
     await waiting
-    await driven.driver.report(NodeReported(node_id="c", capacity=1, policy_version=0))
-    await driven.driver.report(GroupPrepared(group_id=0, seed=1))
+    await driven.queue.put(NodeReported(node_id="c", capacity=1, policy_version=0))
+    await driven.queue.put(GroupPrepared(group_id=0, seed=1))
     await driven.until(lambda: driven.of(SendLease) != [])
     assert driven.driver.coordinator.status().nodes_connected == 3
     running.cancel()
@@ -353,24 +352,36 @@ async def test_reporters_wait_while_the_inbox_is_full(drive: Drive, monkeypatch:
 async def test_an_impossible_event_ends_the_driver(drive: Drive) -> None:
     driven = await drive(running=False)
     driver: Driver = driven.driver
-    await driver.report(LearnerReady(policy_version=9))
+    await driven.queue.put(LearnerReady(policy_version=9))
     with pytest.raises(LocalProtocolError, match="do not fit together"):
-        await driver.run(driven.act)
+        await driver.run(driven)
 
 
 async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "INBOX_EVENTS", 1)
+    monkeypatch.setattr(event_queue, "QUEUED_EVENTS", 1)
     driven = await drive(running=False)
     driver: Driver = driven.driver
-    await driver.report(LearnerReady(policy_version=9))
-    waiting = asyncio.create_task(driver.report(NodeConnected(node_id="a")))
+    await driven.queue.put(LearnerReady(policy_version=9))
+    waiting = asyncio.create_task(driven.queue.put(NodeConnected(node_id="a")))
     await asyncio.sleep(0)
     with pytest.raises(LocalProtocolError):
-        await driver.run(driven.act)
+        await driver.run(driven)
     async with asyncio.timeout(60):
         await waiting
         for _ in range(3):
-            await driver.report(NodeConnected(node_id="b"))
+            await driven.queue.put(NodeConnected(node_id="b"))
+
+
+class Told:
+    """Keeps noted events."""
+
+    def __init__(self) -> None:
+        self.events: list[RunEvent] = []
+        self.seen = asyncio.Event()
+
+    def note_threadsafe(self, event: RunEvent) -> None:
+        self.events.append(event)
+        self.seen.set()
 
 
 def noted(text: str) -> RunEvent:
@@ -384,15 +395,13 @@ def stored(driven: Any) -> list[str]:
 
 async def test_what_is_noted_is_written_with_a_turn_and_without_one(drive: Drive) -> None:
     driven = await drive(running=False)
-    seen = asyncio.Event()
-    driver = Driver(coordinator=driven.driver.coordinator, store=driven.async_store, clock=lambda: 1.0, noted=seen.set)
+    driver, pages = driven.driver, driven.pages
     driver.note(noted("before it runs"))
-    running = asyncio.create_task(driver.run(driven.act))
+    running = asyncio.create_task(driver.run(driven))
     async with asyncio.timeout(60):
-        await seen.wait()
-        seen.clear()
+        seen = await pages.wait(0)
         driver.note(noted("alone"))
-        await seen.wait()
+        await pages.wait(seen)
     running.cancel()
     await asyncio.wait([running])
     driver.note(noted("last"))
@@ -429,17 +438,16 @@ async def test_a_decision_on_a_node_is_logged(drive: Drive) -> None:
     coordinator = driven.driver.coordinator
     start = coordinator.start
     coordinator.start = lambda now: [*start(now), decided]
-    seen = asyncio.Event()
-    told: list[RunEvent] = []
-    handler = EventLog(lambda one: (told.append(one), seen.set()))
+    told = Told()
+    handler = EventLog(told)
     driver_module.log.addHandler(handler)
-    running = asyncio.create_task(driven.driver.run(driven.act))
+    running = asyncio.create_task(driven.driver.run(driven))
     async with asyncio.timeout(60):
-        await seen.wait()
+        await told.seen.wait()
     driver_module.log.removeHandler(handler)
     running.cancel()
     await asyncio.wait([running])
-    assert [(one.kind, one.subject, one.text) for one in told] == [
+    assert [(one.kind, one.subject, one.text) for one in told.events] == [
         ("node_quarantined", "n1", "node n1 is in quarantine: It forges.")
     ]
 
@@ -455,7 +463,7 @@ async def test_what_is_being_written_when_the_driver_is_cancelled_is_written_onc
 
     event.listen(driven.store.engine, "commit", hold, once=True)
     driver.note(noted("begun"))
-    running = asyncio.create_task(driver.run(driven.act))
+    running = asyncio.create_task(driver.run(driven))
     await asyncio.to_thread(inside.wait, 60)
     running.cancel()
     await asyncio.wait([running])
@@ -470,7 +478,7 @@ async def test_what_nodes_have_said_is_settled_once_it_is_committed(
 ) -> None:
     driven = await drive()
     await driven.driver.settled()
-    await driven.driver.report(LearnerReady(policy_version=0))
+    await driven.queue.put(LearnerReady(policy_version=0))
     await driven.node("a")
     await driven.until(lambda: bool(driven.of(SendLease)))
     lease = driven.of(SendLease)[0]
@@ -482,7 +490,7 @@ async def test_what_nodes_have_said_is_settled_once_it_is_committed(
         await commit(*content)
 
     monkeypatch.setattr(driven.async_store, "apply", held_back)
-    await driven.driver.report(driven.arrival(lease, lease.indices[0]))
+    await driven.queue.put(driven.arrival(lease, lease.indices[0]))
     settling = asyncio.create_task(driven.driver.settled())
     await is_asked.wait()
     assert not settling.done(), "it is not in the store"
@@ -491,18 +499,18 @@ async def test_what_nodes_have_said_is_settled_once_it_is_committed(
         await settling
     states = {row.rollout_id: row.state for row in driven.store.read(read_snapshot).rollouts}
     assert states[f"{lease.lease_id}-{lease.indices[0]}"] is not ReceiptState.LEASED
-    await driven.driver.report(NodeReported(node_id="a", capacity=1, policy_version=0))
+    await driven.queue.put(NodeReported(node_id="a", capacity=1, policy_version=0))
     async with asyncio.timeout(60):
         await driven.driver.settled()
 
 
 async def test_what_comes_after_the_end_is_never_settled(drive: Drive) -> None:
     driven = await drive(running=False)
-    work = asyncio.create_task(driven.driver.run(driven.act))
+    work = asyncio.create_task(driven.driver.run(driven))
     await asyncio.sleep(0)
     work.cancel()
     await asyncio.wait([work])
-    await driven.driver.report(NodeConnected(node_id="a"))
+    await driven.queue.put(NodeConnected(node_id="a"))
     settling = asyncio.create_task(driven.driver.settled())
     for _ in range(20):
         await asyncio.sleep(0)

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import cast
 
 import pytest
 
-from echo_hub.intake.known_names import LOOK_S, KnownNames
+from echo_hub.intake.known_nodes import LOOK_S, KnownNodes
 from echo_hub.net.gateway import NodeInfo
+from echo_hub.store.async_store import AsyncStore
+from echo_hub.store.known_nodes import read_counted_names
 from echo_shared.books import CountedName
 from echo_shared.errors import RefusedError
 from echo_shared.messages import RefusalCode
@@ -33,16 +36,17 @@ class Hub:
     def __init__(self) -> None:
         self.now, self.num_reads = 0.0, 0
         self.books = [CountedName("ada", "Ada"), CountedName("twin", "Аda"), CountedName("ben", "Ben", invite_id=3)]
-        self.names = KnownNames(self.read, clock=lambda: self.now)
+        self.names = KnownNodes(cast(AsyncStore, self), clock=lambda: self.now)
 
-    async def read(self) -> list[CountedName]:
+    async def read(self, query: object) -> list[CountedName]:
+        assert query is read_counted_names
         self.num_reads += 1
         await asyncio.sleep(0)
         return self.books
 
     async def refusal(self, one: NodeInfo) -> RefusedError | None:
         try:
-            await self.names.check(one)
+            await self.names.check_name(one)
         except RefusedError as error:
             return error
         return None

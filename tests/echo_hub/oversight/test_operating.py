@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.config.sections import HubConfig, RunConfig
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.dashboard.model import RunState, RunView
 from echo_hub.operation import watching as watching_module
-from echo_hub.operation.problems import ProblemKind
+from echo_hub.operation.problems import ProblemKind, Problems
+from echo_hub.operation.watching import limits_of
+from echo_hub.oversight.operating import Description, Operation, RunObserver, summary
 from echo_hub.run.directory import RunDirectory
-from echo_hub.serving.operating import Operation, summary
 from echo_hub.views.run import LEARNER_IS_DOWN, Moment
 from echo_shared.books import Accounting
 from tests.echo_hub.operation.receivers import Hook, webhook
@@ -42,6 +42,23 @@ VIEW = RunView(
 )
 
 
+class Pages:
+    """The pages' view of the run, and the moment."""
+
+    class Server:
+        url = "http://hub"
+
+    def __init__(self, moment: Moment, problems: Problems) -> None:
+        self._moment = moment
+        self._problems = problems
+
+    async def run_view(self) -> RunView:
+        return VIEW
+
+    def now(self) -> Moment:
+        return replace(self._moment, watched=self._problems.active)
+
+
 async def posted(hook: Hook, count: int) -> list[dict[str, Any]]:
     async with asyncio.timeout(60):
         while len(hook.got) < count:
@@ -55,7 +72,7 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
 ) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.001)
     driven = await drive(running=False)
-    finished, changed = asyncio.Event(), asyncio.Event()
+    problems = Problems(limits_of(AlertsConfig()))
     moment = Moment(
         status=driven.driver.coordinator.status(),
         distribution=DistributionStatus(),
@@ -69,28 +86,28 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
         join_command="",
     )
 
-    async def view() -> RunView:
-        return VIEW
-
+    pages = Pages(moment, problems)
     async with webhook() as hook:
+        settings = AlertsConfig(webhook_url=hook.url)
+        observer = RunObserver(
+            RunDirectory(tmp_path), store=driven.async_store, moments=pages, pages=pages, changes=driven.pages
+        )
         operation = Operation(
-            HubConfig(run=RunConfig(name="spring"), alerts=AlertsConfig(webhook_url=hook.url)),
-            RunDirectory(tmp_path),
-            run_id="r",
+            settings,
             driver=driven.driver,
             store=driven.async_store,
-            moment=lambda: replace(moment, watched=operation.watching.active),
-            view=view,
-            finished=finished,
-            url=lambda: "http://hub",
-            notify=changed.set,
+            progress=driven.progress,
+            observer=observer,
+            pages=pages,
+            problems=problems,
+            description=Description(run_id="r", name="spring", server=Pages.Server()),
         )
         working = asyncio.create_task(operation.run())
         (down,) = await posted(hook, 1)
         assert (down["kind"], down["state"], down["message"]) == ("learner_down", "began", LEARNER_IS_DOWN)
         assert down["run"] == {"id": "r", "name": "spring", "url": "http://hub"}
-        assert changed.is_set() and operation.watching.active[0].kind is ProblemKind.LEARNER_DOWN
-        finished.set()
+        assert driven.pages.number and operation.watching.active[0].kind is ProblemKind.LEARNER_DOWN
+        driven.progress.finished.set()
         _, end = await posted(hook, 2)
         assert (end["kind"], end["message"]) == ("finished", summary(VIEW))
         working.cancel()

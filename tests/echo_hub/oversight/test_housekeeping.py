@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from echo_hub.config.training_sections import LearnerConfig
+from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import StandingRecorded, TrustDecided
 from echo_hub.core.events import NodePardoned
+from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
+from echo_hub.oversight import housekeeping as housekeeping_module
+from echo_hub.oversight.housekeeping import Housekeeping
 from echo_hub.run.directory import RunDirectory
-from echo_hub.serving import housekeeping as housekeeping_module
-from echo_hub.serving.housekeeping import Housekeeping
 from echo_hub.store.invites import add_invite, revoke_invite
 from echo_hub.store.known_nodes import ban_nodes, unban_nodes
 from echo_hub.store.reports import read_leaderboard
@@ -36,7 +38,10 @@ class Barred:
     def bar(self, node_ids: frozenset[str]) -> None:
         self.told.put_nowait(node_ids)
 
-    def invite(self, invites: Sequence[Invite]) -> None:
+    def note_useful(self, node_ids: frozenset[str]) -> None:
+        self.known.append(node_ids)
+
+    def renew(self, invites: Sequence[Invite]) -> None:
         self.invites = list(invites)
         self.num_renewed += 1
 
@@ -46,18 +51,29 @@ class Barred:
                 pass
 
 
+class Published:
+    """The coordinator, with version 4 published."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def status(self) -> CoordinatorStatus:
+        return replace(self._coordinator.status(), published_version=4)
+
+
 async def house(drive: Drive, directory: RunDirectory, barred: Barred) -> tuple[Any, Housekeeping]:
     driven = await drive(running=False)
     keeping = Housekeeping(
         LearnerConfig(adapters_kept=1),
         store=driven.async_store,
         directory=directory,
-        status=lambda: replace(driven.driver.coordinator.status(), published_version=4),
-        nodes={"a": None},
+        coordinator=Published(driven.driver.coordinator),
+        queue=driven.queue,
+        live={"a": None},
         evaluating={2},
-        bar=barred.bar,
-        invite=barred.invite,
-        know=barred.known.append,
+        bans=barred,
+        invitations=barred,
+        nodes=barred,
     )
     for node_id in ("a", "b"):
         await driven.async_store.on_writer(
@@ -117,11 +133,11 @@ async def test_a_pardon_is_reported_until_it_is_recorded(
     monkeypatch.setattr(housekeeping_module, "BANS_S", 0.001)
     driven, keeping = await house(drive, RunDirectory(tmp_path), Barred())
     driven.store.apply([StandingRecorded(row=StandingRow(node_id="b", state=StandingState.QUARANTINED))], 1.0)
-    reported: asyncio.Queue[NodePardoned] = asyncio.Queue()
-    watching = asyncio.create_task(keeping.watch_pardons(reported.put))
+    watching = asyncio.create_task(keeping.watch_pardons())
     driven.store.write(want_pardon, ["b"], 2.0)
     async with asyncio.timeout(60):
-        assert await reported.get() == NodePardoned(node_id="b")
+        await driven.queue.wait()
+    assert driven.queue.take() == [NodePardoned(node_id="b")]
     decided = TrustDecided(node_id="b", decision=Decision.PARDONED, reason="", decided_at=3.0)
     driven.store.apply([decided], 3.0)
     assert driven.store.read(read_wanted_pardons) == frozenset()

@@ -6,8 +6,8 @@ from math import inf
 
 import pytest
 
-from echo_hub.serving import garbage
-from echo_hub.serving.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, SMALL_GROWTH, Garbage
+from echo_hub.driving import garbage
+from echo_hub.driving.garbage import EVERY, LEAST_GROWTH, MOST_GROWTH, SMALL_GROWTH, Garbage
 
 
 class Knot:

@@ -1,8 +1,8 @@
-"""Events on their way to the coordinator: what nodes say in the order in which it came, all else before it.
+"""The queue of events for the coordinator: first the hub's own events, then the events of nodes, each kind in order.
 
-What the hub has found out itself completes work that is under way, and there is never more of it than was leased: it
-goes first, or verdicts would wait behind all that a full house of nodes sends. Among its own kind, each stays in order.
-A verdict cannot overtake its rollout, for it is of one that the coordinator has received.
+The hub's own events complete work that is under way, and their number is limited by the number of leased rollouts. They
+go first: otherwise the verdicts of rollouts would wait behind all messages of a full fleet. A verdict cannot overtake
+its rollout, because only rollouts that the coordinator has received are scored.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from echo_hub.core.events import (
     RolloutScored,
 )
 
-INBOX_EVENTS: Final = 8_192
-"""When so many of what nodes say wait, those who report more wait, down to the nodes' sockets."""
+QUEUED_EVENTS: Final = 8_192
+"""Maximum number of queued events of nodes. When the queue is full, `put` waits, down to the nodes' sockets."""
 _OF_NODES: Final = frozenset(
     {LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived, RolloutsBegun}
 )
 _TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, RolloutsBegun, RolloutScored})
-"""What comes by the thousand."""
+"""Frequent event types. `take` returns several of them at a time."""
 
 
-class Inbox:
-    """Belongs to one event loop; one task takes, all others put."""
+class EventQueue:
+    """Belongs to one event loop. Every part of the hub puts events; the driver alone takes them."""
 
     def __init__(self) -> None:
         self._first: deque[Event] = deque()
         self._of_nodes: deque[Event] = deque()
         self._there_are = asyncio.Event()
         self._there_are_own = asyncio.Event()
-        """That do not come from nodes."""
+        """Set while the hub's own events wait."""
         self._num_others = 0
-        """That are handled alone."""
+        """Number of queued events that are handled alone."""
         self._there_are_others = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_ended = False
-        self.num_said = 0
-        """Events of nodes that were ever put."""
+        self.num_put = 0
+        """Number of nodes' events ever put."""
         self.num_taken = 0
-        """Of them, those that were taken."""
+        """Number of nodes' events ever taken."""
 
     async def put(self, event: Event) -> None:
-        """Waits while there are too many. Once nobody takes any more, nothing is kept and nobody waits."""
+        """Add an event. Waits while the queue of nodes' events is full. After `end` the event is dropped at once."""
         if type(event) in _OF_NODES:
-            while len(self._of_nodes) >= INBOX_EVENTS and not self._has_ended:
+            while len(self._of_nodes) >= QUEUED_EVENTS and not self._has_ended:
                 self._has_room.clear()
                 await self._has_room.wait()
-            self.num_said += 1
+            self.num_put += 1
         if not self._has_ended:
             if type(event) in _OF_NODES:
                 self._of_nodes.append(event)
@@ -70,8 +70,8 @@ class Inbox:
             self._there_are.set()
 
     def take(self, most: int = 1, *, of_nodes: bool = True) -> list[Event]:
-        """The next one, or as many in a row as may be handled together; none where there is none. Without `of_nodes`
-        what nodes say stays where it is."""
+        """Return the next event, or up to `most` frequent events in a row; [] if the queue is empty. Without
+        `of_nodes`, nodes' events stay in the queue."""
         queue = self._first or self._of_nodes
         if not queue:
             self._there_are.clear()
@@ -89,27 +89,27 @@ class Inbox:
             self.num_taken += len(taken)
         elif not queue:
             self._there_are_own.clear()
-        if len(self._of_nodes) < INBOX_EVENTS:
+        if len(self._of_nodes) < QUEUED_EVENTS:
             self._has_room.set()
         return taken
 
     async def wait(self) -> None:
-        """Until there is one."""
+        """Wait until the queue holds an event."""
         await self._there_are.wait()
 
     async def wait_for_own(self) -> None:
-        """Until there is one that does not come from a node."""
+        """Wait until the queue holds an event of the hub itself."""
         await self._there_are_own.wait()
 
     async def wait_for_others(self) -> None:
-        """Until there is one that is not of a kind that comes by the thousand."""
+        """Wait until the queue holds an event that is handled alone."""
         await self._there_are_others.wait()
 
     def __bool__(self) -> bool:
         return bool(self._first or self._of_nodes)
 
     def end(self) -> None:
-        """Nobody takes any more."""
+        """Drop all events, and those put from now on: the driver has ended."""
         self._has_ended = True
         self._first.clear()
         self._of_nodes.clear()

@@ -1,17 +1,18 @@
-"""What a hub is made of that has to be opened before it, and closed behind it."""
+"""The opened resources of a hub: files, database, child processes and the state that was read from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from echo_hub.cluster.link import RayLink
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
-from echo_hub.intake.partials import Partials
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.base_model import PromptCodec
+from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import Start
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
@@ -23,8 +24,10 @@ from echo_shared.supervised import SupervisedChild
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What `echo_hub.serving.opening.open_hub` has opened, and closes again."""
+    """Opened and closed by `echo_hub.serving.opening.open_hub`. Each service gets them, with the settings."""
 
+    config: HubConfig
+    directory: RunDirectory
     me: Identity
     run_id: str
     store: AsyncStore
@@ -34,17 +37,26 @@ class Resources:
     codec: PromptCodec
     scoring: ScoringPool
     cluster: RayLink | None
-    """None: nothing runs there."""
+    """None: the run uses no Ray cluster."""
     bounds: SamplingBounds
     learner: LearnerSettings
     coordinator: Coordinator
-    partials: Partials
     invitations: Invitations
     started_at: float
-    """When the run was served for the first time."""
+    """Time of the run's first start, in seconds since the epoch."""
     evaluated: frozenset[int]
-    """Versions whose accuracy is in the store."""
+    """Versions whose evaluation is in the store."""
     spawned: SupervisedChild | None = None
-    """The learner's process, if it was begun before the hub."""
+    """The learner's process, if it was started before the hub."""
     start: Start | None = None
-    """What the run began with; None: the bare base."""
+    """The adapter that the run began with; None: the bare base model."""
+
+    @property
+    def first_version(self) -> int:
+        """The policy version that the run began with; 0 = the base model."""
+        return self.start.policy_version if self.start else 0
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Stop tokens, ascending."""
+        return tuple(sorted(self.bounds.stop_ids))

@@ -1,4 +1,4 @@
-"""When a run is over: its last version is published and evaluated, and nobody has anything left to do."""
+"""Progress of the run: received rollouts, and whether the last version is published and evaluated."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from collections.abc import Collection
 from echo_shared.messages import RefusalCode
 
 
-class RunEnding:
-    """The one place that knows whether the run is over. `finished` is set when the run is over; nothing unsets it."""
+class RunProgress:
+    """The one place that knows whether the run is over. `finished` is set at the end of the run, for good."""
 
     def __init__(self, *, last_version: int, evaluated: Collection[int]) -> None:
-        """`evaluated`: the versions whose accuracy is known from before a restart."""
+        """`evaluated`: versions that were evaluated before this start of the hub."""
+        self.num_received = 0
+        """Number of rollouts committed since the hub's start."""
         self.finished = asyncio.Event()
         self.last_is_published = False
-        """Nothing is leased for training any more."""
+        """True once the run's last version is published: nothing is leased for training any more."""
         self._last_version = last_version
         self._last_is_evaluated = last_version in evaluated
 
     def published(self) -> None:
-        """Hears that the last version is out."""
+        """Note that the last version is published."""
         self.last_is_published = True
         self._settle()
 
     def evaluated(self, policy_version: int) -> None:
-        """Hears that the accuracy of this version is in the store."""
+        """Note that the store holds the evaluation of this version."""
         self._last_is_evaluated |= policy_version == self._last_version
         self._settle()
 
@@ -34,7 +36,7 @@ class RunEnding:
             self.finished.set()
 
     def farewell(self) -> tuple[RefusalCode, str]:
-        """What nodes are told when the hub closes their connections now."""
+        """Return code and text for nodes whose connections the hub closes now."""
         if self.finished.is_set():
             return RefusalCode.FINISHED, "The run is finished."
         return RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again."
