@@ -34,7 +34,6 @@ from echo_hub.scoring.problems import Problems
 from echo_shared import delta, torch_sampler
 from echo_shared.adapter import CONFIG_FILE, WEIGHTS_FILE
 from echo_shared.draws import derive_seed
-from echo_shared.messages import FinishReason
 
 LEARNING_RATES: Final = (1e-5, 1e-4)
 AHEAD: Final = (1, 4, 16)
@@ -197,11 +196,9 @@ def _sampled(policy: Policy, subject: Subject, groups: Iterable[int]) -> Iterato
         ids = rollout.completion_ids
         rollouts.setdefault(rollout.group_id, []).append(
             TrainingRollout(
-                completion_ids=ids,
+                **rollout.content(),
                 loss_mask=np.ones(len(ids), bool),
-                behavior_logprobs=rollout.behavior_logprobs,
                 reward=subject.reward(rollout.group_id, ids),
-                truncated=rollout.finish_reason is FinishReason.LENGTH,
             )
         )
     for group, of_group in rollouts.items():

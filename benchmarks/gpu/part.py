@@ -38,6 +38,7 @@ from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_shared import draws, torch_draws
 from echo_shared.draws import derive_seed
+from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 from echo_shared.torch_sampler import sample_groups
@@ -220,7 +221,8 @@ def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
                     loss_mask=np.ones(length, dtype=bool),
                     behavior_logprobs=np.full(length, -math.log(shape.vocabulary), dtype=np.float32),
                     reward=float(rng.random()),
-                    truncated=False,
+                    finish_reason=FinishReason.STOP,
+                    sampling_s=0.0,
                 )
                 for length in of_group.tolist()
             ),

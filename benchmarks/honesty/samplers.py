@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from benchmarks.backends.engine_process import EngineProcess
 from benchmarks.honesty.altered import Change, altered, to_four_bits, with_noise
 from benchmarks.honesty.short_run import Asked, ShortRun
-from echo_hub.core.payload import Span
 from echo_hub.verify.drawn import DrawnRollout
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import FinishedRollout
 
 VERSION: Final = 11
@@ -176,9 +176,8 @@ def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
         DrawnRollout(
             rollout_id=f"{one.request.group_id}-{rollout.index}",
             prompt_ids=one.request.prompt_ids,
-            completion_ids=rollout.completion_ids,
-            behavior_logprobs=rollout.behavior_logprobs,
-            spans=(Span(node_id=NODE, policy_version=version, num_tokens=len(rollout.completion_ids)),),
+            **rollout.content(),
+            spans=(DrawnSpan(node_id=NODE, policy_version=version, num_tokens=len(rollout.completion_ids)),),
             seed=one.request.seed,
             index=rollout.index,
         )

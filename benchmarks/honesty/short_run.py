@@ -20,7 +20,6 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_hub.tasks.base import Problem, Task
 from echo_shared import draws
-from echo_shared.messages import FinishReason
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_sampler import sample_groups
 
@@ -128,9 +127,7 @@ class ShortRun:
 
     def _rewarded(self, asked: Asked, rollout: FinishedRollout) -> TrainingRollout:
         return TrainingRollout(
-            completion_ids=rollout.completion_ids,
+            **rollout.content(),
             loss_mask=np.ones(len(rollout.completion_ids), bool),
-            behavior_logprobs=rollout.behavior_logprobs,
             reward=self.reward(asked, rollout.completion_ids),
-            truncated=rollout.finish_reason is FinishReason.LENGTH,
         )

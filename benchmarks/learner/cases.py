@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import resolve_base
+from echo_shared.messages import FinishReason
 
 LORA_RANK: Final = 16
 LEARNING_RATE: Final = 1e-6
@@ -151,7 +152,8 @@ def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
                 loss_mask=np.ones(length, dtype=bool),
                 behavior_logprobs=rng.normal(-math.log(case.vocabulary), 0.1, length).astype(np.float32),
                 reward=float(rng.random()),
-                truncated=False,
+                finish_reason=FinishReason.STOP,
+                sampling_s=0.0,
             )
             for length in (next(lengths) for _ in range(case.group_size))
         ]

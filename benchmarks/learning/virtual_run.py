@@ -25,7 +25,6 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.learner.policy import Policy
@@ -41,7 +40,8 @@ from echo_hub.simulator.work import Record
 from echo_hub.simulator.world import World
 from echo_hub.training.trainer import arrived
 from echo_shared import torch_sampler
-from echo_shared.messages import FinishReason, rollout_id
+from echo_shared.messages import rollout_id
+from echo_shared.rollout_books import RolloutPayload
 from echo_shared.sampling import GroupRequest
 
 EVALUATE_EVERY: Final = 10
@@ -250,11 +250,9 @@ class Learning:
             payload = self._received.pop(name)
             rollouts[self.group_of.pop(name)].append(
                 TrainingRollout(
-                    completion_ids=payload.completion_ids,
+                    **payload.content(),
                     loss_mask=np.ones(len(payload.completion_ids), dtype=bool),
-                    behavior_logprobs=payload.behavior_logprobs,
                     reward=self._rewards.pop(name),
-                    truncated=payload.finish_reason is FinishReason.LENGTH,
                     draws=self._draws.pop(name),
                 )
             )

@@ -72,7 +72,8 @@ class Episode:
             loss_mask=np.concatenate([np.full(len(ids), drawn) for ids, _, drawn in self.parts]),
             behavior_logprobs=np.concatenate([logprobs for _, logprobs, _ in self.parts]),
             reward=self.reward,
-            truncated=self.truncated,
+            finish_reason=FinishReason.LENGTH if self.truncated else FinishReason.STOP,
+            sampling_s=0.0,
             draws=np.array(self.draws, np.uint64),
             turn_rewards=np.array(self.turn_rewards, np.float64),
         )

@@ -25,7 +25,6 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.dashboard.source import Changes
 from echo_hub.run.directory import RunDirectory
@@ -35,6 +34,7 @@ from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import FinishReason, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 from tests.echo_hub.judge_endpoint import FakeEndpoint, served
 
 _T = TypeVar("_T")

@@ -19,10 +19,10 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.spread.holdings import Arrival
 from echo_hub.store.store import Store
 from echo_shared.messages import Fetched, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 BEGAN = 1_000.0
 PERIOD_S = 4.0

@@ -18,10 +18,10 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 TEXTS = ("<script>alert(1)</script>", "plain 3", "5", "a longer one", "All wrong", "all wrong")
 REWARDS = (1.0, 0.0, 0.25, 0.5, 0.0, 0.0)
@@ -73,8 +73,8 @@ def _payload(codec: PromptCodec, text: str, number: int) -> RolloutPayload:
     """Each token twice as likely as the next; the first of all began with another node, by another version."""
     ids = np.array([*codec.encode_prompt(text), codec.stop_ids[0]], np.int32)
     spans = (
-        Span(node_id=NODE, policy_version=0, num_tokens=3),
-        Span(node_id=OTHER, policy_version=1, num_tokens=len(ids) - 3),
+        DrawnSpan(node_id=NODE, policy_version=0, num_tokens=3),
+        DrawnSpan(node_id=OTHER, policy_version=1, num_tokens=len(ids) - 3),
     )
     return RolloutPayload(
         completion_ids=ids,

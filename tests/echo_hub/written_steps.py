@@ -16,10 +16,10 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.store.store import Store
 from echo_shared.books import Evaluation, EvaluationKind, TaskFigures
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 def train(

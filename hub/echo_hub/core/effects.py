@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import CoarseClass
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_shared.books import TaskFigures
 from echo_shared.messages import Checked, DropReason, ReceiptState, StandbyReason
+from echo_shared.rollout_books import RolloutPayload
 
 T = TypeVar("T")
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
 from echo_hub.core.trust.pairs import Finding
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from typing import Protocol
 from echo_hub.core.admission import SortedIds
 from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.payload import RolloutPayload
 from echo_shared.messages import ReceiptState
 from echo_shared.rewards import all_equal, of_each_turn, returns
+from echo_shared.rollout_books import RolloutPayload
 
 
 @dataclass(slots=True, eq=False)

@@ -43,11 +43,11 @@ from echo_hub.core.groups import LeasedRollout, RolloutGroup, Slot, oldest_of
 from echo_hub.core.lengths import Lengths
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.snapshot import StepRow
 from echo_hub.core.wants import Wants
 from echo_shared.books import TaskFigures
 from echo_shared.messages import DropReason, ReceiptState, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 
 NO_TASKS: Final[Mapping[str, TaskFigures]] = MappingProxyType({})
 

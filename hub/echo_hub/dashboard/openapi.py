@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final, get_args, get_type_hints
 
+import numpy as np
 from aiohttp import web
 from pydantic import TypeAdapter
 
@@ -23,6 +24,7 @@ from echo_hub.dashboard.responses import json_response
 from echo_hub.dashboard.work_curve import WorkCurve
 from echo_shared.books import RunEvent, StepRecord
 from echo_shared.credit_books import BOARD_ORDERS, CreditDay, PublicReceipt, RunElsewhere, Standing
+from echo_shared.messages.fields import PackedArray
 from echo_shared.node_books import CheckEvidence, NodeOutcome, TrustDecision
 from echo_shared.rollout_books import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
 
@@ -71,6 +73,8 @@ def answer_schemas() -> dict[str, Any]:
     _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)
     schemas: dict[str, Any] = generated["$defs"]
     for name, kind in classes.items():
+        _write_arrays(schemas[name]["properties"], kind)
+    for name, kind in classes.items():
         _write_as_answered(schemas, schemas[name], kind)
     for schema in schemas.values():
         schema.pop("additionalProperties", None) if schema.get("additionalProperties") is False else None
@@ -87,6 +91,14 @@ def _dataclasses_in(kind: Any) -> Iterator[type]:
             yield from _dataclasses_in(hint)
     for part in get_args(kind):
         yield from _dataclasses_in(part)
+
+
+def _write_arrays(properties: dict[str, Any], kind: Any) -> None:
+    """Describe arrays as lists of numbers."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if (packed := PackedArray.of(hint)) is not None:
+            item = "integer" if np.dtype(packed.dtype).kind == "i" else "number"
+            properties[name] = {"type": "array", "items": {"type": item}}
 
 
 def _write_as_answered(schemas: dict[str, Any], schema: dict[str, Any], kind: Any) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, Literal
 
+import numpy as np
+
 from echo_hub.dashboard.formats import visible
 from echo_shared.rollout_books import Piece, RolloutText
 
@@ -78,9 +80,10 @@ def legend(colour: Colour, versions: Sequence[int]) -> list[tuple[str, str]]:
 
 
 def summary_of(drawn: RolloutText) -> Figures:
+    logprobs = drawn.payload.behavior_logprobs
     least = sorted(drawn.pieces, key=lambda piece: piece.logprob)[:_LEAST_LIKELY]
     return Figures(
-        mean_logprob=sum(drawn.behavior_logprobs) / max(1, len(drawn.behavior_logprobs)),
+        mean_logprob=float(logprobs.sum(dtype=np.float64)) / max(1, len(logprobs)),
         least_likely=tuple((piece.text, _probability(piece)) for piece in least),
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import IntEnum
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -55,47 +56,33 @@ class Kind(IntEnum):
     """The gateway has ended, and so have its connections."""
 
 
+_NAMES: Final = tuple(name for name in Rollout.model_fields if name != "type")
+_IN_ORDER: Final = itemgetter(*_NAMES)
 _REASONS: Final[Mapping[str, FinishReason]] = {reason.value: reason for reason in FinishReason}
 
 
 def rollout_item(node_id: str, session: int, rollout: Rollout) -> Item:
     """A validated rollout."""
-    return [
-        Kind.ROLLOUT,
-        node_id,
-        session,
-        rollout.rollout_id,
-        rollout.lease_id,
-        rollout.group_id,
-        rollout.index,
-        rollout.policy_version_start,
-        rollout.policy_version_end,
-        rollout.completion_ids.astype("<i4", copy=False).tobytes(),
-        rollout.behavior_logprobs.astype("<f4", copy=False).tobytes(),
-        rollout.finish_reason.value,
-        rollout.sampling_s,
-        rollout.num_given,
-        [[span.policy_version, span.num_tokens] for span in rollout.versions],
-    ]
+    values = {
+        **rollout.__dict__,
+        "completion_ids": rollout.completion_ids.astype("<i4", copy=False).tobytes(),
+        "behavior_logprobs": rollout.behavior_logprobs.astype("<f4", copy=False).tobytes(),
+        "finish_reason": rollout.finish_reason.value,
+        "versions": [[span.policy_version, span.num_tokens] for span in rollout.versions],
+    }
+    return [Kind.ROLLOUT, node_id, session, *_IN_ORDER(values)]
 
 
 def rollout_of(item: Item) -> Rollout:
     """The rollout again, not validated a second time."""
-    return Rollout.model_construct(
-        type="rollout",
-        rollout_id=item[3],
-        lease_id=item[4],
-        group_id=item[5],
-        index=item[6],
-        policy_version_start=item[7],
-        policy_version_end=item[8],
-        completion_ids=np.frombuffer(item[9], "<i4"),
-        behavior_logprobs=np.frombuffer(item[10], "<f4"),
-        finish_reason=_REASONS[item[11]],
-        sampling_s=item[12],
-        num_given=item[13],
-        versions=tuple(VersionSpan(policy_version=version, num_tokens=count) for version, count in item[14]),
+    values = dict(zip(_NAMES, item[3:], strict=True))
+    values["completion_ids"] = np.frombuffer(values["completion_ids"], "<i4")
+    values["behavior_logprobs"] = np.frombuffer(values["behavior_logprobs"], "<f4")
+    values["finish_reason"] = _REASONS[values["finish_reason"]]
+    values["versions"] = tuple(
+        VersionSpan(policy_version=version, num_tokens=count) for version, count in values["versions"]
     )
+    return Rollout.model_construct(type="rollout", **values)
 
 
 def node_fields(node: NodeInfo) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from echo_hub.core.events import (
     RolloutArrived,
     RolloutsBegun,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.intake.partials import Finished, Partials
 from echo_hub.net.client_address import origin_of
@@ -48,6 +47,7 @@ from echo_shared.messages import (
     TeamWanted,
     Welcome,
 )
+from echo_shared.rollout_books import RolloutPayload
 
 log = logging.getLogger(__name__)
 
@@ -260,13 +260,7 @@ def _arrived(node_id: str, rollout: Rollout, finished: Finished) -> RolloutArriv
         index=rollout.index,
         policy_version_start=rollout.policy_version_start,
         policy_version_end=rollout.policy_version_end,
-        payload=RolloutPayload(
-            completion_ids=rollout.completion_ids,
-            behavior_logprobs=rollout.behavior_logprobs,
-            finish_reason=rollout.finish_reason,
-            sampling_s=rollout.sampling_s,
-            spans=finished.spans,
-        ),
+        payload=RolloutPayload.of(rollout, finished.spans),
         problem=finished.problem,
         is_unattributed=finished.is_unattributed,
     )

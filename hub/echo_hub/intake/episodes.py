@@ -17,7 +17,6 @@ from echo_hub.core.effects import DrawnTurn
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import Span
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
@@ -70,8 +69,7 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
     return DrawnRollout(
         rollout_id=stored.rollout_id,
         prompt_ids=conversation(problems.prompt_ids(stored.group_id), stored.earlier_turns[: draw.turn]),
-        completion_ids=stored.payload.completion_ids,
-        behavior_logprobs=stored.payload.behavior_logprobs,
+        **stored.payload.content(),
         spans=stored.payload.spans,
         seed=turn_seed(group_seed, draw.turn, draw.scorer_failures),
         index=draw.index,
@@ -126,59 +124,38 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
     episode that ended because the next turn would not fit the base's context does not count: all that it holds is
     whole, and its reward is the one that the environment names for this case.
     """
-    if len(episode.turns) == 1 and not len(episode.turns[0].observation_ids):
-        return _single_turn(episode, episode.turns[0])
-    ids, drawn, logprobs = [], [], []
-    spans = [span for turn in episode.turns for span in turn.spans]
-    versions = [span.policy_version for span in spans]
-    for turn in episode.turns:
-        unseen = len(turn.observation_ids)
-        ids += [turn.completion_ids, turn.observation_ids]
-        drawn += [np.ones(len(turn.completion_ids), bool), np.zeros(unseen, bool)]
-        logprobs += [turn.behavior_logprobs, np.zeros(unseen, np.float32)]
+    turns = [turn.payload for turn in episode.turns]
+    content = turns[-1].content()
+    masks = [np.ones(len(turns[-1].completion_ids), bool)]
+    if len(turns) > 1 or len(turns[0].observation_ids):
+        ids, masks, logprobs = [], [], []
+        reasons = {turn.finish_reason for turn in turns}
+        for turn in turns:
+            unseen = len(turn.observation_ids)
+            ids += [turn.completion_ids, turn.observation_ids]
+            masks += [np.ones(len(turn.completion_ids), bool), np.zeros(unseen, bool)]
+            logprobs += [turn.behavior_logprobs, np.zeros(unseen, np.float32)]
+        content |= {
+            "completion_ids": np.concatenate(ids),
+            "behavior_logprobs": np.concatenate(logprobs),
+            "finish_reason": FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP,
+            "sampling_s": sum(turn.sampling_s for turn in turns),
+        }
     return TrainingRollout(
-        completion_ids=np.concatenate(ids),
-        loss_mask=np.concatenate(drawn),
-        behavior_logprobs=np.concatenate(logprobs),
+        **content,
+        spans=tuple(span for turn in turns for span in turn.spans),
+        loss_mask=np.concatenate(masks),
         reward=nan if episode.reward is None else episode.reward,
         turn_rewards=np.array([turn.turn_reward for turn in episode.turns[:-1]], np.float64),
-        truncated=any(turn.finish_reason is FinishReason.LENGTH for turn in episode.turns),
-        mean_version=float(np.average(versions, weights=[span.num_tokens for span in spans])),
-        num_versions=len(set(versions)),
-        draws=np.array([(turn.seed, turn.index, len(turn.completion_ids)) for turn in episode.turns], np.uint64),
+        draws=np.array([(one.seed, one.index, len(one.payload.completion_ids)) for one in episode.turns], np.uint64),
     )
 
 
 def _unscored_rollout(turn: DrawnTurn) -> TrainingRollout:
-    payload = turn.payload
-    own = Span(node_id=turn.node_id, policy_version=turn.policy_version, num_tokens=len(payload.completion_ids))
     stored = BatchTurn(
         rollout_id=turn.rollout_id,
-        node_id=turn.node_id,
         seed=turn_seed(turn.group_seed, 0, turn.attempt),
         index=turn.rollout_index,
-        spans=payload.spans or (own,),
-        completion_ids=payload.completion_ids,
-        behavior_logprobs=payload.behavior_logprobs,
-        observation_ids=np.empty(0, np.int32),
-        finish_reason=payload.finish_reason,
+        payload=turn.payload.attributed(turn.node_id, turn.policy_version),
     )
     return training_rollout(BatchEpisode(turns=(stored,), reward=None))
-
-
-def _single_turn(episode: BatchEpisode, turn: BatchTurn) -> TrainingRollout:
-    """`training_rollout`, of what most episodes are: nothing is copied."""
-    versions = [span.policy_version for span in turn.spans]
-    num_tokens = len(turn.completion_ids)
-    drawn = sum(span.policy_version * span.num_tokens for span in turn.spans)
-    return TrainingRollout(
-        completion_ids=turn.completion_ids,
-        loss_mask=np.ones(num_tokens, bool),
-        behavior_logprobs=turn.behavior_logprobs,
-        reward=nan if episode.reward is None else episode.reward,
-        turn_rewards=np.empty(0, np.float64),
-        truncated=turn.finish_reason is FinishReason.LENGTH,
-        mean_version=drawn / num_tokens,
-        num_versions=len(set(versions)),
-        draws=np.array([(turn.seed, turn.index, num_tokens)], np.uint64),
-    )

@@ -30,7 +30,6 @@ import numpy as np
 
 from echo_hub.core.effects import SendLease
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.payload import Span
 from echo_hub.core.snapshot import RolloutRow
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds
 from echo_shared.messages import (
@@ -42,6 +41,7 @@ from echo_shared.messages import (
     RolloutPart,
     rollout_id,
 )
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.version_spans import Spans, between, grown, num_tokens, problem
 
 BUDGET_BYTES: Final = 128 * 2**20
@@ -69,7 +69,7 @@ _NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
 class Finished:
     """What is known of a finished rollout beside what its node says."""
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[DrawnSpan, ...] = ()
     """Who drew how much of it by which version; empty = the node that it was leased to drew all, by its lease's
     version."""
     problem: str = ""
@@ -456,16 +456,16 @@ def _version_problem(rollout: Rollout, versions: Spans) -> str:
     return f"tokens by versions {told[0]} to {told[1]}, said to be {ends[0]} to {ends[1]}" if told != ends else ""
 
 
-def _spans(drawers: _Drawers, versions: Spans) -> Iterator[Span]:
+def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
     """Who drew how much by which version, in order."""
     begin = 0
     for node_id, count in drawers:
         for span in between(versions, begin, begin + count):
-            yield Span(node_id=node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
+            yield DrawnSpan(node_id=node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
         begin += count
 
 
-def _are(spans: Sequence[Span], node_id: str, policy_version: int) -> bool:
+def _are(spans: Sequence[DrawnSpan], node_id: str, policy_version: int) -> bool:
     """Whether this node drew it all by this version."""
     return all((span.node_id, span.policy_version) == (node_id, policy_version) for span in spans)
 

@@ -19,6 +19,7 @@ from echo_hub.learner.settings import StepTold, TrainingGroup, TrainingRollout
 from echo_shared.child import Frame
 from echo_shared.errors import ConfigError, EchoError, LearnerError, StorageError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import pack_payload, unpack_payload
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 
 _ERRORS: dict[str, type[EchoError]] = {cls.default_code: cls for cls in (ConfigError, LearnerError, StorageError)}
@@ -29,14 +30,14 @@ def pack_groups(groups: Sequence[TrainingGroup]) -> list[Frame]:
 
 
 def pack_group(group: TrainingGroup) -> Frame:
-    return {"prompt_ids": group.prompt_ids, "rollouts": [_fields(rollout) for rollout in group.rollouts]}
+    return {"prompt_ids": group.prompt_ids, "rollouts": [pack_payload(rollout) for rollout in group.rollouts]}
 
 
 def unpack_groups(frames: Sequence[Frame]) -> list[TrainingGroup]:
     return [
         TrainingGroup(
             prompt_ids=frame["prompt_ids"],
-            rollouts=tuple(TrainingRollout(**rollout) for rollout in frame["rollouts"]),
+            rollouts=tuple(unpack_payload(TrainingRollout, rollout) for rollout in frame["rollouts"]),
         )
         for frame in frames
     ]

@@ -15,6 +15,8 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.section import Precision, Section
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 class LearnerSettings(Section):
@@ -77,28 +79,39 @@ def no_turn_rewards() -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRollout:
-    """All that followed the prompt, [T] tokens: a completion, or several with what an environment said between them."""
+class TrainingRollout(RolloutPayload):
+    """All [T] tokens after the prompt: one completion, or the completions of several turns with the answers between.
 
-    completion_ids: NDArray[np.int32]
+    Log-probabilities are 0 at tokens of the environment. `finish_reason` is LENGTH if any turn was cut off at
+    sampling.max_tokens, `sampling_s` the sum over turns; `spans` cover the drawn tokens of all turns, or are empty.
+    """
+
     loss_mask: NDArray[np.bool_]
-    """[T], whether the policy drew the token; at least one is true, and the last."""
-    behavior_logprobs: NDArray[np.float32]
-    """[T] nats at the sampling temperature; 0 where the policy drew nothing."""
+    """[T]: True for tokens that the policy drew. The last one is True."""
     reward: float
     """NaN: it is not known yet."""
-    truncated: bool
-    """Whether the completion, or any of its turns, was cut off at sampling.max_tokens."""
-    mean_version: float = 0.0
-    """The policy version that drew a token, mean over the drawn tokens."""
-    num_versions: int = 1
-    """By so many versions it was drawn; `behavior_logprobs` are each by the one that drew the token."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
     """[turns, 3], of each turn in order: seed and index of its draws, and how many tokens it drew
     (`echo_shared.draws.uniforms`). No turns: what it was drawn with is not known, and all is one turn."""
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
     """[turns - 1], what of `reward` each turn but the last has earned; the last one has earned the rest. Empty: they
     have earned nothing."""
+
+    @property
+    def truncated(self) -> bool:
+        """True if any turn was cut off at sampling.max_tokens."""
+        return self.finish_reason is FinishReason.LENGTH
+
+    @property
+    def mean_version(self) -> float:
+        """Mean policy version over the drawn tokens; 0 without spans."""
+        num_tokens = sum(span.num_tokens for span in self.spans)
+        return sum(span.policy_version * span.num_tokens for span in self.spans) / max(1, num_tokens)
+
+    @property
+    def num_versions(self) -> int:
+        """Number of policy versions that drew tokens; 0 without spans."""
+        return len({span.policy_version for span in self.spans})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ import numpy as np
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.mixture import Mixture
-from echo_hub.core.payload import Span
 from echo_hub.learner.credit import EpisodeRewards, turn_advantages
 from echo_hub.learner.weighting import overlong_penalty
 from echo_hub.run.base_model import PromptCodec
@@ -26,7 +25,6 @@ from echo_hub.store.browsing import (
     NEWEST,
     BatchReward,
     Key,
-    StoredTokens,
     evaluation_text,
     find_rollouts,
     read_batch_rewards,
@@ -39,10 +37,10 @@ from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
 from echo_shared.messages import rollout_id
 from echo_shared.rollout_books import (
-    DrawnSpan,
     GroupView,
     Piece,
     RolloutFilter,
+    RolloutPayload,
     RolloutRow,
     RolloutsPage,
     RolloutSummary,
@@ -210,38 +208,31 @@ class RolloutReader:
         return next((one.task for one in self._sets if about.number in one.numbers), "")
 
     def _view(
-        self, summary: RolloutSummary, tokens: Mapping[Key, StoredTokens], gains: Mapping[tuple[int, int], float]
+        self, summary: RolloutSummary, tokens: Mapping[Key, RolloutPayload], gains: Mapping[tuple[int, int], float]
     ) -> RolloutView:
         found = tokens.get(key_of(summary.rollout_id))
+        drawn = None if found is None else self._drawn(summary, found)
         is_part = summary.state in _PARTS
         return RolloutView(
             summary=summary,
             advantage=gains.get((summary.index, summary.turn)) if is_part else None,
-            drawn=None if found is None else replace(self._drawn(summary, found), pieces=self._pieces(summary, found)),
+            drawn=None if drawn is None else replace(drawn, pieces=self._pieces(drawn.payload)),
         )
 
-    def _drawn(self, summary: RolloutSummary, stored: StoredTokens) -> RolloutText:
-        spans = _spans(summary, stored)
+    def _drawn(self, summary: RolloutSummary, stored: RolloutPayload) -> RolloutText:
         return RolloutText(
             text=self._codec.text(stored.completion_ids),
             pieces=(),
-            completion_ids=tuple(stored.completion_ids.tolist()),
-            behavior_logprobs=tuple(stored.behavior_logprobs.tolist()),
-            spans=tuple(
-                DrawnSpan(node_id=span.node_id, policy_version=span.policy_version, num_tokens=span.num_tokens)
-                for span in spans
-            ),
-            finish_reason=stored.finish_reason,
-            sampling_s=stored.sampling_s,
+            payload=stored.attributed(summary.node_id, summary.policy_version),
             observation=self._codec.text(stored.observation_ids),
         )
 
-    def _pieces(self, summary: RolloutSummary, stored: StoredTokens) -> tuple[Piece, ...]:
-        spans = _spans(summary, stored)
+    def _pieces(self, payload: RolloutPayload) -> tuple[Piece, ...]:
+        spans = payload.spans
         versions = np.repeat([span.policy_version for span in spans], [span.num_tokens for span in spans])
         pieces, end = [], 0
-        for text, count in self._codec.pieces(stored.completion_ids):
-            logprob = float(stored.behavior_logprobs[end : end + count].sum(dtype=np.float64))
+        for text, count in self._codec.pieces(payload.completion_ids):
+            logprob = float(payload.behavior_logprobs[end : end + count].sum(dtype=np.float64))
             end += count
             pieces.append(Piece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
         return tuple(pieces)
@@ -266,13 +257,6 @@ class RolloutReader:
     def _rewards(self, end: BatchReward) -> EpisodeRewards:
         penalty = overlong_penalty(end.num_tokens, self._objective, max_tokens=self._max_tokens)
         return EpisodeRewards(reward=end.reward + penalty, turn_rewards=end.turn_rewards)
-
-
-def _spans(summary: RolloutSummary, stored: StoredTokens) -> tuple[Span, ...]:
-    """Who drew it: where nothing is stored of that, the node that it is leased to, by its lease's version."""
-    count = len(stored.completion_ids)
-    own = Span(node_id=summary.node_id, policy_version=summary.policy_version, num_tokens=count)
-    return stored.spans or (own,)
 
 
 class HubRollouts:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.pool import PART_CALLS, ScorerDeath, ScoringPool
 from echo_hub.scoring.task_problems import Answered
@@ -21,6 +20,7 @@ from echo_shared.errors import RemoteProtocolError, ScorerError
 from echo_shared.messages import DropReason
 from echo_shared.messages.fields import printable_line
 from echo_shared.rewards import components_of
+from echo_shared.rollout_books import RolloutPayload
 
 log = logging.getLogger(__name__)
 

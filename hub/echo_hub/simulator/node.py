@@ -16,11 +16,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.spans import Spans, first, grown, num_tokens
 from echo_shared.messages import MAX_VERSION_SPANS
 from echo_shared.moving_on import MovingOn
+from echo_shared.rollout_books import DrawnSpan
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Sampling:
 
     def spans(self, count: int) -> Spans:
         """Who drew the first `count` tokens, which are there, and by which versions."""
-        more = Span(
+        more = DrawnSpan(
             node_id=self.lease.node.node_id, policy_version=self.policy_version, num_tokens=max(0, count - self.had)
         )
         return grown(first(self.before, count), more)

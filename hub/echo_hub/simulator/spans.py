@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from echo_hub.core.payload import Span
+from echo_shared.rollout_books import DrawnSpan
 
-Spans = tuple[Span, ...]
+Spans = tuple[DrawnSpan, ...]
 
 
-def grown(spans: Spans, more: Span) -> Spans:
+def grown(spans: Spans, more: DrawnSpan) -> Spans:
     """`spans` and behind them `more`, which may be empty."""
     if not more.num_tokens:
         return spans
@@ -19,9 +19,9 @@ def grown(spans: Spans, more: Span) -> Spans:
     return (*spans, more)
 
 
-def first(spans: Sequence[Span], num_tokens: int) -> Spans:
+def first(spans: Sequence[DrawnSpan], num_tokens: int) -> Spans:
     """Those of the first `num_tokens` tokens."""
-    found: list[Span] = []
+    found: list[DrawnSpan] = []
     for span in spans:
         count = min(span.num_tokens, num_tokens)
         if count > 0:
@@ -30,6 +30,6 @@ def first(spans: Sequence[Span], num_tokens: int) -> Spans:
     return tuple(found)
 
 
-def num_tokens(spans: Sequence[Span]) -> int:
+def num_tokens(spans: Sequence[DrawnSpan]) -> int:
     """Of all spans together."""
     return sum(span.num_tokens for span in spans)

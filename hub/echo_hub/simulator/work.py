@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.events import GroupPrepared
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 Record = RolloutReceived | RolloutsDropped | ScoreRecorded | StepPlanned
 

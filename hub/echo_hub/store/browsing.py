@@ -11,18 +11,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, select, tuple_
 
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.payload import Span
 from echo_hub.store.bulk import among
+from echo_hub.store.payload_rows import NAMES, payload_of
 from echo_hub.store.reading import in_parts
 from echo_hub.store.retired import read_last
 from echo_hub.store.tables import IS_CHECKED, groups, kept, nodes, payloads, rollouts, steps, versions
 from echo_shared.messages import Checked, rollout_id
-from echo_shared.rollout_books import RolloutFilter, RolloutSummary
+from echo_shared.rollout_books import RolloutFilter, RolloutPayload, RolloutSummary
 
 LOOKED_AT: Final = 20_000
 """Rollouts that one answer tries its conditions on."""
@@ -64,19 +62,6 @@ class Found:
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
     """The last that was looked at; None: there are no more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTokens:
-    """What was drawn of one rollout: ids and behaviour logprobs (nats), both [T], and what was answered."""
-
-    completion_ids: NDArray[np.int32]
-    behavior_logprobs: NDArray[np.float32]
-    observation_ids: NDArray[np.int32]
-    finish_reason: str
-    sampling_s: float
-    spans: tuple[Span, ...]
-    """Empty: the node that it was leased to drew it all, by its lease's version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,18 +147,17 @@ def newest_of_node(
     return _summaries(connection, newest), _summaries(connection, connection.execute(were_checked).all())
 
 
-def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, StoredTokens]:
+def read_tokens(connection: Connection, keys: Collection[Key]) -> dict[Key, RolloutPayload]:
     """What was drawn of these rollouts, as far as it is there: for the hub's own use still, or as a copy."""
     wanted = set(keys)
-    found: dict[Key, StoredTokens] = {}
+    found: dict[Key, RolloutPayload] = {}
     for table in (payloads, kept):
-        columns = (*(column for column in table.c if column.name not in ("index", "size_bytes")),)
-        query = select(*columns, table.c.index.label("at"))
+        query = select(*(table.c[name] for name in NAMES), table.c.lease_id, table.c.index.label("at"))
         for part in in_parts(sorted({lease_id for lease_id, _ in wanted})):
             # By lease alone: of pairs, SQLite would look at every row.
             for row in connection.execute(query.where(table.c.lease_id.in_(part))):
                 if (row.lease_id, row.at) in wanted:
-                    found[row.lease_id, row.at] = _tokens(row)
+                    found[row.lease_id, row.at] = payload_of(row)
     return found
 
 
@@ -355,17 +339,3 @@ def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
         if about.number in one.numbers:
             return f"{one.name}{' ' if one.name else ''}held-out problem {one.numbers.index(about.number)}, {how}"
     return f"held-out problem {about.number}, {how}"
-
-
-def _tokens(row: Any) -> StoredTokens:
-    return StoredTokens(
-        completion_ids=np.frombuffer(row.completion_ids, dtype="<i4"),
-        behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-        observation_ids=np.frombuffer(row.observation_ids or b"", dtype="<i4"),
-        finish_reason=row.finish_reason,
-        sampling_s=row.sampling_s,
-        spans=tuple(
-            Span(node_id=node_id, policy_version=version, num_tokens=count)
-            for node_id, version, count in row.spans or ()
-        ),
-    )

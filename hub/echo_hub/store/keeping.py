@@ -16,6 +16,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, update
 
 from echo_hub.store.bulk import among, execute_many
+from echo_hub.store.payload_rows import NAMES
 from echo_hub.store.reading import in_parts
 from echo_hub.store.retired import read_last
 from echo_hub.store.tables import WITH_PAYLOAD, keeping_tallies, kept, payloads, rollouts
@@ -161,12 +162,7 @@ def _totals(connection: Connection) -> KeptTotals:
 _PAYLOADS: Final = select(
     payloads.c.lease_id,
     payloads.c.index.label("at"),
-    payloads.c.completion_ids,
-    payloads.c.behavior_logprobs,
-    payloads.c.finish_reason,
-    payloads.c.sampling_s,
-    payloads.c.observation_ids,
-    payloads.c.spans,
+    *(payloads.c[name] for name in NAMES),
     rollouts.c.group_id,
 ).join_from(payloads, rollouts, WITH_PAYLOAD)
 _NEW_KEPT: Final = insert(kept)
@@ -180,18 +176,10 @@ _SAY_WHY: Final = (
 
 
 def _copy(row: Any) -> dict[str, Any]:
-    arrays = len(row.completion_ids) + len(row.behavior_logprobs) + len(row.observation_ids or b"")
-    return {
-        "lease_id": row.lease_id,
-        "index": row.at,
-        "completion_ids": row.completion_ids,
-        "behavior_logprobs": row.behavior_logprobs,
-        "finish_reason": row.finish_reason,
-        "sampling_s": row.sampling_s,
-        "observation_ids": row.observation_ids,
-        "spans": row.spans,
-        "size_bytes": arrays + _ROW_BYTES * (1 + len(row.spans or ())),
-    }
+    values = {name: getattr(row, name) for name in NAMES}
+    arrays = sum(len(value) for value in values.values() if isinstance(value, bytes))
+    size_bytes = arrays + _ROW_BYTES * (1 + len(row.spans or ()))
+    return {"lease_id": row.lease_id, "index": row.at, **values, "size_bytes": size_bytes}
 
 
 def _say_why(connection: Connection, rows: Sequence[Any], why: str) -> None:

@@ -14,10 +14,10 @@ from sqlalchemy import Connection, select
 
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among
 from echo_hub.store.changing import key_of
+from echo_hub.store.payload_rows import NAMES, ids_of, payload_of
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_shared.errors import StorageError
 from echo_shared.messages import (
@@ -30,6 +30,7 @@ from echo_shared.messages import (
     rollout_id,
 )
 from echo_shared.rewards import Reward
+from echo_shared.rollout_books import RolloutPayload
 
 _Key = TypeVar("_Key")
 
@@ -57,24 +58,19 @@ class StoredPayload:
     earlier_turns: tuple[AnsweredTurn, ...]
     """The turns before it of its episode, in order."""
     payload: RolloutPayload
+    """Its spans cover all tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTurn:
-    """One rollout of a step's batch: ids and behaviour logprobs (nats), both [T], and what the environment answered."""
+    """One rollout of a step's batch."""
 
     rollout_id: str
-    node_id: str
     seed: int
     """Of its lease's draws."""
     index: int
-    spans: tuple[Span, ...]
-    """Who drew how much of it by which version, in order; never empty."""
-    completion_ids: NDArray[np.int32]
-    behavior_logprobs: NDArray[np.float32]
-    observation_ids: NDArray[np.int32]
-    """Empty after the last turn."""
-    finish_reason: FinishReason
+    payload: RolloutPayload
+    """Its spans cover all tokens."""
     turn_reward: float = 0.0
     """What of its episode's reward it has earned; 0 of the last turn, which has earned the rest."""
 
@@ -134,16 +130,11 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
     query = select(
         payloads.c.lease_id,
         payloads.c.index.label("at"),
-        payloads.c.completion_ids,
-        payloads.c.behavior_logprobs,
-        payloads.c.finish_reason,
-        payloads.c.sampling_s,
-        payloads.c.spans,
+        *(payloads.c[name] for name in NAMES),
         rollouts.c.group_id,
         rollouts.c.turn,
         rollouts.c.node_id,
         rollouts.c.policy_version,
-        rollouts.c.num_tokens,
     ).join_from(payloads, rollouts, WITH_PAYLOAD)
     rows = [
         row
@@ -156,13 +147,7 @@ def read_payloads(connection: Connection, rollout_ids: Sequence[str]) -> list[St
             rollout_id=rollout_id(row.lease_id, row.at),
             group_id=row.group_id,
             earlier_turns=earlier.get((row.group_id, row.at), ()) if row.turn else (),
-            payload=RolloutPayload(
-                completion_ids=_ids(row.completion_ids),
-                behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-                finish_reason=FinishReason(row.finish_reason),
-                sampling_s=row.sampling_s,
-                spans=spans_of(row),
-            ),
+            payload=payload_of(row, is_attributed=True),
         )
         for row in rows
     }
@@ -192,7 +177,9 @@ def read_turns(
             episode = (row.group_id, row.at)
             # The state is not in the query: SQLite would walk all that is scored instead of the groups.
             if episode in episodes and row.state in _ANSWERED:
-                turn = AnsweredTurn(completion_ids=_ids(row.completion_ids), observation_ids=_ids(row.observation_ids))
+                turn = AnsweredTurn(
+                    completion_ids=ids_of(row.completion_ids), observation_ids=ids_of(row.observation_ids)
+                )
                 turns[episode] = (*turns.get(episode, ()), turn)
     return turns
 
@@ -202,18 +189,6 @@ def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part
-
-
-def spans_of(row: Any) -> tuple[Span, ...]:
-    """Who drew a rollout: where nothing is stored of it, the node that it is leased to, by its lease's version."""
-    return tuple(
-        Span(node_id=node_id, policy_version=version, num_tokens=count)
-        for node_id, version, count in row.spans or [(row.node_id, row.policy_version, row.num_tokens)]
-    )
-
-
-def _ids(stored: bytes | None) -> NDArray[np.int32]:
-    return np.frombuffer(stored or b"", dtype="<i4")
 
 
 def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
@@ -247,14 +222,9 @@ def _rollout_rows(connection: Connection, group_ids: Collection[int]) -> dict[st
         rollouts.c.turn,
         rollouts.c.node_id,
         rollouts.c.policy_version,
-        rollouts.c.num_tokens,
         rollouts.c.reward,
         rollouts.c.turn_reward,
-        payloads.c.completion_ids,
-        payloads.c.behavior_logprobs,
-        payloads.c.observation_ids,
-        payloads.c.finish_reason,
-        payloads.c.spans,
+        *(payloads.c[name] for name in NAMES),
     ).join_from(rollouts, payloads, WITH_PAYLOAD)
     return {
         rollout_id(row.lease_id, row.at): row
@@ -292,14 +262,9 @@ def _episode(
     turns = tuple(
         BatchTurn(
             rollout_id=name,
-            node_id=row.node_id,
             seed=turn_seed(group_seed, row.turn, attempts.get((row.group_id, row.at, row.turn), 0)),
             index=row.at,
-            spans=spans_of(row),
-            completion_ids=_ids(row.completion_ids),
-            behavior_logprobs=np.frombuffer(row.behavior_logprobs, dtype="<f4"),
-            observation_ids=_ids(row.observation_ids),
-            finish_reason=FinishReason(row.finish_reason),
+            payload=payload_of(row, is_attributed=True),
             turn_reward=row.turn_reward or 0.0,
         )
         for name, row in rows

@@ -51,6 +51,8 @@ from sqlalchemy import (
     text,
 )
 
+from echo_hub.store.payload_rows import columns
+
 metadata = MetaData()
 
 
@@ -169,12 +171,7 @@ payloads = Table(
     metadata,
     Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
     Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("completion_ids", LargeBinary, nullable=False),
-    Column("behavior_logprobs", LargeBinary, nullable=False),
-    Column("finish_reason", String(16), nullable=False),
-    Column("sampling_s", Double, nullable=False),
-    Column("observation_ids", LargeBinary),
-    Column("spans", JSON(none_as_null=True)),
+    *columns(),
 )
 
 kept = Table(
@@ -182,12 +179,7 @@ kept = Table(
     metadata,
     Column("lease_id", BigInteger, primary_key=True, autoincrement=False),
     Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("completion_ids", LargeBinary, nullable=False),
-    Column("behavior_logprobs", LargeBinary, nullable=False),
-    Column("finish_reason", String(16), nullable=False),
-    Column("sampling_s", Double, nullable=False),
-    Column("observation_ids", LargeBinary),
-    Column("spans", JSON(none_as_null=True)),
+    *columns(),
     Column("size_bytes", Integer, nullable=False),
 )
 

@@ -13,7 +13,7 @@ from echo_hub.core.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, 
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
-from echo_hub.store.reading import in_parts, scorer_failures, spans_of
+from echo_hub.store.reading import in_parts, scorer_failures
 from echo_hub.store.standings import read_coarse_classes, read_standings
 from echo_hub.store.tables import (
     IS_OPEN,
@@ -27,6 +27,7 @@ from echo_hub.store.tables import (
     versions,
 )
 from echo_shared.messages import Checked, DropReason, ReceiptState, rollout_id
+from echo_shared.rollout_books import unpack_spans
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
@@ -162,7 +163,7 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
             num_tokens=row.num_tokens or 0,
             reward=row.reward,
             turn_reward=row.turn_reward or 0.0,
-            oldest_version=spans_of(row)[0].policy_version if row.spans else None,
+            oldest_version=unpack_spans(row.spans)[0].policy_version if row.spans else None,
             drawn_by=_others(row),
             others_held=row.others_held,
             checked=Checked(row.checked),
@@ -173,6 +174,5 @@ def _unfinished(connection: Connection) -> tuple[RolloutRow, ...]:
 
 def _others(row: Any) -> tuple[str, ...]:
     """Who has drawn of it beside the node that it is leased to."""
-    if not row.spans:
-        return ()
-    return tuple(name for name in dict.fromkeys(span.node_id for span in spans_of(row)) if name != row.node_id)
+    drawers = dict.fromkeys(span.node_id for span in unpack_spans(row.spans or ()))
+    return tuple(name for name in drawers if name != row.node_id)

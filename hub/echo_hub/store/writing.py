@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.effects import (
@@ -38,11 +36,11 @@ from echo_hub.core.effects import (
     TrustDecided,
     VersionRecorded,
 )
-from echo_hub.core.payload import Span
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.changing import Rows, change, check_changed, key_of, rows_of
 from echo_hub.store.credit import grant
+from echo_hub.store.payload_rows import bytes_of, row_of
 from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_coarse_classes, write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
@@ -129,15 +127,6 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> Writ
     return Written(tokens_gone=keys, touched=frozenset(touched), has_trained=StepTrained in by_kind)
 
 
-def _bytes(array: NDArray[Any], dtype: str) -> bytes:
-    return np.ascontiguousarray(array, dtype=dtype).tobytes()
-
-
-def _as_json(spans: Sequence[Span]) -> list[list[str | int]] | None:
-    """Nothing where all is as it was leased: the rollout's own row says by whom and by which version."""
-    return [[span.node_id, span.policy_version, span.num_tokens] for span in spans] or None
-
-
 def _open_groups(connection: Connection, records: Sequence[GroupOpened], now: float) -> None:
     rows = [
         {"group_id": record.group_id, "seed": record.seed, "prompt": record.prompt, "opened_at": now}
@@ -186,17 +175,7 @@ def _receive(connection: Connection, records: Sequence[RolloutReceived], now: fl
                 "new_received_at": record.received_at,
             }
         )
-        contents.append(
-            {
-                "lease_id": lease_id,
-                "index": index,
-                "completion_ids": _bytes(payload.completion_ids, "<i4"),
-                "behavior_logprobs": _bytes(payload.behavior_logprobs, "<f4"),
-                "finish_reason": payload.finish_reason,
-                "sampling_s": payload.sampling_s,
-                "spans": _as_json(payload.spans),
-            }
-        )
+        contents.append({"lease_id": lease_id, "index": index, **row_of(payload)})
     change(connection, _RECEIVE, changes, "received")
     execute_many(connection, _NEW_PAYLOADS, contents)
 
@@ -218,7 +197,7 @@ def _score(connection: Connection, records: Sequence[ScoreRecorded], now: float)
         row
         for record in records
         if record.observation_ids is not None
-        for row in rows_of([record.rollout_id], new_observation_ids=_bytes(record.observation_ids, "<i4"))
+        for row in rows_of([record.rollout_id], new_observation_ids=bytes_of(record.observation_ids))
     ]
     if answers:
         execute_many(connection, _ANSWER, answers)

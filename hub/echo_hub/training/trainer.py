@@ -25,7 +25,6 @@ from typing import Final, Protocol, assert_never
 from echo_hub.core.effects import BatchGroup
 from echo_hub.core.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.dashboard.source import Changes
 from echo_hub.evaluation.by_hub import Generated
@@ -36,6 +35,7 @@ from echo_shared.backoff import Restarts
 from echo_shared.child import ChildExited
 from echo_shared.errors import LearnerError
 from echo_shared.messages import rollout_id
+from echo_shared.rollout_books import RolloutPayload
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.step_figures import HELD_BACK, TRAIN_S
 from echo_shared.supervised import SupervisedChild
@@ -385,10 +385,5 @@ def arrived(rollout: FinishedRollout, *, node_id: str) -> RolloutArrived:
         index=rollout.index,
         policy_version_start=rollout.policy_version,
         policy_version_end=rollout.policy_version,
-        payload=RolloutPayload(
-            completion_ids=rollout.completion_ids,
-            behavior_logprobs=rollout.behavior_logprobs,
-            finish_reason=rollout.finish_reason,
-            sampling_s=rollout.sampling_s,
-        ),
+        payload=RolloutPayload.of(rollout),
     )

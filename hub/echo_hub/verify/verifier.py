@@ -36,10 +36,11 @@ from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner import unquantized
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
-from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, pack, unpack_evidence, unpack_spans
+from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
 from echo_shared.backoff import Restarts, backoff_s
 from echo_shared.child import ChildExited
 from echo_shared.errors import EchoError, LearnerError
+from echo_shared.rollout_books import pack_payload
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +338,7 @@ class Verifier:
         drawn = [job.drawn for job in self._in_hand.values()]
         versions = {span.policy_version for one in drawn for span in one.spans} - {0}
         adapters = {version: self._directory.adapter(version) for version in versions}
-        await process.send({"asked": [pack(one) for one in drawn]}, adapters)
+        await process.send({"asked": [pack_payload(one) for one in drawn]}, adapters)
         while self._in_hand:
             answer = await process.receive()
             restarts.succeeded()

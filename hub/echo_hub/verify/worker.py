@@ -37,13 +37,14 @@ from echo_hub.learner.device import resolve_device
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_hub.verify.drawn import DrawnRollout, pack_evidence, unpack
+from echo_hub.verify.drawn import DrawnRollout, pack_evidence
 from echo_hub.verify.emulation import in_float32
 from echo_hub.verify.measuring import contexts, measured
 from echo_shared import draws
 from echo_shared.answering import serve
 from echo_shared.child import Frame, ParentPipe
 from echo_shared.errors import BackendError, LearnerError
+from echo_shared.rollout_books import unpack_payload
 
 log = logging.getLogger(__name__)
 
@@ -395,7 +396,9 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
             for rounding in request["asked"]:
                 yield examiner.measure(rounding, request["version"], adapters.__getitem__, request["prompts"])
         else:
-            yield from examiner.examine([unpack(frame) for frame in request["asked"]], adapters.__getitem__)
+            yield from examiner.examine(
+                [unpack_payload(DrawnRollout, frame) for frame in request["asked"]], adapters.__getitem__
+            )
 
     return answers
 

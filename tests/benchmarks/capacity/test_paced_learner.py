@@ -12,6 +12,7 @@ from echo_hub.learner import step
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import resolve_base
+from echo_shared.messages import FinishReason
 from echo_shared.step_figures import TRAIN_S
 
 
@@ -45,5 +46,6 @@ def _rollout(reward: float) -> TrainingRollout:
         loss_mask=np.ones(3, dtype=bool),
         behavior_logprobs=np.array([-1.0, -1.0, -1.0], np.float32),
         reward=reward,
-        truncated=False,
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.0,
     )

@@ -12,11 +12,11 @@ from echo_hub.core.events import GroupPrepared
 from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_hub.core.training import Training
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 PAYLOAD = RolloutPayload(
     completion_ids=np.array([1], np.int32),

@@ -22,10 +22,10 @@ from echo_hub.core.events import (
     StepDone,
     VersionPublished,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.snapshot import CoordinatorSnapshot
 from echo_shared.messages import FinishReason, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 
 _T = TypeVar("_T")
 

@@ -116,7 +116,6 @@ from echo_hub.core.leasing import turn_seed
 from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.operating import restored
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import Finding
@@ -138,6 +137,7 @@ from echo_shared.messages import (
     StandbyReason,
     rollout_id,
 )
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from tests.echo_hub.core.trust.simulated import evidence
 
 
@@ -892,14 +892,14 @@ class World(RuleBasedStateMachine):
             drawn = replace(
                 drawn,
                 spans=tuple(
-                    Span(node_id=node_id, policy_version=version, num_tokens=count or len(drawn.completion_ids))
+                    DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count or len(drawn.completion_ids))
                     for version, count in (((start, counts[0]), (end, counts[1])) if counts[0] else ((start, 0),))
                 ),
             )
         elif len(row.drawn_by) < len(drawn.completion_ids):
             counts_of = dict.fromkeys(row.drawn_by, 1) | {node_id: 0}
             counts_of[node_id] = len(drawn.completion_ids) - len(row.drawn_by)
-            spans = [Span(node_id=who, policy_version=start, num_tokens=count) for who, count in counts_of.items()]
+            spans = [DrawnSpan(node_id=who, policy_version=start, num_tokens=count) for who, count in counts_of.items()]
             drawn = replace(drawn, spans=tuple(spans)) if row.drawn_by else drawn
         else:
             row.drawn_by = ()

@@ -10,9 +10,9 @@ from echo_hub.core.ledger import Ledger
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.outbox import Outbox
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import RolloutPayload
 
 SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=60.0)
 

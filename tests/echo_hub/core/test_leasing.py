@@ -23,9 +23,9 @@ from echo_hub.core.events import (
     Tick,
 )
 from echo_hub.core.leasing import LEASED_AT_ONCE, LEFT_S, turn_seed
-from echo_hub.core.payload import RolloutPayload
 from echo_shared.draws import derive_seed
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import RolloutPayload
 
 BenchOf = Callable[..., Any]
 PAYLOAD = RolloutPayload(

@@ -26,9 +26,9 @@ from echo_hub.core.events import (
 )
 from echo_hub.core.leasing import LEFT_S
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 BenchOf = Callable[..., Any]
 
@@ -477,7 +477,10 @@ def test_a_nodes_pace_is_that_of_what_it_drew_itself(bench: BenchOf) -> None:
     newer(b, 1)
     give_back(b, lease, 1)
     (again,) = [one for one in b.of(SendLease) if one.group_id == lease.group_id]
-    spans = (Span(node_id="a", policy_version=0, num_tokens=100), Span(node_id="b", policy_version=1, num_tokens=10))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=0, num_tokens=100),
+        DrawnSpan(node_id="b", policy_version=1, num_tokens=10),
+    )
     long = np.zeros(110, np.int32)
     payload = RolloutPayload(
         completion_ids=long,

@@ -20,8 +20,8 @@ from echo_hub.core.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.payload import Span
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 from tests.echo_hub.core.books import PAYLOAD, Books
 
 
@@ -59,7 +59,7 @@ def test_a_trained_step_names_what_is_not_one_nodes_alone() -> None:
         "1-1": (("b", 0, 1), ("a", 1, 1)),
     }
     for rollout_id, of_it in spans.items():
-        drawn = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in of_it)
+        drawn = tuple(DrawnSpan(node_id=who, policy_version=version, num_tokens=count) for who, version, count in of_it)
         rollout = books.ledger.rollouts[rollout_id]
         books.ledger.receive(rollout, replace(PAYLOAD, spans=drawn), 5.0)
         books.ledger.score(rollout, 0.5)

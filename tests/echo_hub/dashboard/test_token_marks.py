@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from echo_hub.dashboard import token_marks
 from echo_hub.dashboard.token_marks import legend, marks, summary_of
-from echo_shared.rollout_books import Piece, RolloutText
+from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import Piece, RolloutPayload, RolloutText
 
 
 def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
@@ -18,11 +20,12 @@ def drawn(*pieces: tuple[str, float, int], tokens: int = 1) -> RolloutText:
             Piece(text=text, num_tokens=tokens, logprob=tokens * logprob, version=version)
             for (text, _, version), logprob in zip(pieces, logprobs, strict=True)
         ),
-        completion_ids=tuple(range(len(pieces))),
-        behavior_logprobs=tuple(logprobs),
-        spans=(),
-        finish_reason="stop",
-        sampling_s=1.0,
+        payload=RolloutPayload(
+            completion_ids=np.arange(len(pieces), dtype=np.int32),
+            behavior_logprobs=np.array(logprobs, np.float32),
+            finish_reason=FinishReason.STOP,
+            sampling_s=1.0,
+        ),
         observation="",
     )
 

@@ -10,7 +10,6 @@ import pytest
 
 from echo_hub.core.effects import SendLease
 from echo_hub.core.events import LeaseGivenBack, NodeConnected, NodeDisconnected, NodeReported, RolloutArrived
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.intake.connected import ConnectedNodes, LiveNode
 from echo_hub.intake.partials import Partials
@@ -40,6 +39,7 @@ from echo_shared.messages import (
     VersionSpan,
     Welcome,
 )
+from echo_shared.rollout_books import DrawnSpan
 
 NODE = NodeInfo(
     node_id="a",
@@ -253,7 +253,7 @@ async def test_a_rollout_and_a_returned_lease_become_events(hub: Hub) -> None:
     assert arrived.payload.completion_ids is ROLLOUT.completion_ids
     assert arrived.payload.behavior_logprobs is ROLLOUT.behavior_logprobs
     assert (arrived.payload.finish_reason, arrived.payload.sampling_s) == (FinishReason.LENGTH, 0.25)
-    drawn = tuple(Span(node_id="a", policy_version=version, num_tokens=1) for version in (3, 5))
+    drawn = tuple(DrawnSpan(node_id="a", policy_version=version, num_tokens=1) for version in (3, 5))
     assert arrived.payload.spans == drawn and arrived.problem == ""
     await hub.nodes.node_said("a", LeaseReturned(lease_id=4, indices=(0, 2), reason="on battery"))
     expected = LeaseGivenBack(node_id="a", lease_id=4, indices=(0, 2), reason="on battery")

@@ -11,7 +11,6 @@ from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.intake.episodes import load_drawn
 from echo_hub.learner.settings import LearnerSettings
@@ -23,6 +22,7 @@ from echo_hub.store.store import Store
 from echo_hub.verify.drawn import NodeEvidence
 from echo_hub.verify.verifier import Verifier, program, verifier_settings
 from echo_shared.messages import DropReason, rollout_id
+from echo_shared.rollout_books import RolloutPayload
 from echo_shared.sampling import FinishedRollout, GroupRequest
 from echo_shared.torch_sampler import sample_groups
 

@@ -16,6 +16,7 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_shared.messages import FinishReason
 
 VOCABULARY = 40
 
@@ -95,7 +96,8 @@ def make_groups() -> Callable[[int], list[TrainingGroup]]:
                         loss_mask=np.ones(length, dtype=bool),
                         behavior_logprobs=rng.uniform(-5, -1, length).astype(np.float32),
                         reward=0.25 if number == 4 else float(index % 2) + float(rng.random()),
-                        truncated=False,
+                        finish_reason=FinishReason.STOP,
+                        sampling_s=0.0,
                     )
                 )
             prompt = rng.integers(0, VOCABULARY, int(rng.integers(2, 10))).astype(np.int32)

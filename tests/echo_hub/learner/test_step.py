@@ -22,6 +22,7 @@ from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRo
 from echo_hub.learner.step import accumulate_gradient, make_optimizer, screened_step, train_step
 from echo_hub.learner.weighting import weigh
 from echo_shared.draws import derive_seed
+from echo_shared.messages import FinishReason
 from echo_shared.sampling import GroupRequest
 from echo_shared.step_figures import ENTROPY, ENTROPY_COEFFICIENT
 from echo_shared.torch_sampler import sample_groups
@@ -243,7 +244,10 @@ def test_vetoed_rollouts_cost_their_weight_and_nothing_else(
     impossible = replace(first, behavior_logprobs=np.full(len(first.completion_ids), 20.0, dtype=np.float32))
     vetoed = [replace(groups[0], rollouts=(impossible, *groups[0].rollouts[1:])), *groups[1:]]
     settings = make_settings(objective={"name": "dapo", "sequence_veto": 1e-8})
-    masked = [replace(groups[0], rollouts=(replace(first, truncated=True), *groups[0].rollouts[1:])), *groups[1:]]
+    masked = [
+        replace(groups[0], rollouts=(replace(first, finish_reason=FinishReason.LENGTH), *groups[0].rollouts[1:])),
+        *groups[1:],
+    ]
     leaving_out = make_settings(objective={"name": "dapo", "overlong": "mask"})
     tokens = sum(len(r.completion_ids) for group in groups for r in group.rollouts)
     expected = gradient(policy, masked, leaving_out, tokens=100) * (tokens - len(first.completion_ids)) / tokens
@@ -445,11 +449,9 @@ def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, fl
         for rollout in sample_groups(policy.model, requests):
             by_group[rollout.group_id].append(
                 TrainingRollout(
-                    completion_ids=rollout.completion_ids,
+                    **rollout.content(),
                     loss_mask=np.ones(len(rollout.completion_ids), dtype=bool),
-                    behavior_logprobs=rollout.behavior_logprobs,
                     reward=float((rollout.completion_ids < 10).mean()),
-                    truncated=False,
                 )
             )
         groups = [

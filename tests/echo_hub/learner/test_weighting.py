@@ -8,6 +8,7 @@ import pytest
 
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.weighting import weigh
+from echo_shared.messages import FinishReason
 
 MakeSettings = Callable[..., LearnerSettings]
 
@@ -19,7 +20,8 @@ def rollout(length: int, reward: float, *, truncated: bool = False, mask: Sequen
         loss_mask=np.array(mask, dtype=bool) if mask else np.ones(length, dtype=bool),
         behavior_logprobs=np.zeros(length, dtype=np.float32),
         reward=reward,
-        truncated=truncated,
+        finish_reason=FinishReason.LENGTH if truncated else FinishReason.STOP,
+        sampling_s=0.0,
     )
 
 

@@ -21,6 +21,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_shared.errors import ConfigError
+from echo_shared.messages import FinishReason
 
 CONFIG = HubConfig(
     sampling=SamplingConfig(max_tokens=6),
@@ -140,7 +141,8 @@ async def test_versions_are_evaluated_beside_the_run(tmp_path: Path) -> None:
             loss_mask=np.ones(len(ids), dtype=bool),
             behavior_logprobs=np.full(len(ids), -1.0, np.float32),
             reward=float(index),
-            truncated=False,
+            finish_reason=FinishReason.STOP,
+            sampling_s=0.0,
         )
         for index in range(2)
     )

@@ -98,10 +98,10 @@ def test_a_group_in_full(make: Make) -> None:
     assert drawn.text == "".join(piece.text for piece in drawn.pieces) == f"{TEXTS[0]}<end>"
     assert [piece.logprob for piece in drawn.pieces] == pytest.approx([-0.05 * n for n in range(len(drawn.pieces))])
     assert [piece.version for piece in drawn.pieces] == [0] * 3 + [1] * (len(drawn.pieces) - 3)
-    assert [(span.node_id, span.policy_version) for span in drawn.spans] == [(NODE, 0), (OTHER, 1)]
+    assert [(span.node_id, span.policy_version) for span in drawn.payload.spans] == [(NODE, 0), (OTHER, 1)]
     assert {piece.version for piece in second.drawn.pieces} == {0}
-    assert (drawn.finish_reason, drawn.sampling_s, drawn.observation) == ("stop", 0.5, "")
-    assert len(drawn.completion_ids) == len(drawn.behavior_logprobs) == len(drawn.pieces)
+    assert (drawn.payload.finish_reason, drawn.payload.sampling_s, drawn.observation) == ("stop", 0.5, "")
+    assert len(drawn.payload.completion_ids) == len(drawn.payload.behavior_logprobs) == len(drawn.pieces)
     summary = first.summary
     assert (summary.leased_at, summary.received_at, summary.scored_at, summary.final_at) == (2.0, 6.0, 7.0, 10.0)
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, check_payload, log_chance
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 BOUNDS = SamplingBounds(vocabulary_size=10, max_tokens=4, stop_ids=frozenset({1, 9}))

@@ -12,7 +12,6 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig, TaskConfig
 from echo_hub.core.effects import FirstTurn
 from echo_hub.core.events import RolloutContinued, RolloutRejected, RolloutScored
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring import scorer as scorer_module
 from echo_hub.scoring.checks import SamplingBounds
@@ -21,6 +20,7 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import Scorer, ScoringJob, Verdict
 from echo_shared.errors import ScorerError
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 from tests.echo_hub.judge_endpoint import HANGS, FakeEndpoint
 from tests.echo_hub.scoring.conftest import Opens
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from echo_hub.core.events import RolloutArrived
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.scoring.checks import SamplingBounds, check_payload
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from echo_shared.sampling import FinishedRollout
 from tests.echo_hub.written_rollouts import codec_of_bytes
 
@@ -63,9 +63,9 @@ def arrived(completion: np.ndarray, *, num_logprobs: int | None = None, problem:
         finish_reason=FinishReason.LENGTH,
         sampling_s=0.5,
         spans=(
-            Span(node_id="a", policy_version=1, num_tokens=2),
-            Span(node_id="b", policy_version=2, num_tokens=2),
-            Span(node_id="b", policy_version=3, num_tokens=count - 4),
+            DrawnSpan(node_id="a", policy_version=1, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=2, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=3, num_tokens=count - 4),
         ),
     )
     names = {"node_id": "b", "rollout_id": "1-0", "lease_id": 1, "group_id": 0, "index": 0}

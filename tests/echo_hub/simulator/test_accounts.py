@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.simulator.accounts import Accounts
 from echo_hub.simulator.node import SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 
 
 def node(number: int, width: int) -> SimulatedNode:
@@ -32,7 +32,7 @@ def received(rollout_id: str, *versions: int) -> RolloutReceived:
         behavior_logprobs=ids.view(np.float32),
         finish_reason=FinishReason.STOP,
         sampling_s=1.0,
-        spans=tuple(Span(node_id="node", policy_version=version, num_tokens=1) for version in versions)
+        spans=tuple(DrawnSpan(node_id="node", policy_version=version, num_tokens=1) for version in versions)
         if any(versions)
         else (),
     )

@@ -17,11 +17,11 @@ from echo_hub.core.events import (
     NodeReported,
     RolloutArrived,
 )
-from echo_hub.core.payload import Span
 from echo_hub.simulator.agenda import Agenda
 from echo_hub.simulator.fleet import Fleet
 from echo_hub.simulator.scenario import Scenario
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 _T = TypeVar("_T")
 
@@ -251,7 +251,9 @@ def test_a_rollout_tells_who_drew_how_much_of_it_by_which_version(heard: Callabl
     hub.lease(2, 0, goes_on=((0, 1),))
     hub.until(100.0)
     ((first_at, first), (second_at, second)) = hub.of(RolloutArrived)
-    mine = [Span(node_id="node-0", policy_version=version, num_tokens=count) for version, count in ((0, 42), (1, 58))]
+    mine = [
+        DrawnSpan(node_id="node-0", policy_version=version, num_tokens=count) for version, count in ((0, 42), (1, 58))
+    ]
     assert first.payload.spans == tuple(mine) == second.payload.spans
     assert (first.policy_version_start, first.policy_version_end) == (0, 1)
     assert first_at == pytest.approx(0.05 + 4.2 + 0.05 + 0.1 + 5.8 + 0.05)

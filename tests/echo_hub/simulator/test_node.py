@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.node import HeldLease, Moves, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_shared.messages import MAX_VERSION_SPANS
+from echo_shared.rollout_books import DrawnSpan
 
 TRAITS = Traits(width=2, capacity=4, s_per_token=0.5, prefill_s=1.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
 
@@ -136,7 +136,7 @@ def test_a_lease_begins_by_the_newest_that_is_there(moving: SimulatedNode, node:
 
 def test_what_was_drawn_by_more_versions_than_the_wire_takes_is_let_end(moving: SimulatedNode) -> None:
     held = lease(moving, 1, 100)
-    before = tuple(Span(node_id="other", policy_version=v, num_tokens=1) for v in range(MAX_VERSION_SPANS))
+    before = tuple(DrawnSpan(node_id="other", policy_version=v, num_tokens=1) for v in range(MAX_VERSION_SPANS))
     held.unfinished = {0: Sampling(held, 0, 100, before)}
     moving.version_came(MAX_VERSION_SPANS, 0.0)
     moving.take(held, 0.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.spans import first, grown, num_tokens
+from echo_shared.rollout_books import DrawnSpan
 
 
-def span(node_id: str, policy_version: int, count: int) -> Span:
-    return Span(node_id=node_id, policy_version=policy_version, num_tokens=count)
+def span(node_id: str, policy_version: int, count: int) -> DrawnSpan:
+    return DrawnSpan(node_id=node_id, policy_version=policy_version, num_tokens=count)
 
 
 def test_what_goes_on_is_one_span() -> None:

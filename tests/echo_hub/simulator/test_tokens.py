@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.core.payload import Span
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.tokens import TokenCounts
+from echo_shared.rollout_books import DrawnSpan
 
 TRAITS = Traits(width=1, capacity=2, s_per_token=1.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)
 NODE = SimulatedNode("node-0", 0, TRAITS)
@@ -17,7 +17,7 @@ NODE = SimulatedNode("node-0", 0, TRAITS)
 def sampling(index: int, given: int, drawn: int) -> Sampling:
     """Of 100 tokens; stopped when it had `drawn`."""
     lease = HeldLease(node=NODE, lease_id=1, group_id=0, policy_version=0)
-    before = (Span(node_id="another", policy_version=0, num_tokens=given),) if given else ()
+    before = (DrawnSpan(node_id="another", policy_version=0, num_tokens=given),) if given else ()
     one = Sampling(lease, index, 100, before)
     one.draws_from, one.ends_at, one.stopped_at = 0.0, 100.0 - given, drawn - given + 0.5
     return one

@@ -18,9 +18,9 @@ from echo_hub.core.effects import (
     StepTrained,
     VersionRecorded,
 )
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 
 class Records:

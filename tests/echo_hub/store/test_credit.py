@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import func, select
 
 from echo_hub.core.effects import RolloutReceived, RolloutsDropped, RolloutsEvaluated, ScoreRecorded
-from echo_hub.core.payload import Span
 from echo_hub.store.credit import RUN, kind_of, team_holder
 from echo_hub.store.recent_average import average
 from echo_hub.store.store import Store
 from echo_hub.store.tables import credit, credit_days, credit_steps, rollouts
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 DAY = 86_400.0
 
@@ -75,7 +75,7 @@ def test_what_is_dropped_counts_for_nobody(store: Store, records: Any) -> None:
 
 def test_a_token_is_the_nodes_that_drew_it(store: Store, records: Any) -> None:
     payload = records.payload(5)
-    spans = tuple(Span(node_id=node, policy_version=0, num_tokens=n) for node, n in (("b", 3), ("a", 2)))
+    spans = tuple(DrawnSpan(node_id=node, policy_version=0, num_tokens=n) for node, n in (("b", 3), ("a", 2)))
     shared = RolloutReceived(
         rollout_id="1-0",
         received_at=1.0,

@@ -8,20 +8,23 @@ import pytest
 
 from echo_hub.core.effects import RolloutsDropped, ScoreRecorded
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.payload import Span
 from echo_hub.store.drawing import read_draws
 from echo_hub.store.store import Store
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 
 def test_a_draw_comes_with_its_groups_seed_and_who_drew_it(store: Store, records: Any) -> None:
     store.apply([*records.opened(4), records.leased(1, 4, 0, 1, node_id="b", version=3)], now=1.0)
-    spans = (Span(node_id="a", policy_version=2, num_tokens=1), Span(node_id="b", policy_version=3, num_tokens=1))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=2, num_tokens=1),
+        DrawnSpan(node_id="b", policy_version=3, num_tokens=1),
+    )
     (first,) = records.received("1-0")
     store.apply([replace(first, payload=replace(first.payload, spans=spans)), *records.received("1-1")], now=2.0)
     one, other = store.read(read_draws, ["1-1", "7-7", "1-0"])
     assert (one.stored.rollout_id, one.index, one.turn, one.group_seed) == ("1-1", 1, 0, 2**64 - 5)
-    assert one.stored.payload.spans == (Span(node_id="b", policy_version=3, num_tokens=2),)
+    assert one.stored.payload.spans == (DrawnSpan(node_id="b", policy_version=3, num_tokens=2),)
     assert (other.stored.rollout_id, other.stored.payload.spans, other.scorer_failures) == ("1-0", spans, 0)
     assert store.read(read_draws, []) == []
 

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import select, update
 
 from echo_hub.core.effects import CheckRecorded, CoarseClassesRecorded, RolloutsDropped, StandingRecorded, TrustDecided
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.numerics import CoarseClass, NumericsClass
@@ -19,6 +18,7 @@ from echo_hub.store.store import Store
 from echo_hub.store.tables import trust, trust_log
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.messages import Checked, DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 ROW = StandingRow(
     node_id="a",
@@ -160,7 +160,7 @@ def test_of_a_leased_rollout_it_is_known_whether_another_node_held_it_before(sto
 
 def test_who_else_drew_a_rollout_is_known_after_a_restart(store: Store, records: Any) -> None:
     (received,) = records.received("1-0")
-    spans = tuple(Span(node_id=node_id, policy_version=0, num_tokens=1) for node_id in ("b", "c", "b", "a"))
+    spans = tuple(DrawnSpan(node_id=node_id, policy_version=0, num_tokens=1) for node_id in ("b", "c", "b", "a"))
     received = replace(received, payload=replace(received.payload, spans=spans))
     store.apply([*records.opened(0), records.leased(1, 0, 0), received], now=1.0)
     (row,) = store.read(read_snapshot).rollouts

@@ -25,7 +25,7 @@ WRITER = """
 import sys
 import numpy as np
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsLeased
-from echo_hub.core.payload import RolloutPayload
+from echo_shared.rollout_books import RolloutPayload
 from echo_hub.store.store import Store
 from echo_shared.messages import FinishReason
 

@@ -17,7 +17,6 @@ from echo_hub.core.effects import (
     StepTrained,
 )
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
-from echo_hub.core.payload import Span
 from echo_hub.store import tallies
 from echo_hub.store.recent import read_node_kinds
 from echo_hub.store.reports import read_accounting, read_costs, read_leaderboard
@@ -25,6 +24,7 @@ from echo_hub.store.store import Store
 from echo_hub.store.tallies import SOURCES, Source, main_transport, read_useful_nodes
 from echo_shared.books import CostTotals
 from echo_shared.messages import DropReason
+from echo_shared.rollout_books import DrawnSpan
 
 
 def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
@@ -87,7 +87,7 @@ def test_every_token_is_credited_to_the_node_that_drew_it(store: Store, records:
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1, node_id="b")], now=1.0)
     first, second = records.received("1-0", "1-1")
     drawn = (("a", 0, 1), ("c", 2, 1), ("b", 2, 1))
-    spans = tuple(Span(node_id=who, policy_version=version, num_tokens=count) for who, version, count in drawn)
+    spans = tuple(DrawnSpan(node_id=who, policy_version=version, num_tokens=count) for who, version, count in drawn)
     store.apply([first, replace(second, payload=replace(second.payload, spans=spans))], now=2.0)
     ids = ("1-0", "1-1")
     trained = StepTrained(step=1, rollout_ids=ids, metrics={}, trained_at=3.0, drawn_by_several=("1-1",))

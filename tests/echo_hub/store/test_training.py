@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import select
 
 from echo_hub.core.effects import GroupDropped, RolloutReceived, RolloutsDropped, StepTrained
-from echo_hub.core.payload import Span
 from echo_hub.store import training
 from echo_hub.store.database import open_to_read
 from echo_hub.store.reading import read_payloads, read_receipts
@@ -22,6 +21,7 @@ from echo_hub.store.tables import credit, credit_days, credit_steps, tallies
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.errors import LocalProtocolError
 from echo_shared.messages import DropReason, ReceiptState
+from echo_shared.rollout_books import DrawnSpan
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
 def test_parts_come_to_what_the_whole_does(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rollout is drawn by several, of a group in the middle; one group is left out."""
     ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))
-    spans = tuple(Span(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))
+    spans = tuple(DrawnSpan(node_id=who, policy_version=0, num_tokens=2) for who in ("far", "n0"))
     left_out = ("17-0", "17-1")
     step = [
         replace(record, payload=replace(records.payload(4), spans=spans))

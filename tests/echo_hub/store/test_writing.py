@@ -18,7 +18,6 @@ from echo_hub.core.effects import (
 )
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.leasing import turn_seed
-from echo_hub.core.payload import Span
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards
 from echo_hub.store.changing import key_of
 from echo_hub.store.database import open_to_read
@@ -31,7 +30,7 @@ from echo_hub.store.writing import WRITERS
 from echo_shared.books import Accounting, Evaluation, EvaluationKind
 from echo_shared.errors import LocalProtocolError, StorageError
 from echo_shared.messages import DropReason, FinishReason, ReceiptState
-from echo_shared.rollout_books import RolloutFilter
+from echo_shared.rollout_books import DrawnSpan, RolloutFilter
 
 
 def test_key_of_a_rollout() -> None:
@@ -63,14 +62,14 @@ def test_a_batch_comes_back_in_order_and_exactly(store: Store, records: Any) -> 
     episodes = (*first.episodes, *second.episodes)
     assert [[turn.rollout_id for turn in episode.turns] for episode in episodes] == [[each] for each in ids]
     (last,) = second.episodes[1].turns
-    assert (last.node_id, last.spans, second.episodes[1].reward) == (
-        "a",
-        (Span(node_id="a", policy_version=3, num_tokens=5),),
+    drawn = last.payload
+    assert (drawn.spans, second.episodes[1].reward) == (
+        (DrawnSpan(node_id="a", policy_version=3, num_tokens=5),),
         3.0,
     )
-    assert last.finish_reason is FinishReason.STOP and len(last.observation_ids) == 0
-    assert last.completion_ids.dtype == np.int32 and last.completion_ids.tolist() == [300, 301, 302, 303, 304]
-    assert last.behavior_logprobs.dtype == np.float32 and last.behavior_logprobs[-1] == -0.625
+    assert drawn.finish_reason is FinishReason.STOP and len(drawn.observation_ids) == 0
+    assert drawn.completion_ids.dtype == np.int32 and drawn.completion_ids.tolist() == [300, 301, 302, 303, 304]
+    assert drawn.behavior_logprobs.dtype == np.float32 and drawn.behavior_logprobs[-1] == -0.625
 
 
 def test_what_a_step_was_computed_without_stays_in_its_batch(store: Store, records: Any) -> None:
@@ -101,11 +100,14 @@ def test_each_turn_knows_what_it_was_drawn_with(store: Store, records: Any) -> N
 
 def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, records: Any) -> None:
     store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=3)], now=1.0)
-    spans = (Span(node_id="a", policy_version=3, num_tokens=2), Span(node_id="b", policy_version=3, num_tokens=1))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=3, num_tokens=2),
+        DrawnSpan(node_id="b", policy_version=3, num_tokens=1),
+    )
     first, second = records.received("4-0", "4-1")
     two = replace(second.payload, spans=spans)
     store.apply([first, replace(second, payload=two)], now=2.0)
-    leased = (Span(node_id="b", policy_version=3, num_tokens=len(first.payload.completion_ids)),)
+    leased = (DrawnSpan(node_id="b", policy_version=3, num_tokens=len(first.payload.completion_ids)),)
     assert [row.payload.spans for row in store.read(read_payloads, ["4-0", "4-1"])] == [leased, spans]
     with open_to_read(store.engine) as connection:
         stored = connection.execute(select(payloads.c.index, payloads.c.spans).order_by(payloads.c.index)).all()
@@ -114,7 +116,9 @@ def test_who_drew_a_rollout_is_written_where_it_is_not_as_leased(store: Store, r
 
 
 def held_of(group: Any) -> tuple[int, int, list[tuple[str, bytes, float]]]:
-    turns = [(turn.rollout_id, turn.completion_ids.tobytes(), e.reward) for e in group.episodes for turn in e.turns]
+    turns = [
+        (turn.rollout_id, turn.payload.completion_ids.tobytes(), e.reward) for e in group.episodes for turn in e.turns
+    ]
     return group.group_id, group.seed, turns
 
 
@@ -140,7 +144,10 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     store: Store, records: Any
 ) -> None:
     store.apply([*records.opened(0), records.leased(4, 0, 0, 1, node_id="b", version=5)], now=1.0)
-    spans = (Span(node_id="a", policy_version=4, num_tokens=2), Span(node_id="b", policy_version=6, num_tokens=1))
+    spans = (
+        DrawnSpan(node_id="a", policy_version=4, num_tokens=2),
+        DrawnSpan(node_id="b", policy_version=6, num_tokens=1),
+    )
     (first,) = records.received("4-0")
     store.apply([replace(first, payload=replace(first.payload, spans=spans)), *records.received("4-1")], now=2.0)
     assert [(row.policy_version, row.oldest_version) for row in store.read(read_snapshot).rollouts] == [
@@ -149,8 +156,8 @@ def test_a_batch_and_a_new_coordinator_are_told_by_which_versions_a_rollout_was_
     ]
     store.apply([*records.scored("4-0", "4-1"), records.planned(1, (0,), ("4-0", "4-1"))], now=3.0)
     (group,) = store.read(read_batch, 1)
-    assert [[span.policy_version for span in each.turns[0].spans] for each in group.episodes] == [[4, 6], [5]]
-    assert group.episodes[0].turns[0].spans == spans
+    assert [[span.policy_version for span in each.turns[0].payload.spans] for each in group.episodes] == [[4, 6], [5]]
+    assert group.episodes[0].turns[0].payload.spans == spans
 
 
 def test_components_stand_beside_the_reward_and_their_means_beside_the_steps(store: Store, records: Any) -> None:
@@ -189,7 +196,7 @@ def test_an_episodes_turns_come_back_with_what_was_said_between_them(store: Stor
     store.apply([ScoreRecorded(rollout_id="2-0", reward=1.0), records.planned(1, (0,), ids)], now=4.0)
     (group,) = store.read(read_batch, 1)
     assert [[turn.rollout_id for turn in each.turns] for each in group.episodes] == [["1-0", "2-0"], ["1-1"]]
-    assert [turn.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
+    assert [turn.payload.observation_ids.tolist() for turn in group.episodes[0].turns] == [[8, 9], []]
     assert [turn.turn_reward for turn in group.episodes[0].turns] == [-0.25, 0.0]
     assert [(end.index, end.reward, end.turn_rewards) for end in store.read(read_batch_rewards, 1)] == [
         (0, 1.0, (-0.25,)),

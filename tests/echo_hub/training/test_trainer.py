@@ -30,6 +30,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.training import trainer as trainer_module
 from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerEvent, LearnerState, Trainer
 from echo_shared.errors import LearnerError
+from echo_shared.messages import FinishReason
 from echo_shared.sampling import GroupRequest
 from echo_shared.supervised import SupervisedChild
 
@@ -46,7 +47,8 @@ def batch(step: int) -> list[TrainingGroup]:
             loss_mask=np.ones(len(ids), dtype=bool),
             behavior_logprobs=np.full(len(ids), -1.0, np.float32),
             reward=float(index),
-            truncated=False,
+            finish_reason=FinishReason.STOP,
+            sampling_s=0.0,
         )
         for index in range(2)
     )

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
-from echo_hub.core.payload import Span
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import FinishedRollout, GroupRequest, Prefix
 from echo_shared.torch_sampler import sample_groups
 from tests.echo_hub.learner.conftest import _one_thread, base_dir
@@ -62,21 +62,22 @@ class Versions:
         """Whole groups by one node and one version."""
         requests = {number: self.request(number) for number in numbers}
         return [
-            as_drawn(rollout, requests[rollout.group_id], Span(node_id=node_id, policy_version=version, num_tokens=0))
+            as_drawn(
+                rollout, requests[rollout.group_id], DrawnSpan(node_id=node_id, policy_version=version, num_tokens=0)
+            )
             for rollout in self.draw(version, list(requests.values()))
         ]
 
 
-def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: Span) -> DrawnRollout:
+def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: DrawnSpan) -> DrawnRollout:
     """The last span is as long as is left."""
     *first, last = spans
     left = len(rollout.completion_ids) - sum(span.num_tokens for span in first)
     return DrawnRollout(
         rollout_id=f"{rollout.lease_id}-{rollout.index}",
         prompt_ids=request.prompt_ids,
-        completion_ids=rollout.completion_ids,
-        behavior_logprobs=rollout.behavior_logprobs,
-        spans=(*first, Span(node_id=last.node_id, policy_version=last.policy_version, num_tokens=left)),
+        **rollout.content(),
+        spans=(*first, DrawnSpan(node_id=last.node_id, policy_version=last.policy_version, num_tokens=left)),
         seed=request.seed,
         index=rollout.index,
     )

@@ -12,7 +12,6 @@ import pytest
 
 from echo_hub.core.effects import SendCheck
 from echo_hub.core.events import CheckAbandoned, CheckReturned
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE
 from echo_hub.core.trust.judging import weigh
 from echo_hub.core.trust.numerics import DEFAULTS
@@ -20,7 +19,8 @@ from echo_hub.core.trust.pairs import apart
 from echo_hub.verify.by_nodes import MOST_OUT, NodeChecks, finding_of
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared import draws
-from echo_shared.messages import CheckLease, CheckResult, VersionSpan
+from echo_shared.messages import CheckLease, CheckResult, FinishReason, VersionSpan
+from echo_shared.rollout_books import DrawnSpan
 
 DRAWN = DrawnRollout(
     rollout_id="1-0",
@@ -28,10 +28,12 @@ DRAWN = DrawnRollout(
     completion_ids=np.array([1, 2, 3], np.int32),
     behavior_logprobs=np.array([-0.5, -0.5, -1.5], np.float32),
     spans=(
-        Span(node_id="x", policy_version=4, num_tokens=1),
-        Span(node_id="y", policy_version=4, num_tokens=1),
-        Span(node_id="y", policy_version=5, num_tokens=1),
+        DrawnSpan(node_id="x", policy_version=4, num_tokens=1),
+        DrawnSpan(node_id="y", policy_version=4, num_tokens=1),
+        DrawnSpan(node_id="y", policy_version=5, num_tokens=1),
     ),
+    finish_reason=FinishReason.STOP,
+    sampling_s=0.5,
     seed=7,
     index=3,
 )

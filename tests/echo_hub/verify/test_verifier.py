@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify import verifier
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence
 from echo_hub.verify.verifier import NOT_KEPT, TOO_MANY, Verifier, program, verifier_settings
+from echo_shared.messages import FinishReason
+from echo_shared.rollout_books import DrawnSpan
 from tests.echo_hub.verify.conftest import VERSIONS, Versions
 from tests.echo_hub.verify.odd_worker import clean
 
@@ -128,7 +129,9 @@ def of_one_token(rollout_id: str) -> DrawnRollout:
         prompt_ids=np.array([3], np.int32),
         completion_ids=np.array([4], np.int32),
         behavior_logprobs=np.array([-1.0], np.float32),
-        spans=(Span(node_id="a", policy_version=0, num_tokens=1),),
+        spans=(DrawnSpan(node_id="a", policy_version=0, num_tokens=1),),
+        finish_reason=FinishReason.STOP,
+        sampling_s=0.5,
         seed=1,
         index=0,
     )

@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from echo_hub.core.payload import Span
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.learner.policy import Policy
 from echo_hub.run.directory import RunDirectory
@@ -18,6 +17,7 @@ from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, u
 from echo_hub.verify.worker import Examiner
 from echo_shared import draws
 from echo_shared.errors import LearnerError
+from echo_shared.rollout_books import DrawnSpan
 from echo_shared.sampling import Prefix
 from echo_shared.torch_draws import most_likely
 from echo_shared.torch_sampler import sample_groups
@@ -101,7 +101,7 @@ def going_on(versions: Versions, number: int) -> list[DrawnRollout]:
     long = [rollout for rollout in versions.draw(1, [request]) if len(rollout.completion_ids) >= 6]
     prefixes = [Prefix(index=one.index, ids=one.completion_ids[:5], logprobs=one.behavior_logprobs[:5]) for one in long]
     again = versions.request(number, prefixes=prefixes)
-    spans = [Span(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in parts]
+    spans = [DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in parts]
     found = [as_drawn(rollout, again, *spans) for rollout in versions.draw(2, [again])]
     assert len(found) > 2
     return found
@@ -148,7 +148,7 @@ def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout
     requests = {number: versions.request(number, size=1) for number in numbers}
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))):
         drawn = list(sample_groups(versions.policy.model, list(requests.values()), most_likely))
-    span = Span(node_id="a", policy_version=version, num_tokens=0)
+    span = DrawnSpan(node_id="a", policy_version=version, num_tokens=0)
     return [replace(as_drawn(one, requests[one.group_id], span), is_greedy=True) for one in drawn]
 
 

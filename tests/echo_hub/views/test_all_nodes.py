@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Connection
 
 from echo_hub.core.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
-from echo_hub.core.payload import RolloutPayload
 from echo_hub.dashboard.model import Fleet
 from echo_hub.store.known_nodes import ban_nodes
 from echo_hub.store.reports import read_leaderboard
@@ -20,6 +19,7 @@ from echo_hub.views import all_nodes as all_nodes_module
 from echo_hub.views.all_nodes import AllNodes
 from echo_shared.books import NodeTotals
 from echo_shared.messages import DropReason, FinishReason
+from echo_shared.rollout_books import RolloutPayload
 
 PATIENCE_S: Final = 30.0
 

@@ -109,7 +109,7 @@ def test_the_end_of_a_rollout_says_how_much_its_lease_gave() -> None:
     drawn.add(part(1, 0, 2, 5))
     drawn.add(part(1, 1, 0, 6))
     end = drawn.end(ended(1, 0, 3, 4, 5, 1))
-    assert (end.num_given, end.versions) == (2, spans((0, 4)))
+    assert (end.num_given, end.policy_version_start, end.versions) == (2, 0, ())
     assert [drawn.end(ended(*known, 5)).num_given for known in ((1, 0), (7, 0))] == [0, 0]
     assert shown(drawn.take_unsent()) == [(1, 1, 0, [6])]
     drawn.connected()

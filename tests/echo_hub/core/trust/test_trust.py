@@ -43,7 +43,6 @@ from echo_hub.core.events import (
     StepDone,
     Tick,
 )
-from echo_hub.core.payload import RolloutPayload, Span
 from echo_hub.core.snapshot import CoordinatorSnapshot, GroupRow, RolloutRow
 from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
@@ -56,6 +55,7 @@ from echo_hub.core.trust.screening import Seen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
+from echo_shared.rollout_books import DrawnSpan, RolloutPayload
 from tests.echo_hub.core.trust.simulated import engine, evidence, greedy, rollouts
 
 SETTINGS = TrustSettings(enabled=True, secret=b"secret", first_checked=2)
@@ -408,7 +408,10 @@ def test_who_forged_the_beginning_is_convicted_and_not_who_went_on(world) -> Non
         behavior_logprobs=np.full(3, -0.5, np.float32),
         finish_reason=FinishReason.STOP,
         sampling_s=0.1,
-        spans=(Span(node_id="a", policy_version=0, num_tokens=2), Span(node_id="b", policy_version=0, num_tokens=1)),
+        spans=(
+            DrawnSpan(node_id="a", policy_version=0, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=0, num_tokens=1),
+        ),
     )
     bench.tell(bench.arrival(lease, 0, payload=payload))
     bench.tell(RolloutChecked(rollout_id=name(lease), spans=(("a", FORGED), ("b", HONEST))))
@@ -780,7 +783,10 @@ def test_whoever_drew_a_part_has_its_class_measured_too(world) -> None:
         behavior_logprobs=np.full(3, -0.5, np.float32),
         finish_reason=FinishReason.STOP,
         sampling_s=0.1,
-        spans=(Span(node_id="a", policy_version=0, num_tokens=2), Span(node_id="b", policy_version=0, num_tokens=1)),
+        spans=(
+            DrawnSpan(node_id="a", policy_version=0, num_tokens=2),
+            DrawnSpan(node_id="b", policy_version=0, num_tokens=1),
+        ),
     )
     bench.tell(bench.arrival(lease, 0, payload=payload))
     assert bench.of(CheckRollout)
