@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.trust.status import TrustStatus
+from echo_shared.node_books import TrustStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from echo_hub.dashboard.answers import IDLE
-from echo_hub.dashboard.model import CapacityView, MismatchView, RunView, WorkView
+from echo_hub.dashboard.model import CapacityView, RunView, WorkView
+from echo_shared.node_books import NodeMismatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ def lengths_bars(work: WorkView) -> tuple[LengthsBar, ...]:
     )
 
 
-def mismatch_bars(mismatch: Iterable[MismatchView], names: Mapping[str, str]) -> tuple[MismatchBar, ...]:
+def mismatch_bars(mismatch: Iterable[NodeMismatch], names: Mapping[str, str]) -> tuple[MismatchBar, ...]:
     """`names`: of the nodes, as far as they are known."""
     nodes = tuple(mismatch)
     most = max((node.kl for node in nodes), default=0.0) or 1.0

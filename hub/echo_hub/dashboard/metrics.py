@@ -23,12 +23,12 @@ from echo_hub.dashboard.model import (
     Readiness,
     RunState,
     RunView,
-    TrustView,
 )
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared import step_figures
 from echo_shared.books import StepRecord, VersionRecord
 from echo_shared.health import HubState
+from echo_shared.node_books import TrustStatus
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
 """The version of a format. The library fails on other versions, and repeats the one that it was asked for in its
@@ -295,7 +295,7 @@ def _cost(cost: CostView) -> Iterator[Metric]:
     yield _labelled(states, [(["active"], cost.nodes_active), (["standby"], cost.nodes_standing_by)])
 
 
-def _trust(trust: TrustView) -> Iterator[Metric]:
+def _trust(trust: TrustStatus) -> Iterator[Metric]:
     checks = CounterMetricFamily("echo_checks", "Verdicts on what nodes drew.", labels=["numerics", "result"])
     for numerics, number in trust.checks.items():
         failed = trust.failed_checks.get(numerics, 0)

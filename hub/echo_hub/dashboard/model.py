@@ -22,6 +22,7 @@ from echo_shared.books import (
     VersionRecord,
 )
 from echo_shared.health import Health, HubState
+from echo_shared.node_books import TrustStatus
 
 _PUBLIC_DIGITS: Final = 10
 
@@ -197,16 +198,6 @@ class WorkView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MismatchView:
-    """How far a node's claims are from what the learner finds, over its rollouts of the newest steps."""
-
-    node_id: str
-    kl: float
-    """Nats per token."""
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CostView:
     """What nodes cost. All money is in US dollars."""
 
@@ -238,35 +229,6 @@ class CurriculumView:
     """Those that teach something."""
     passed_over: int
     """Problems, since the hub's start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrustView:
-    """What the hub has found of its nodes by computing rollouts again. Counts are since its start."""
-
-    checks: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts by what nodes say of their engines: backend/precision/device."""
-    failed_checks: Mapping[str, int] = field(default_factory=dict)
-    """Those of them by which a node was found not to draw as it was asked to."""
-    abandoned_checks: int = 0
-    """Rollouts that could not be checked."""
-    waiting_checks: int = 0
-    quarantined: int = 0
-    """Nodes that are given no work now."""
-    checkers: int = 0
-    """Connected nodes that check others."""
-    opinions: int = 0
-    """What nodes have found of others' rollouts; several of one rollout count each."""
-    disagreements: int = 0
-    """Rollouts of which the first two found what does not go together."""
-    outvoted: int = 0
-    """Findings that two other nodes contradict."""
-    checked_tokens: int = 0
-    """What nodes have computed for it, prompts included."""
-    mismatch: tuple[MismatchView, ...] = ()
-    """Of the nodes whose claims are farthest from what the learner finds, the farthest first."""
-    suspended: tuple[str, ...] = ()
-    """What so many nodes fail on that none is quarantined for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +342,7 @@ class RunView:
     work: WorkView = field(default_factory=WorkView)
     cost: CostView | None = None
     """None while no node costs anything, and none has."""
-    trust: TrustView = field(default_factory=TrustView)
+    trust: TrustStatus = field(default_factory=TrustStatus)
     siblings: tuple[SiblingView, ...] = ()
     """Other runs of this hub, by name."""
 

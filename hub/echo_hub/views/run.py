@@ -11,17 +11,14 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.curriculum import CurriculumStatus
 from echo_hub.core.spread.holdings import DistributionStatus
 from echo_hub.core.status import CoordinatorStatus
-from echo_hub.core.trust.status import TrustStatus
 from echo_hub.dashboard.model import (
     CostView,
     CurriculumView,
     Doing,
     EvaluationSetView,
-    MismatchView,
     RunState,
     RunView,
     SiblingView,
-    TrustView,
 )
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.operation.state import health_of
@@ -235,7 +232,7 @@ class RunViews:
             buffered_groups=status.groups_buffered,
             accounting=accounting,
             cost=self._cost(config, status, accounting.trained),
-            trust=trust_view(status.trust),
+            trust=status.trust,
             evaluations=thinned(evaluations, EVALUATIONS_SHOWN),
             evaluation_sets=tuple(
                 EvaluationSetView(name=name, evaluations=thinned(views, EVALUATIONS_SHOWN))
@@ -359,26 +356,6 @@ def health(moment: Moment) -> Health:
         broken=problems(moment),
         lacks_nodes=lacks_nodes(moment) and not moment.last_is_published,
         watched=tuple(problem for problem in moment.watched if problem.kind not in _beside(moment)),
-    )
-
-
-def trust_view(status: TrustStatus) -> TrustView:
-    """The same in the pages' words."""
-    return TrustView(
-        checks=status.checked,
-        failed_checks=status.failed,
-        abandoned_checks=status.abandoned,
-        waiting_checks=status.waiting,
-        quarantined=status.quarantined,
-        checkers=status.checkers,
-        opinions=status.opinions,
-        disagreements=status.disagreements,
-        outvoted=status.outvoted,
-        checked_tokens=status.checked_tokens,
-        mismatch=tuple(
-            MismatchView(node_id=node.node_id, kl=node.kl, num_tokens=node.num_tokens) for node in status.mismatch
-        ),
-        suspended=status.suspended,
     )
 
 

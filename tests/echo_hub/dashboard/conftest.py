@@ -29,7 +29,6 @@ from echo_hub.dashboard.model import (
     NodeView,
     RunState,
     RunView,
-    TrustView,
     VersionView,
     WorkView,
 )
@@ -49,7 +48,7 @@ from echo_shared.books import (
 )
 from echo_shared.credit_books import Board, BoardQuery, Holder, PublicReceipt, Standing, StepShare, WorkKinds
 from echo_shared.health import Health, HubState
-from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
+from echo_shared.node_books import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision, TrustStatus
 from echo_shared.rollout_books import RolloutSummary
 from tests.echo_hub.dashboard.scripted_views import (
     ROLLOUTS,
@@ -266,7 +265,7 @@ class ScriptedSource:
             work=WORK if newest else WorkView(),
             cost=self._cost(trained) if newest else None,
             curriculum=CurriculumView(by="problem", solved=7, hopeless=3, between=20, passed_over=41),
-            trust=TRUST if newest else TrustView(),
+            trust=TRUST if newest else TrustStatus(),
         )
 
     def _doing(self) -> Doing:

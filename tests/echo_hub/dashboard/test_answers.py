@@ -7,8 +7,9 @@ import pytest
 
 from echo_hub.dashboard.answers import FED, STARVED, answers, fed, learning, well
 from echo_hub.dashboard.curves import Trend
-from echo_hub.dashboard.model import Doing, TrustView
+from echo_hub.dashboard.model import Doing
 from echo_hub.dashboard.run_now import run_now
+from echo_shared.node_books import TrustStatus
 
 RISING = Trend(now=0.7, before=0.5, steps=12, direction="rising")
 
@@ -68,7 +69,7 @@ async def test_whether_anything_is_wrong(source: Any) -> None:
     assert (well(run, now).verdict, well(run, now).tone) == ("Nothing", "good")
     assert well(replace(run, problems=("a",)), now).verdict == "1 problem, above"
     assert well(replace(run, problems=("a", "b")), now).tone == "bad"
-    alone = replace(run, nodes_connected=1, trust=TrustView())
+    alone = replace(run, nodes_connected=1, trust=TrustStatus())
     assert "1 node connected. No rollout was checked yet." in well(alone, now).text
     assert well(replace(run, doing=Doing.LACKS_NODES), now).verdict == "It lacks nodes"
     late = replace(run, as_of=run.as_of + 900.0)

@@ -44,7 +44,7 @@ SCHEMA = {
     },
     "trust": {
         *("checks", "failed_checks", "abandoned_checks", "waiting_checks", "quarantined", "suspended"),
-        *("checkers", "opinions", "disagreements", "outvoted", "checked_tokens", "mismatch"),
+        *("checkers", "opinions", "disagreements", "outvoted", "checked_tokens", "mismatch", "lagging", "coarser"),
     },
     "cost": {
         *("spend_per_hour", "spend_cap_per_hour", "total", "active_s", "per_trained_rollout"),

@@ -22,9 +22,7 @@ from echo_hub.core.effects import (
 from echo_hub.core.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.mixture import TrainedTask
 from echo_hub.core.step_screen import StepScreen
-from echo_hub.core.trust.mismatch import NodeMismatch
-from echo_hub.core.trust.status import TrustStatus
-from echo_hub.dashboard.model import Doing, MismatchView, Readiness, RunState
+from echo_hub.dashboard.model import Doing, Readiness, RunState
 from echo_hub.operation.problems import Problem, ProblemKind
 from echo_hub.store.reports import read_accounting
 from echo_hub.store.tallies import TRANSPORTS
@@ -41,11 +39,11 @@ from echo_hub.views.run import (
     VERIFIER_IS_AWAY,
     VERSION_IS_WITHDRAWN,
     goes_on_with,
-    trust_view,
     waits_for,
 )
 from echo_shared.books import Accounting
 from echo_shared.health import HubState
+from echo_shared.node_books import NodeMismatch, TrustStatus
 
 
 async def test_a_run_before_its_first_step(hub: Any) -> None:
@@ -231,24 +229,13 @@ async def test_what_a_run_does_is_what_must_end_first(hub: Any, make_evaluations
     assert set(DETAILS) == set(Doing)
 
 
-def test_whose_claims_are_far_off_is_shown() -> None:
-    status = TrustStatus(mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),))
-    assert trust_view(status).mismatch == (MismatchView(node_id="a", kl=0.25, num_tokens=90),)
-
-
-def test_what_all_nodes_fail_on_is_a_problem() -> None:
+async def test_the_runs_page_shows_what_the_core_knows_of_trust(hub: Any) -> None:
     status = TrustStatus(
-        checked={"mlx/f32/metal": 9},
-        failed={"mlx/f32/metal": 3},
-        abandoned=1,
-        waiting=2,
-        quarantined=4,
-        suspended=("mlx/f32/metal on version 7",),
+        mismatch=(NodeMismatch(node_id="a", kl=0.25, num_tokens=90),), suspended=("mlx/f32/metal on version 7",)
     )
-    view = trust_view(status)
-    assert (view.checks, view.failed_checks) == ({"mlx/f32/metal": 9}, {"mlx/f32/metal": 3})
-    assert (view.abandoned_checks, view.waiting_checks, view.quarantined) == (1, 2, 4)
-    assert "mlx/f32/metal on version 7" in COMMON_FAULT.format(what=view.suspended[0])
+    hub.said = {"status": replace(hub.moment().status, trust=status)}
+    view = await hub.pages.run_view()
+    assert view.trust == status and COMMON_FAULT.format(what="mlx/f32/metal on version 7") in view.problems
 
 
 async def test_what_is_watched_for_is_shown_and_makes_the_hub_no_less_ready(hub: Any) -> None:

@@ -72,9 +72,9 @@ from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
 from echo_hub.core.trust.standings import Standings
-from echo_hub.core.trust.status import TrustStatus
 from echo_hub.core.trust.under_check import Check, Held, UnderCheck
 from echo_shared.messages import Checked, DropReason, StandbyReason
+from echo_shared.node_books import TrustStatus
 
 DOUBT: Final = 0.5
 """Share of the alarm from which on a node is suspect."""
@@ -138,10 +138,10 @@ class Trust:
     def status(self) -> TrustStatus:
         """What pages may know."""
         return TrustStatus(
-            checked=dict(self._checked),
-            failed=dict(self._failed),
-            abandoned=self._num_abandoned,
-            waiting=len(self._under_check),
+            checks=dict(self._checked),
+            failed_checks=dict(self._failed),
+            abandoned_checks=self._num_abandoned,
+            waiting_checks=len(self._under_check),
             quarantined=self._num_quarantined,
             checkers=self._checking.num_checkers,
             opinions=self._checking.num_opinions,

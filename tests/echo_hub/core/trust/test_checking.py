@@ -471,7 +471,7 @@ def test_a_new_nodes_reward_waits_for_the_word_of_another(world) -> None:
     assert bench.of(CheckingCredited) == [CheckingCredited(node_id=checker, num_tokens=18)]
     assert bench.of(StandingRecorded)[-1].row.num_verified == 1
     status = bench.coordinator.status().trust
-    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting) == (3, 1, 18, 0)
+    assert (status.checkers, status.opinions, status.checked_tokens, status.waiting_checks) == (3, 1, 18, 0)
 
 
 def test_two_unlike_nodes_convict_one(world) -> None:
@@ -512,7 +512,7 @@ def test_what_one_accuses_and_nobody_can_tell_is_not_trained_on(world) -> None:
     bench.tell(Tick())
     assert bench.of(RolloutsDropped)[0].rollout_ids == (name_of(lease),)
     assert not bench.of(ScoreRecorded) and not bench.of(TrustDecided)
-    assert bench.coordinator.status().trust.abandoned == 1
+    assert bench.coordinator.status().trust.abandoned_checks == 1
 
 
 def test_what_nobody_can_check_goes_on_unchecked(world) -> None:

@@ -122,7 +122,7 @@ def test_without_a_verifier_nothing_is_checked(world) -> None:
     (lease, *_) = join(bench, "a")
     assert arrive(bench, lease) == []
     score(bench, lease)
-    assert bench.of(ScoreRecorded) and bench.coordinator.status().trust.checked == {}
+    assert bench.of(ScoreRecorded) and bench.coordinator.status().trust.checks == {}
 
 
 def test_a_new_nodes_work_waits_for_its_check(world) -> None:
@@ -131,7 +131,7 @@ def test_a_new_nodes_work_waits_for_its_check(world) -> None:
     assert arrive(bench, lease) == [name(lease)]
     score(bench, lease)
     assert bench.of(ScoreRecorded) == [], "held until the verdict"
-    assert bench.coordinator.status().trust.waiting == 1
+    assert bench.coordinator.status().trust.waiting_checks == 1
     verdict(bench, lease, HONEST)
     assert bench.of(CheckRecorded) == [CheckRecorded(rollout_id=name(lease), checked=Checked.PASSED)]
     assert [record.rollout_id for record in bench.of(ScoreRecorded)] == [name(lease)]
@@ -162,9 +162,9 @@ def test_a_new_nodes_evaluations_wait_for_their_checks_too(world, which: int) ->
 def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
     bench, greedy, sampled = evaluated(world, trust=replace(SETTINGS, by_nodes=True))
     arrive(bench, greedy)
-    assert bench.coordinator.status().trust.waiting == 0
+    assert bench.coordinator.status().trust.waiting_checks == 0
     arrive(bench, sampled)
-    assert bench.coordinator.status().trust.waiting == 1
+    assert bench.coordinator.status().trust.waiting_checks == 1
 
 
 def test_of_greedy_choices_its_class_learns_nothing(world) -> None:
@@ -194,7 +194,7 @@ def test_a_check_that_is_abandoned_counts_as_none(world) -> None:
     score(bench, lease)
     bench.tell(CheckAbandoned(rollout_id=name(lease)), CheckAbandoned(rollout_id=name(lease)))
     assert bench.of(ScoreRecorded) and not bench.of(CheckRecorded)
-    assert bench.coordinator.status().trust.abandoned == 1
+    assert bench.coordinator.status().trust.abandoned_checks == 1
 
 
 def test_enough_verified_rollouts_prove_a_node(world) -> None:
@@ -255,7 +255,7 @@ def test_a_forged_rollout_convicts_and_is_dropped(world) -> None:
     assert (told.node_id, told.reason) == ("a", StandbyReason.QUARANTINED)
     assert standing_of(bench, "a").state is StandingState.QUARANTINED
     status = bench.coordinator.status().trust
-    assert (status.quarantined, status.failed) == (1, {str(F32): 1})
+    assert (status.quarantined, status.failed_checks) == (1, {str(F32): 1})
 
 
 def test_who_is_quarantined_gets_no_work_and_its_slots_go_to_others(world) -> None:
@@ -946,7 +946,7 @@ def test_who_earns_by_edges_is_convicted_of_it(world) -> None:
     assert decided.reason.startswith("Where rounding allows either of two tokens, it returns the one that earns more")
     row = standing_of(bench, "a")
     assert row.state is StandingState.QUARANTINED and row.num_failed == 1
-    assert bench.coordinator.status().trust.failed == {str(F32): 1}
+    assert bench.coordinator.status().trust.failed_checks == {str(F32): 1}
 
 
 @pytest.mark.parametrize("shown", [HONEST, near_edges(-2.0)])
