@@ -212,12 +212,11 @@ class RolloutView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
+class GroupRecord:
+    """One prompt with the times of its group and of the step that trained on it."""
 
     group_id: int
     step: int | None
-    evaluation: str
     opened_at: float | None
     """None: the group belongs to an evaluation."""
     drop_reason: str | None
@@ -227,10 +226,17 @@ class GroupView:
     trained_at: float | None
     published_at: float | None
     """Publication time of the version that the group's step produced."""
+    retired: bool = False
+    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView(GroupRecord):
+    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
+
+    evaluation: str
     task: str = ""
     """Task key; empty if the run has only one task."""
     prompt: str
     """Prompt with special tokens shown."""
     rollouts: tuple[RolloutView, ...]
-    retired: bool = False
-    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""

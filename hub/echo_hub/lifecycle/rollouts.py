@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Final
 
@@ -37,6 +37,7 @@ from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
 from echo_shared.messages import rollout_id
 from echo_shared.rollout_books import (
+    GroupRecord,
     GroupView,
     Piece,
     RolloutFilter,
@@ -127,19 +128,11 @@ class RolloutReader:
         tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in group.rollouts])
         prompt_ids = self._problems().prompt_ids(group_id)
         return GroupView(
-            group_id=group_id,
-            step=group.step,
+            **{each.name: getattr(group, each.name) for each in fields(GroupRecord)},
             evaluation=evaluation_text(group_id, self._sets),
             task=self._task(group_id),
-            opened_at=group.opened_at,
-            drop_reason=group.drop_reason,
-            staleness=group.staleness,
-            planned_at=group.planned_at,
-            trained_at=group.trained_at,
-            published_at=group.published_at,
             prompt=self._codec.text(prompt_ids),
             rollouts=tuple(self._view(self._told(each), tokens, gains) for each in group.rollouts),
-            retired=group.is_retired,
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:

@@ -8,7 +8,7 @@ on the run's last day as on its first, and may have few rows or none: `Found.bef
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
 
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, select, tuple_
@@ -20,7 +20,7 @@ from echo_hub.store.reading import in_parts
 from echo_hub.store.retired import read_last
 from echo_hub.store.tables import IS_CHECKED, groups, kept, nodes, payloads, rollouts, steps, versions
 from echo_shared.messages import Checked, rollout_id
-from echo_shared.rollout_books import RolloutFilter, RolloutPayload, RolloutSummary
+from echo_shared.rollout_books import GroupRecord, RolloutFilter, RolloutPayload, RolloutSummary
 
 LOOKED_AT: Final = 20_000
 """Rollouts that one answer tries its conditions on."""
@@ -32,26 +32,13 @@ NEWEST: Final = (2**62, 0)
 Key = tuple[int, int]
 """Lease and index."""
 
+_STORED: Final = tuple(each.name for each in fields(RolloutSummary) if each.name in rollouts.c and each.name != "index")
+"""Fields of a summary that its row holds under the same name."""
 _COLUMNS: Final = (
     rollouts.c.lease_id,
     rollouts.c.index.label("at"),
-    rollouts.c.node_id,
-    rollouts.c.group_id,
-    rollouts.c.turn,
-    rollouts.c.policy_version,
-    rollouts.c.leased_at,
-    rollouts.c.state,
-    rollouts.c.drop_reason,
-    rollouts.c.detail,
-    rollouts.c.reward,
-    rollouts.c.components,
     rollouts.c.turn_reward,
-    rollouts.c.num_tokens,
-    rollouts.c.received_at,
-    rollouts.c.checked,
-    rollouts.c.scored_at,
-    rollouts.c.final_at,
-    rollouts.c.not_kept,
+    *(rollouts.c[name] for name in _STORED),
 )
 
 
@@ -65,20 +52,10 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredGroup:
-    """All that was ever leased of a group, by index, turn and lease, and its step."""
+class StoredGroup(GroupRecord):
+    """One group with all rollouts ever leased for it, by index, turn and lease."""
 
-    group_id: int
-    opened_at: float | None
-    step: int | None
-    drop_reason: str | None
     rollouts: tuple[RolloutSummary, ...]
-    staleness: int | None
-    planned_at: float | None
-    trained_at: float | None
-    published_at: float | None
-    is_retired: bool
-    """Its rollouts are not in the books any more, or are going."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +164,7 @@ def read_group(connection: Connection, group_id: int) -> StoredGroup | None:
         planned_at=None if step is None else step.planned_at,
         trained_at=None if step is None else step.trained_at,
         published_at=published_at,
-        is_retired=is_retired,
+        retired=is_retired,
     )
 
 
@@ -304,28 +281,14 @@ class HeldOutSet(Protocol):
 
 
 def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
+    stored = {name: getattr(row, name) for name in _STORED}
     return RolloutSummary(
+        **{**stored, "detail": row.detail or "", "not_kept": row.not_kept or ""},
         rollout_id=rollout_id(row.lease_id, row.at),
-        group_id=row.group_id,
         index=row.at,
-        turn=row.turn,
         step=step,
         evaluation=evaluation_text(row.group_id),
-        node_id=row.node_id,
         node_name=node_name,
-        policy_version=row.policy_version,
-        state=row.state,
-        drop_reason=row.drop_reason,
-        detail=row.detail or "",
-        checked=row.checked,
-        reward=row.reward,
-        components=row.components,
-        num_tokens=row.num_tokens,
-        leased_at=row.leased_at,
-        received_at=row.received_at,
-        scored_at=row.scored_at,
-        final_at=row.final_at,
-        not_kept=row.not_kept or "",
     )
 
 

@@ -139,9 +139,9 @@ def test_what_has_left_is_said_to_have_left(filled: Store) -> None:
     let_go(filled, 4)
     assert filled.read(find_rollouts, RolloutFilter(step=1), NEWEST, 9).rollouts == ()
     gone, dropped, there = (filled.read(read_group, group_id) for group_id in (2, 3, 8))
-    assert gone is not None and gone.is_retired and gone.rollouts == () and gone.step == 1
-    assert dropped is not None and dropped.is_retired and dropped.drop_reason == "no_advantage"
-    assert there is not None and not there.is_retired and len(there.rollouts) == 2
+    assert gone is not None and gone.retired and gone.rollouts == () and gone.step == 1
+    assert dropped is not None and dropped.retired and dropped.drop_reason == "no_advantage"
+    assert there is not None and not there.retired and len(there.rollouts) == 2
     assert filled.read(read_group, 99) is None
     assert filled.read(read_payloads, IDS) == [] and filled.read(read_batch_rewards, 1) == []
 
